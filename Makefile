@@ -1,0 +1,45 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Both set up .venv with the pins.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: help setup demo test test-slow lint format wheel clean
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Python 3.11 or newer is needed: make PYTHON=python3.11")'
+	@test -x $(BIN)/python || { echo "creating .venv"; $(PYTHON) -m venv .venv; }
+	@echo "installing fedgkd_pl with the pins of constraints.txt (minutes the first time)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+setup: $(STAMP)  ## create .venv and install
+
+demo: $(STAMP)  ## FedGKD beside FedAvg on real digits, in a minute
+	@$(BIN)/fedgkd-pl fit --config quickstart.yaml --name demo/fedgkd
+	@$(BIN)/fedgkd-pl fit --config quickstart.yaml --config digits_fedavg.yaml --name demo/fedavg
+	@$(BIN)/fedgkd-pl report runs/demo/fedgkd runs/demo/fedavg
+	@echo
+	@echo "Look at the curves:  $(BIN)/tensorboard --logdir runs/demo"
+
+test: $(STAMP)  ## the tests (the long ones: make test-slow)
+	@$(BIN)/python -m pytest -m 'not slow'
+
+test-slow: $(STAMP)  ## the long tests; the real data through FEDGKD_DATA=<dir>
+	@$(BIN)/python -m pytest -m slow
+
+lint: $(STAMP)  ## ruff and mypy --strict
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: $(STAMP)  ## let ruff rewrite
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+wheel: $(STAMP)  ## build the wheel into dist/
+	@$(BIN)/python -m build --wheel
+
+clean:  ## remove .venv and everything built
+	rm -rf .venv dist build .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,185 @@
+"""The base of all federated datasets."""
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule
+
+from fedgkd_pl.data.partition import IID, Partition
+from fedgkd_pl.data.resident import Batches, ClientData, Examples
+from fedgkd_pl.errors import require
+from fedgkd_pl.federation.seeds import default_seed, derive
+
+
+class CohortSampler:
+    """The clients of a round, drawn uniformly without replacement.
+
+    Lightning calls :meth:`set_epoch` before every epoch, on resume too: the cohort is a function
+    of (seed, round) and needs no state.
+
+    Args:
+        num_clients: how many clients there are.
+        size: how many take part in a round.
+        seed: the seed of the run.
+    """
+
+    def __init__(self, num_clients: int, size: int, seed: int) -> None:
+        self.num_clients = num_clients
+        self.size = size
+        self.seed = seed
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Moves to a round.
+
+        Args:
+            epoch: the number of rounds done.
+        """
+        self.epoch = epoch
+
+    def cohort(self) -> list[int]:
+        """The ids of this round's clients, ascending."""
+        rng = np.random.default_rng(derive(self.seed, "cohort", self.epoch + 1))
+        return sorted(rng.choice(self.num_clients, self.size, replace=False).tolist())
+
+
+class CohortLoader:
+    """An epoch of the server's Trainer: one batch, which is one cohort.
+
+    Args:
+        sampler: draws the cohort; Lightning finds it under this name and advances it.
+    """
+
+    def __init__(self, sampler: CohortSampler) -> None:
+        self.sampler = sampler
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[list[int]]:
+        yield self.sampler.cohort()
+
+
+class FederatedDataModule(LightningDataModule):
+    """Training data cut into clients; validation and test data held by the server.
+
+    A dataset is a subclass with :meth:`load`, ``name`` and ``num_classes``.
+
+    Args:
+        num_clients: how many clients share the training data (N).
+        partition: how it is cut, such as ``Dirichlet(alpha=0.1, balanced=True)``.
+        participation: the fraction of clients in a round (C).
+        batch_size: of the clients' local training.
+        val_fraction: the part of the training data that the server keeps for validation,
+            its last samples; 0 for none.
+        eval_batch_size: of validation and test; speed only.
+        seed: of the partition, the cohorts and the clients' randomness; by default that of
+            ``seed_everything``, or 0.
+        partition_seed: to change the seed and keep the partition; by default ``seed``.
+    """
+
+    name: str
+    num_classes: int
+
+    def __init__(
+        self,
+        num_clients: int = 20,
+        partition: Partition = IID(),  # noqa: B008
+        participation: float = 1.0,
+        batch_size: int = 64,
+        val_fraction: float = 0.1,
+        eval_batch_size: int = 500,
+        seed: int | None = None,
+        partition_seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        require(num_clients >= 1, "num_clients", "must be at least 1", num_clients)
+        require(0 < participation <= 1, "participation", "must be in (0, 1]", participation)
+        require(
+            round(participation * num_clients) >= 1,
+            "participation",
+            f"leaves no client of {num_clients} in a round",
+            participation,
+        )
+        require(batch_size >= 1, "batch_size", "must be at least 1", batch_size)
+        require(eval_batch_size >= 1, "eval_batch_size", "must be at least 1", eval_batch_size)
+        require(0 <= val_fraction < 1, "val_fraction", "must be in [0, 1)", val_fraction)
+        require(seed is None or seed >= 0, "seed", "must not be negative", seed)
+        self.num_clients = num_clients
+        self.partition = partition
+        self.cohort_size = round(participation * num_clients)
+        self.batch_size = batch_size
+        self.val_fraction = val_fraction
+        self.eval_batch_size = eval_batch_size
+        self.seed = default_seed() if seed is None else seed
+        self.partition_seed = self.seed if partition_seed is None else partition_seed
+        self.clients: ClientData | None = None
+
+    @abstractmethod
+    def load(self) -> tuple[Examples, Examples]:
+        """Reads the training and the official test examples into memory."""
+
+    def setup(self, stage: str | None = None) -> None:
+        """Loads and cuts the data, once.
+
+        Args:
+            stage: Lightning's; all stages need the same.
+        """
+        if self.clients is not None:
+            return
+        train, self.test = self.load()
+        held_out = round(self.val_fraction * len(train))
+        owned, self.val = train[: len(train) - held_out], train[len(train) - held_out :]
+        rng = np.random.default_rng(derive(self.partition_seed, "partition"))
+        index = self.partition(owned.targets.numpy(), self.num_clients, rng)
+        self.clients = ClientData(owned, index, self.batch_size, self.seed)
+
+    @property
+    def client_data(self) -> ClientData:
+        """The clients' data; :meth:`setup` must have run."""
+        if self.clients is None:
+            self.setup()
+        assert self.clients is not None
+        return self.clients
+
+    def summary(self) -> dict[str, Any]:
+        """Who holds how much of what, for ``partition.json``."""
+        data = self.client_data
+        counts = data.index.label_counts(data.examples.targets.numpy(), self.num_classes)
+        return {
+            "dataset": self.name,
+            "num_clients": self.num_clients,
+            "num_classes": self.num_classes,
+            "num_val": len(self.val),
+            "num_test": len(self.test),
+            "counts": counts,
+        }
+
+    def train_dataloader(self) -> CohortLoader:
+        """One cohort per epoch."""
+        return CohortLoader(CohortSampler(self.num_clients, self.cohort_size, self.seed))
+
+    def eval_splits(self) -> list[str]:
+        """The names of what :meth:`val_dataloader` gives: within ``fit`` the test set too."""
+        fitting = self.trainer is not None and self.trainer.state.fn == "fit"
+        splits = ["val"] if len(self.val) else []
+        return [*splits, "test"] if fitting or not splits else splits
+
+    def val_dataloader(self) -> list[Batches]:
+        """The server's validation set, and beside it the test set that curves are drawn from."""
+        return [self._eval(getattr(self, split)) for split in self.eval_splits()]
+
+    def test_dataloader(self) -> Batches:
+        """The official test set."""
+        return self._eval(self.test)
+
+    def predict_dataloader(self) -> Batches:
+        """The official test set."""
+        return self._eval(self.test)
+
+    def _eval(self, examples: Examples) -> Batches:
+        device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
+        return Batches(examples.to(device), self.eval_batch_size)

@@ -1,0 +1,90 @@
+"""Data that stays in memory as tensors, and the batches cut from it on the device."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedgkd_pl.data.partition import ClientIndex
+from fedgkd_pl.federation.seeds import derive
+
+Batch = tuple[Tensor, Tensor]
+# x and the generator of the batch's randomness (None: no augmentation) → the net's input
+Transform = Callable[[Tensor, torch.Generator | None], Tensor]
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Inputs and labels of one split; ``inputs`` may be raw bytes, which ``transform`` reads."""
+
+    inputs: Tensor
+    targets: Tensor
+    transform: Transform
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, rows: Tensor | slice) -> "Examples":
+        return replace(self, inputs=self.inputs[rows], targets=self.targets[rows])
+
+    def to(self, device: torch.device) -> "Examples":
+        """The same examples on ``device``.
+
+        Args:
+            device: where the batches are wanted.
+        """
+        return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device))
+
+
+class Batches:
+    """One pass over examples per iteration, in batches.
+
+    Args:
+        examples: the examples.
+        batch_size: rows per batch; the last one may be smaller.
+        generator: shuffles and augments every pass; without it the order is as stored and
+            nothing is augmented.
+    """
+
+    def __init__(
+        self, examples: Examples, batch_size: int, generator: torch.Generator | None = None
+    ) -> None:
+        self.examples = examples
+        self.batch_size = batch_size
+        self.generator = generator
+
+    def __len__(self) -> int:
+        return math.ceil(len(self.examples) / self.batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        examples, generator = self.examples, self.generator
+        if generator is None:
+            order = torch.arange(len(examples))
+        else:
+            order = torch.randperm(len(examples), generator=generator)
+        for rows in order.to(examples.targets.device).split(self.batch_size):
+            inputs = examples.transform(examples.inputs[rows], generator)
+            yield inputs, examples.targets[rows]
+
+
+@dataclass
+class ClientData:
+    """All that clients train on: the resident examples and who owns which."""
+
+    examples: Examples
+    index: ClientIndex
+    batch_size: int
+    seed: int
+
+    def batches(self, client: int, round: int) -> Batches:
+        """The batches of one client in one round: a function of (seed, round, client).
+
+        Args:
+            client: the client's id.
+            round: the round, from 1.
+        """
+        generator = torch.Generator().manual_seed(derive(self.seed, "batches", round, client))
+        rows = torch.from_numpy(self.index[client]).to(self.examples.targets.device)
+        return Batches(self.examples[rows], self.batch_size, generator)

@@ -1,0 +1,74 @@
+"""Batched image transforms that run where the batch is."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+
+class ImageTransform:
+    """Bytes to normalised images; in training each is cropped and flipped on its own.
+
+    Args:
+        mean: mean of each channel, in [0, 1].
+        std: standard deviation of each channel.
+        padding: zero padding of the random crop; 0 for none.
+        flip: whether to flip half of the images left to right.
+    """
+
+    def __init__(
+        self, mean: Sequence[float], std: Sequence[float], padding: int = 4, flip: bool = True
+    ) -> None:
+        self.mean = torch.tensor(mean).view(1, -1, 1, 1)
+        self.std = torch.tensor(std).view(1, -1, 1, 1)
+        self.padding = padding
+        self.flip = flip
+
+    def __call__(self, images: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Float images.
+
+        Args:
+            images: bytes, batch × channels × height × width.
+            generator: of the random crop and flip, on the CPU so that every device draws the
+                same numbers; None for evaluation.
+        """
+        if generator is not None:
+            images = self._augment(images, generator)
+        mean, std = self.mean.to(images.device), self.std.to(images.device)
+        return images.float().div_(255).sub_(mean).div_(std)
+
+    def _augment(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        batch, channels, height, width = images.shape
+        device, shifts = images.device, 2 * self.padding + 1
+        corner = torch.randint(shifts, (2, batch, 1), generator=generator).to(device)
+        flip = torch.rand(batch, 1, generator=generator).to(device) < 0.5
+        rows = corner[0] + torch.arange(height, device=device)
+        columns = torch.arange(width, device=device).expand(batch, width)
+        if self.flip:
+            columns = torch.where(flip, columns.flip(1), columns)
+        columns = corner[1] + columns
+        padded = pad(images, [self.padding] * 4)
+        sample = torch.arange(batch, device=device).view(batch, 1, 1, 1)
+        channel = torch.arange(channels, device=device).view(1, channels, 1, 1)
+        return padded[sample, channel, rows[:, None, :, None], columns[:, None, None, :]]
+
+
+class Scale:
+    """Numbers to floats in [0, 1].
+
+    Args:
+        maximum: the value that becomes 1.
+    """
+
+    def __init__(self, maximum: float) -> None:
+        self.maximum = maximum
+
+    def __call__(self, values: Tensor, generator: torch.Generator | None) -> Tensor:
+        """The scaled values; nothing is random.
+
+        Args:
+            values: any numbers.
+            generator: not used.
+        """
+        return values.float() / self.maximum

@@ -1,0 +1,1 @@
+"""Where the clients of a round train."""

@@ -1,0 +1,50 @@
+"""The contract between methods and engines, which know nothing else of each other."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+
+from fedgkd_pl.federation.client_trainer import Job
+from fedgkd_pl.federation.message import ClientUpdate, Message
+
+
+class Session(ABC):
+    """A running engine: workers that hold the job's data and net."""
+
+    @abstractmethod
+    def run(self, message: Message, cohort: Sequence[int]) -> Iterator[ClientUpdate]:
+        """Trains the clients of a round.
+
+        The updates come in an order that depends on the cohort's members and their sizes alone
+        (see :func:`schedule`), so that sums do not depend on who answered first.
+
+        Args:
+            message: what every client gets.
+            cohort: the clients' ids.
+        """
+
+    def close(self) -> None:
+        """Ends the workers; may be called twice."""
+
+
+class Engine(ABC):
+    """The settings of an engine, which opens sessions."""
+
+    @abstractmethod
+    def open(self, job: Job, cohort_size: int) -> Session:
+        """Starts workers for a job.
+
+        Args:
+            job: what they will train.
+            cohort_size: clients per round, which bounds the workers that make sense.
+        """
+
+
+def schedule(job: Job, cohort: Sequence[int]) -> list[int]:
+    """The order of a round: the largest client first, so that no long one starts last.
+
+    Args:
+        job: knows the clients' sizes.
+        cohort: the clients' ids, in any order.
+    """
+    sizes = job.data.index.sizes
+    return sorted(cohort, key=lambda client: (-sizes[client], client))

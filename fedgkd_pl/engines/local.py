@@ -1,0 +1,98 @@
+"""The engine of one machine: in this process, or a pool of processes."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+
+from fedgkd_pl.engines.base import Engine, Session, schedule
+from fedgkd_pl.errors import require
+from fedgkd_pl.federation.client_trainer import ClientTrainer, Job
+from fedgkd_pl.federation.message import ClientUpdate, Message
+
+
+class LocalEngine(Engine):
+    """Trains the clients of a round on this machine.
+
+    Two processes of one thread train two clients faster than one process of two threads, and a
+    fixed number of threads per client keeps the results the same on every machine.
+
+    Args:
+        workers: 1 trains in this process; n in a pool of n processes; ``auto`` takes one per
+            client of a cohort as far as there are cores, or GPUs if the Trainer uses them.
+        threads: intra-op threads of each client's training; another number gives other rounding.
+    """
+
+    def __init__(self, workers: int | Literal["auto"] = "auto", threads: int = 1) -> None:
+        require(workers == "auto" or int(workers) >= 1, "workers", "must be auto or ≥ 1", workers)
+        require(threads >= 1, "threads", "must be at least 1", threads)
+        self.workers = workers
+        self.threads = threads
+
+    def open(self, job: Job, cohort_size: int) -> Session:
+        """See :meth:`Engine.open`.
+
+        Args:
+            job: what the workers will train.
+            cohort_size: clients per round.
+        """
+        workers = self.workers
+        if workers == "auto":
+            places = (
+                torch.cuda.device_count()
+                if job.trainer["accelerator"] == "cuda"
+                else _cores() // self.threads
+            )
+            workers = max(1, min(places, cohort_size))
+        if workers == 1:
+            return InProcess(job, self.threads)
+        from fedgkd_pl.engines.pool import Pool
+
+        return Pool(job, workers, self.threads)
+
+
+class InProcess(Session):
+    """One client after the other in this process.
+
+    Args:
+        job: what to train.
+        threads: intra-op threads while a client trains.
+    """
+
+    def __init__(self, job: Job, threads: int) -> None:
+        self.job = job
+        self.threads = threads
+        self.trainer = ClientTrainer(job)
+
+    def run(self, message: Message, cohort: Sequence[int]) -> Iterator[ClientUpdate]:
+        """See :meth:`Session.run`.
+
+        Args:
+            message: what every client gets.
+            cohort: the clients' ids.
+        """
+        for client in schedule(self.job, cohort):
+            with _threads(self.threads):
+                update = self.trainer.update(message, client, self.job.states.get(client, {}))
+            if update.state:
+                self.job.states[client] = update.state
+            yield update
+
+
+def _cores() -> int:
+    """The cores this process may use, which in a container are fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@contextmanager
+def _threads(number: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,1 @@
+"""What a round is made of: seeds, messages, the mean, the client's Trainer."""

@@ -1,0 +1,54 @@
+"""The n_k-weighted mean of models, one at a time."""
+
+import torch
+
+from fedgkd_pl.federation.message import State
+
+
+class WeightedMean:
+    """Σ n_k w_k / Σ n_k over whole states, streamed: its memory is one model.
+
+    Floats are summed in double precision. Integers (such as BatchNorm's ``num_batches_tracked``)
+    have no mean: the largest is kept, so a count stays a count.
+    """
+
+    def __init__(self) -> None:
+        self.total: State = {}
+        self.dtypes: dict[str, torch.dtype] = {}
+        self.weight = 0
+
+    def add(self, state: State, weight: int = 1) -> None:
+        """Takes one model in.
+
+        Args:
+            state: its parameters and buffers.
+            weight: n_k.
+        """
+        self.weight += weight
+        for name, tensor in state.items():
+            value = tensor.detach().cpu()
+            if value.is_floating_point():
+                value = value.double() * weight
+                self.total[name] = self.total[name].add_(value) if name in self.total else value
+            elif name in self.total:
+                self.total[name] = torch.maximum(self.total[name], value)
+            else:
+                self.total[name] = value.clone()
+            self.dtypes[name] = tensor.dtype
+
+    def mean(self, exact: bool = False) -> State:
+        """The mean so far.
+
+        Args:
+            exact: floats in double precision rather than in their own.
+        """
+        return {
+            name: self._divide(total, None if exact else self.dtypes[name])
+            for name, total in self.total.items()
+        }
+
+    def _divide(self, total: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+        if not total.is_floating_point():
+            return total
+        mean = total / self.weight
+        return mean if dtype is None else mean.to(dtype)

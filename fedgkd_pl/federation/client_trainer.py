@@ -1,0 +1,125 @@
+"""One Lightning Trainer for all clients of a worker, as clean for each as a new one."""
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.pytorch import Trainer
+
+from fedgkd_pl.data.resident import ClientData
+from fedgkd_pl.federation.message import ClientUpdate, Message, State
+from fedgkd_pl.federation.seeds import derive, seeded
+
+if TYPE_CHECKING:
+    from fedgkd_pl.methods.fedavg import FedAvgClient
+
+
+@dataclass
+class Job:
+    """All that a worker needs to train any client of a run.
+
+    Attributes:
+        client: the client half of the method.
+        data: every client's data, resident.
+        trainer: arguments of the client's Trainer, inherited from the server's.
+        states: what clients keep between their rounds, by client id; empty until one keeps
+            something.
+    """
+
+    client: "FedAvgClient"
+    data: ClientData
+    trainer: dict[str, Any]
+    states: dict[int, State]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the clients train."""
+        accelerator, devices = self.trainer["accelerator"], self.trainer["devices"]
+        return torch.device(accelerator, devices[0]) if accelerator == "cuda" else (
+            torch.device(accelerator)
+        )
+
+
+class ClientTrainer:
+    """Trains one client after the other: a pure function of (message, state, data, seed).
+
+    Args:
+        job: what to train, on what and how.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.client = job.client
+        self.device = job.device
+        self.data = replace(job.data, examples=job.data.examples.to(self.device))
+        with _quiet():
+            self.trainer = Trainer(
+                **job.trainer,
+                logger=False,
+                enable_checkpointing=False,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+                limit_val_batches=0,
+                num_sanity_val_steps=0,
+            )
+
+    def update(self, message: Message, client: int, state: State) -> ClientUpdate:
+        """Trains one client from the message's global model.
+
+        Args:
+            message: what the server sent.
+            client: whose data to train on.
+            state: what the client kept from its last round; empty if it never took part.
+        """
+        batches = self.data.batches(client, message.round)
+        seed = derive(self.data.seed, "model", message.round, client)
+        with seeded(seed, self.device), _quiet():
+            self.client.receive(message, state)
+            restart(self.trainer)
+            self.trainer.fit(self.client, batches)
+        update = self.client.reply()
+        update.client, update.num_samples = client, len(batches.examples)
+        return update
+
+
+def restart(trainer: Trainer) -> None:
+    """Makes a used Trainer train again from epoch 0, as a new one would.
+
+    A second ``fit`` on the same Trainer trains zero steps: the loops remember that they are done.
+    This is the one place that touches Lightning's private progress; a test holds it against a
+    fresh Trainer.
+
+    Args:
+        trainer: any Trainer, used or not.
+    """
+    fit_loop = trainer.fit_loop
+    epoch_loop = fit_loop.epoch_loop
+    fit_loop.epoch_progress.reset()
+    epoch_loop.batch_progress.reset()
+    epoch_loop.scheduler_progress.reset()
+    epoch_loop.automatic_optimization.optim_progress.reset()
+    epoch_loop.manual_optimization.optim_step_progress.reset()
+    epoch_loop._batches_that_stepped = 0
+    # the loss scale of one client's half precision must not reach the next
+    scaler = getattr(trainer.precision_plugin, "scaler", None)
+    if scaler is not None:
+        trainer.precision_plugin.scaler = type(scaler)(device=scaler._device)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No line per client from Lightning ("GPU available", "max_epochs reached", ...)."""
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="lightning.*")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

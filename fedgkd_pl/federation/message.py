@@ -1,0 +1,141 @@
+"""What crosses between server and clients: tensors and plain numbers, never code.
+
+On a wire and in shared memory both are one safetensors blob, so nothing is unpickled.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+State = dict[str, Tensor]
+_INFO = "info"
+
+
+@dataclass(frozen=True)
+class Message:
+    """What the server sends to every client of a round.
+
+    Attributes:
+        round: the round, from 1.
+        models: whole models by name; ``"global"`` is w_t, a method may add others.
+        numbers: plain numbers a method adds.
+    """
+
+    round: int
+    models: dict[str, State]
+    numbers: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes a client downloads."""
+        return sum(_nbytes(state) for state in self.models.values())
+
+    def encode(self) -> bytes:
+        """The message as one safetensors blob."""
+        return _encode(self.models, {"round": self.round, "numbers": self.numbers})
+
+    @classmethod
+    def decode(cls, blob: bytes) -> "Message":
+        """The inverse of :meth:`encode`.
+
+        Args:
+            blob: a safetensors blob.
+        """
+        models, info = _decode(blob)
+        return cls(info["round"], models, info["numbers"])
+
+
+@dataclass
+class ClientUpdate:
+    """What one client answers.
+
+    Attributes:
+        client: its id.
+        num_samples: n_k, its weight in the mean.
+        weights: its model after local training, buffers included.
+        metrics: what it reports, such as ``loss`` and ``acc``.
+        extra: tensors a method sends up beside the model.
+        state: what the client keeps for its next round (not sent to the server's method).
+    """
+
+    client: int
+    num_samples: int
+    weights: State
+    metrics: dict[str, float] = field(default_factory=dict)
+    extra: State = field(default_factory=dict)
+    state: State = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes this client uploads."""
+        return _nbytes(self.weights) + _nbytes(self.extra)
+
+    def encode(self) -> bytes:
+        """The update as one safetensors blob."""
+        info = {
+            "client": self.client,
+            "num_samples": self.num_samples,
+            "metrics": self.metrics,
+        }
+        return _encode({"weights": self.weights, "extra": self.extra, "state": self.state}, info)
+
+    @classmethod
+    def decode(cls, blob: bytes) -> "ClientUpdate":
+        """The inverse of :meth:`encode`.
+
+        Args:
+            blob: a safetensors blob.
+        """
+        groups, info = _decode(blob)
+        return cls(**info, **{k: groups.get(k, {}) for k in ("weights", "extra", "state")})
+
+
+def encode_state(state: State) -> bytes:
+    """A client's state as one safetensors blob.
+
+    Args:
+        state: its tensors.
+    """
+    return _encode({"state": state}, {})
+
+
+def decode_state(blob: bytes) -> State:
+    """The inverse of :func:`encode_state`.
+
+    Args:
+        blob: a safetensors blob.
+    """
+    return _decode(blob)[0].get("state", {})
+
+
+def _nbytes(state: Mapping[str, Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in state.values())
+
+
+def _encode(groups: Mapping[str, State], info: dict[str, Any]) -> bytes:
+    from safetensors.torch import save
+
+    tensors = {
+        f"{group}/{name}": tensor.detach().cpu().contiguous()
+        for group, state in groups.items()
+        for name, tensor in state.items()
+    }
+    text = json.dumps(info).encode()
+    tensors[_INFO] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    return bytes(save(tensors))
+
+
+def _decode(blob: bytes) -> tuple[dict[str, State], dict[str, Any]]:
+    from safetensors.torch import load
+
+    tensors = load(blob)
+    info = json.loads(tensors.pop(_INFO).numpy().tobytes())
+    groups: dict[str, State] = {}
+    for key, tensor in tensors.items():
+        group, name = key.split("/", 1)
+        groups.setdefault(group, {})[name] = tensor
+    return groups, info

@@ -1,0 +1,333 @@
+"""The server's plumbing: evaluation, reports, checkpoints, the engine's life. No algorithm."""
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedgkd_pl.data.datamodule import FederatedDataModule
+from fedgkd_pl.data.resident import Batch
+from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.federation.client_trainer import Job
+from fedgkd_pl.federation.message import ClientUpdate, Message, State
+
+if TYPE_CHECKING:
+    from fedgkd_pl.engines.base import Engine, Session
+    from fedgkd_pl.federation.client import FederatedClient
+
+
+class FederatedServer(LightningModule):
+    """A LightningModule whose training step is one communication round.
+
+    A method subclasses it with ``training_step(cohort)``, ``configure_optimizers`` and
+    :meth:`client`.
+
+    Args:
+        net: the global model.
+        engine: where the clients train.
+        local_epochs: passes of a client over its data in a round.
+        local_steps: instead of epochs, this many batches.
+    """
+
+    def __init__(
+        self, net: nn.Module, engine: "Engine", local_epochs: int, local_steps: int | None
+    ) -> None:
+        super().__init__()
+        require(local_epochs >= 1, "local_epochs", "must be at least 1", local_epochs)
+        require(
+            local_steps is None or local_steps >= 1, "local_steps", "must be ≥ 1", local_steps
+        )
+        self.automatic_optimization = False
+        self.net = net
+        self.engine = engine
+        self.local_epochs = local_epochs
+        self.local_steps = local_steps
+        self.bytes_down = 0
+        self.bytes_up = 0
+        self._session: Session | None = None
+        self._client_states: dict[int, State] = {}
+        self._clipping: dict[str, Any] = {}
+
+    # -- for methods ---------------------------------------------------------------------------
+
+    @abstractmethod
+    def client(self) -> "FederatedClient":
+        """The client half of the method; it owns a net of its own."""
+
+    @property
+    def round(self) -> int:
+        """The round being run, from 1."""
+        return self.current_epoch + 1
+
+    def global_state(self) -> State:
+        """The global model: parameters and buffers."""
+        return {name: tensor.detach() for name, tensor in self.net.state_dict().items()}
+
+    def local_updates(self, message: Message, cohort: Sequence[int]) -> Iterator[ClientUpdate]:
+        """Trains a cohort and streams what comes back; reports and counts on the way.
+
+        Args:
+            message: what every client gets.
+            cohort: the clients' ids.
+        """
+        assert self._session is not None
+        reports: list[dict[str, float]] = []
+        down, up = message.nbytes * len(cohort), 0
+        try:
+            for update in self._session.run(message, cohort):
+                up += update.nbytes
+                reports.append(update.metrics)
+                self._tell("on_client_end", update, len(cohort))
+                yield update
+        except BaseException:
+            self._close()
+            raise
+        self.bytes_down += down
+        self.bytes_up += up
+        self._log(cohort_statistics(reports) | {"comm/bytes_down": down, "comm/bytes_up": up})
+
+    # -- life ----------------------------------------------------------------------------------
+
+    @property
+    def datamodule(self) -> FederatedDataModule:
+        """The data of the Trainer that this is attached to."""
+        data = getattr(self.trainer, "datamodule", None)
+        if not isinstance(data, FederatedDataModule):
+            raise SettingError("data", "a FederatedDataModule is needed: trainer.fit(model, data)")
+        return data
+
+    def check(self, data: FederatedDataModule) -> None:
+        """Raises a clear error if the net does not fit the data.
+
+        Args:
+            data: loaded data.
+        """
+        examples = data.test[:2]
+        training = self.net.training
+        self.net.eval()
+        device = next((p.device for p in self.net.parameters()), torch.device("cpu"))
+        inputs = examples.transform(examples.inputs, None).to(device)
+        try:
+            with torch.no_grad():
+                shape = tuple(self.net(inputs).shape)
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise SettingError(
+                "net", f"does not take {data.name} inputs of shape {tuple(inputs.shape)}: {reason}"
+            ) from error
+        finally:
+            self.net.train(training)
+        require(
+            shape == (2, data.num_classes),
+            "num_classes",
+            f"{data.name} has {data.num_classes} classes, the net gives {shape[-1]} logits",
+        )
+
+    def configure_callbacks(self) -> list[Any]:
+        """Takes the Trainer's gradient clipping over for the clients.
+
+        Not a callback at all, but the one hook before Lightning refuses ``gradient_clip_val``
+        with manual optimization. The server's own step is never clipped.
+        """
+        trainer = self.trainer
+        if trainer.gradient_clip_val is not None:
+            self._clipping = {
+                "gradient_clip_val": trainer.gradient_clip_val,
+                "gradient_clip_algorithm": trainer.gradient_clip_algorithm,
+            }
+            trainer.gradient_clip_val = None
+        return []
+
+    def setup(self, stage: str) -> None:
+        """Builds the metrics.
+
+        Args:
+            stage: Lightning's.
+        """
+        data = self.datamodule
+        require(
+            self.trainer.world_size == 1,
+            "devices",
+            "the server takes one device; the engine spreads clients over all GPUs",
+            self.trainer.world_size,
+        )
+        self.check(data)
+        self.metrics = nn.ModuleDict(
+            {split: _metrics(data.num_classes) for split in ("val", "test")}
+        )
+
+    def on_train_start(self) -> None:
+        """Opens the engine."""
+        data = self.datamodule
+        device = self.trainer.strategy.root_device
+        job = Job(
+            client=self.client(),
+            data=data.client_data,
+            trainer={
+                "accelerator": device.type,
+                "devices": 1 if device.index is None else [device.index],
+                "precision": self.trainer.precision,
+                "max_epochs": self.local_epochs if self.local_steps is None else -1,
+                "max_steps": -1 if self.local_steps is None else self.local_steps,
+                **self._clipping,
+            },
+            states=self._client_states,
+        )
+        self._session = self.engine.open(job, data.cohort_size)
+
+    def on_train_end(self) -> None:
+        """Closes the engine."""
+        self._close()
+
+    def _close(self) -> None:
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Adds what the server knows beside the model; a method adds its own.
+
+        Args:
+            checkpoint: Lightning's.
+        """
+        checkpoint["fedgkd_pl"] = {
+            "method": type(self).__name__,
+            "bytes": [self.bytes_down, self.bytes_up],
+            "client_states": self._client_states,
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """The inverse of :meth:`on_save_checkpoint`.
+
+        Args:
+            checkpoint: Lightning's.
+        """
+        saved = checkpoint.get("fedgkd_pl")
+        if saved is None:
+            raise SettingError("ckpt_path", "not a checkpoint of fedgkd_pl")
+        method = type(self).__name__
+        require(
+            saved["method"] == method,
+            "ckpt_path",
+            f"was written by {saved['method']}, this run is {method}",
+        )
+        self.bytes_down, self.bytes_up = saved["bytes"]
+        self._client_states = saved["client_states"]
+
+    # -- evaluation ----------------------------------------------------------------------------
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The global model's logits.
+
+        Args:
+            x: inputs.
+        """
+        logits: Tensor = self.net(x)
+        return logits
+
+    def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Evaluates on the server's validation set and, within ``fit``, the test set.
+
+        Args:
+            batch: inputs and labels.
+            batch_idx: Lightning's.
+            dataloader_idx: which of the datamodule's ``eval_splits``.
+        """
+        self._evaluate(batch, self.datamodule.eval_splits()[dataloader_idx])
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        """Evaluates on the test set.
+
+        Args:
+            batch: inputs and labels.
+            batch_idx: Lightning's.
+        """
+        self._evaluate(batch, "test")
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Class probabilities.
+
+        Args:
+            batch: inputs and labels.
+            batch_idx: Lightning's.
+        """
+        return self(batch[0]).softmax(dim=1)
+
+    def on_validation_epoch_end(self) -> None:
+        """Logs the round's metrics."""
+        for split in self.datamodule.eval_splits():
+            self._log_metrics(split)
+
+    def on_test_epoch_end(self) -> None:
+        """Logs the test metrics."""
+        self._log_metrics("test")
+
+    def _evaluate(self, batch: Batch, split: str) -> None:
+        x, y = batch
+        logits = self(x)
+        metrics = cast(nn.ModuleDict, self.metrics[split])
+        metrics["loss"].update(cross_entropy(logits, y, reduction="none"))
+        metrics["rest"].update(logits, y)
+
+    def _log_metrics(self, split: str) -> None:
+        metrics = cast(nn.ModuleDict, self.metrics[split])
+        values = dict(metrics["rest"].compute(), loss=metrics["loss"].compute())
+        for number, value in enumerate(values.pop("class_acc")):
+            values[f"class_acc/{number}"] = value
+        self._log({f"{split}/{name}": value for name, value in values.items()})
+        metrics["rest"].reset()
+        metrics["loss"].reset()
+
+    def _log(self, values: dict[str, Any]) -> None:
+        """Logs per round; ``step`` sets the loggers' x-axis to the number of rounds done."""
+        if self.trainer.state.fn == "fit" and not self.trainer.sanity_checking:
+            values["step"] = float(self.round)
+        for name, value in values.items():
+            bar = name in ("val/acc", "test/acc")
+            self.log(name, float(value), prog_bar=bar, on_step=False, on_epoch=True, batch_size=1)
+
+    def _tell(self, hook: str, *args: Any) -> None:
+        """Calls a hook of ours on the callbacks that have it."""
+        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+            if hasattr(callback, hook):
+                getattr(callback, hook)(self.trainer, self, *args)
+
+
+def cohort_statistics(reports: Sequence[dict[str, float]]) -> dict[str, Any]:
+    """``client/<name>_mean``, ``_std``, ``_p10`` and ``_p90`` of what the clients report.
+
+    Args:
+        reports: the metrics of each client; all have the same names.
+    """
+    statistics: dict[str, Any] = {}
+    for name in reports[0] if reports else ():
+        values = np.array([report[name] for report in reports])
+        statistics[f"client/{name}_mean"] = values.mean()
+        statistics[f"client/{name}_std"] = values.std()
+        statistics[f"client/{name}_p10"], statistics[f"client/{name}_p90"] = np.percentile(
+            values, [10, 90]
+        )
+    return statistics
+
+
+def _metrics(num_classes: int) -> nn.ModuleDict:
+    from torchmetrics import MeanMetric, MetricCollection
+    from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
+
+    return nn.ModuleDict(
+        {
+            "loss": MeanMetric(),
+            "rest": MetricCollection(
+                {
+                    "acc": MulticlassAccuracy(num_classes, average="micro"),
+                    "f1": MulticlassF1Score(num_classes, average="macro"),
+                    "class_acc": MulticlassAccuracy(num_classes, average="none"),
+                }
+            ),
+        }
+    )

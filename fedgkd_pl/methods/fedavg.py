@@ -1,0 +1,112 @@
+"""FedAvg, which every other method builds on.
+
+McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data,
+AISTATS 2017. With another server optimizer than SGD at rate 1: FedAvgM (Hsu et al., 2019),
+FedAdam and its kin (Reddi et al., ICLR 2021).
+
+    client k:  w_k ← w_t, then for every batch  w_k ← w_k − η ∇CE(w_k)
+    server:    w_{t+1} ← w_t − η_s (w_t − Σ_k n_k/n w_k)
+"""
+
+import torch
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedgkd_pl.data.resident import Batch
+from fedgkd_pl.engines.base import Engine
+from fedgkd_pl.engines.local import LocalEngine
+from fedgkd_pl.federation.aggregate import WeightedMean
+from fedgkd_pl.federation.client import FederatedClient
+from fedgkd_pl.federation.message import Message, State
+from fedgkd_pl.federation.server import FederatedServer
+
+
+class FedAvg(FederatedServer):
+    """FedAvg: the clients' models are averaged.
+
+    Args:
+        net: the model to learn; any module from inputs to logits.
+        local_epochs: passes of a client over its data in a round (E).
+        local_steps: instead of epochs, this many batches.
+        optimizer: of the clients, built anew for every client and round.
+        scheduler: of the clients' learning rate, stepped once per local epoch.
+        server_optimizer: takes w_t − Σ n_k/n w_k as its gradient; SGD at rate 1 is FedAvg.
+        engine: where the clients train.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        local_epochs: int = 1,
+        local_steps: int | None = None,
+        optimizer: OptimizerCallable = lambda params: torch.optim.SGD(
+            params, lr=0.05, momentum=0.9, weight_decay=1e-5
+        ),
+        scheduler: LRSchedulerCallable | None = None,
+        server_optimizer: OptimizerCallable = lambda params: torch.optim.SGD(params, lr=1.0),
+        engine: Engine = LocalEngine(),  # noqa: B008
+    ) -> None:
+        super().__init__(net, engine, local_epochs=local_epochs, local_steps=local_steps)
+        self.optimizer = optimizer
+        self.scheduler = scheduler
+        self.server_optimizer = server_optimizer
+
+    def training_step(self, cohort: list[int], batch_idx: int) -> None:
+        """One communication round (Algorithm 1).
+
+        Args:
+            cohort: the clients that take part.
+            batch_idx: Lightning's; a round is a batch.
+        """
+        message = self.broadcast()
+        total = WeightedMean()
+        for update in self.local_updates(message, cohort):
+            total.add(update.weights, update.num_samples)
+        self.server_step(total.mean(exact=True))
+
+    def broadcast(self) -> Message:
+        """What every client gets: w_t."""
+        return Message(self.round, {"global": self.global_state()})
+
+    @torch.no_grad()
+    def server_step(self, mean: State) -> None:
+        """Moves the global model towards the clients' mean.
+
+        Args:
+            mean: the n_k-weighted mean of the clients' models, in double precision.
+        """
+        for name, parameter in self.net.named_parameters():
+            gradient = parameter.double().cpu() - mean[name]
+            parameter.grad = gradient.to(parameter)
+        optimizer = self.optimizers()
+        optimizer.step()  # type: ignore[union-attr]
+        optimizer.zero_grad()  # type: ignore[union-attr]
+        for name, buffer in self.net.named_buffers():
+            if name in mean:  # a non-persistent buffer does not travel
+                buffer.copy_(mean[name])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """The server's optimizer."""
+        return self.server_optimizer(self.net.parameters())
+
+    def client(self) -> "FedAvgClient":
+        """The client half."""
+        return FedAvgClient(self.net, self.optimizer, self.scheduler)
+
+
+class FedAvgClient(FederatedClient):
+    """The client half of FedAvg: cross-entropy."""
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """CE(w).
+
+        Args:
+            batch: inputs and labels.
+            batch_idx: Lightning's.
+        """
+        x, y = batch
+        logits = self.net(x)
+        loss = cross_entropy(logits, y)
+        self.report(len(y), loss=loss, acc=(logits.argmax(1) == y).float().mean())
+        return loss

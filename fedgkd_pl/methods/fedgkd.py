@@ -1,0 +1,184 @@
+"""FedGKD: clients distil from past global models.
+
+Yao et al., Local-Global Knowledge Distillation in Heterogeneous Federated Learning with Non-IID
+Data. The local objective (Eq. 4), with the teacher w̄_t = 1/M Σ_{m=1..M} w_{t−m+1}:
+
+    CE(w) + γ/2 · 1/n_k Σ_i KL( h(w̄_t, x_i) ‖ h(w, x_i) )
+
+The mean is over the last M *aggregated* models, or as many as there are: the random w_0 does not
+teach, so round 1 is plain FedAvg. With M=1 the teacher is the model the round started from and
+nothing more is sent than in FedAvg; with M>1 the mean is sent beside it.
+"""
+
+from typing import Any, Literal
+
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, kl_div, log_softmax, mse_loss
+
+from fedgkd_pl.data.resident import Batch
+from fedgkd_pl.errors import require
+from fedgkd_pl.federation.message import Message, State
+from fedgkd_pl.federation.teachers import FrozenNet, TeacherBuffer
+from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
+
+Distance = Literal["kl", "mse"]
+
+
+class FedGKD(FedAvg):
+    """FedGKD: local training is regularised by the mean of the last M global models.
+
+    Args:
+        net: the model to learn; any module from inputs to logits.
+        gamma: γ, twice the weight of the distillation term (paper: 0.2; 0.1 for ResNet-50).
+        buffer_size: M, how many global models the teacher is the mean of.
+        distance: ``kl`` of the class probabilities, or ``mse`` of the logits.
+        temperature: τ, which divides both logits inside the KL (no τ² factor).
+        teach_from_start: let the random initial model teach in round 1.
+        kwargs: those of :class:`FedAvg`.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        gamma: float = 0.2,
+        buffer_size: int = 1,
+        distance: Distance = "kl",
+        temperature: float = 1.0,
+        teach_from_start: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(net, **kwargs)
+        require(0 <= gamma < float("inf"), "gamma", "must not be negative", gamma)
+        require(buffer_size >= 1, "buffer_size", "must be at least 1", buffer_size)
+        require(0 < temperature < float("inf"), "temperature", "must be positive", temperature)
+        self.gamma = gamma
+        self.distance: Distance = distance
+        self.temperature = temperature
+        self.teach_from_start = teach_from_start
+        self.buffer = TeacherBuffer(buffer_size)
+
+    def on_train_start(self) -> None:
+        """Opens the engine; w_0 enters the buffer where it may teach."""
+        super().on_train_start()
+        if self.teach_from_start and not len(self.buffer):
+            self.buffer.append(self.global_state())
+
+    def broadcast(self) -> Message:
+        """w_t, and w̄_t where it is another model."""
+        message = super().broadcast()
+        if len(self.buffer) and self.gamma:
+            message.numbers["distil"] = 1
+            if len(self.buffer) > 1:
+                message.models["teacher"] = self.buffer.mean()
+        return message
+
+    def server_step(self, mean: State) -> None:
+        """As FedAvg; the new global model enters the buffer.
+
+        Args:
+            mean: the n_k-weighted mean of the clients' models.
+        """
+        super().server_step(mean)
+        self.buffer.append(self.global_state())
+
+    def client(self) -> "FedGKDClient":
+        """The client half."""
+        return FedGKDClient(
+            self.net, self.optimizer, self.scheduler, self.gamma, self.distance, self.temperature
+        )
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Adds the buffer.
+
+        Args:
+            checkpoint: Lightning's.
+        """
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["fedgkd_pl"]["buffer"] = list(self.buffer.models)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restores the buffer.
+
+        Args:
+            checkpoint: Lightning's.
+        """
+        super().on_load_checkpoint(checkpoint)
+        self.buffer.models.clear()
+        self.buffer.models.extend(checkpoint["fedgkd_pl"]["buffer"])
+
+
+class FedGKDClient(FedAvgClient):
+    """The client half of FedGKD.
+
+    Args:
+        net: the student.
+        optimizer: built anew for every client and round.
+        scheduler: of the learning rate.
+        gamma: γ.
+        distance: ``kl`` or ``mse``.
+        temperature: τ.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        optimizer: OptimizerCallable,
+        scheduler: LRSchedulerCallable | None,
+        gamma: float,
+        distance: Distance,
+        temperature: float,
+    ) -> None:
+        super().__init__(net, optimizer, scheduler)
+        self.gamma = gamma
+        self.distance: Distance = distance
+        self.temperature = temperature
+        self.teacher = FrozenNet(net)
+        self.distil = False
+
+    def receive(self, message: Message, state: State) -> None:
+        """Loads the student and the teacher.
+
+        Args:
+            message: with w_t, and w̄_t where it is another model.
+            state: not used.
+        """
+        super().receive(message, state)
+        self.distil = bool(message.numbers.get("distil"))
+        if self.distil:
+            self.teacher.load(message.models.get("teacher", message.models["global"]))
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """CE(w) + γ/2 · KL(h(w̄_t) ‖ h(w)).
+
+        Args:
+            batch: inputs and labels; teacher and student see the same.
+            batch_idx: Lightning's.
+        """
+        if not self.distil:
+            return super().training_step(batch, batch_idx)
+        x, y = batch
+        logits = self.net(x)
+        kd = distillation(logits, self.teacher(x), self.distance, self.temperature)
+        loss = cross_entropy(logits, y) + self.gamma / 2 * kd
+        self.report(len(y), loss=loss, acc=(logits.argmax(1) == y).float().mean(), kd=kd)
+        return loss
+
+
+def distillation(
+    student: Tensor, teacher: Tensor, distance: Distance = "kl", temperature: float = 1.0
+) -> Tensor:
+    """How far the student is from the teacher, a mean over the batch.
+
+    Args:
+        student: logits with a gradient.
+        teacher: logits without.
+        distance: KL(teacher ‖ student) of the class probabilities, or the mean squared
+            difference of the logits.
+        temperature: τ; divides the logits inside the KL.
+    """
+    if distance == "mse":
+        return mse_loss(student, teacher)
+    log_q = log_softmax(student / temperature, dim=1)
+    log_p = log_softmax(teacher / temperature, dim=1)
+    return kl_div(log_q, log_p, reduction="batchmean", log_target=True)
