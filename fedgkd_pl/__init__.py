@@ -41,7 +41,7 @@ _HOME = {
     "RoundProgress": "callbacks.progress",
     "RunFiles": "callbacks.run_files",
 }
-__all__ = ["__version__", *sorted(_HOME)]  # noqa: PLE0604
+__all__ = ["__version__", *sorted(_HOME)]
 
 _torchvision.install()
 

@@ -60,7 +60,7 @@ class CIFAR10(FederatedDataModule):
                 "data_dir",
                 f"CIFAR-10 is not there and could not be downloaded ({reason}): "
                 "put the folder cifar-10-batches-py into it",
-                self.data_dir,
+                str(self.data_dir),
             ) from error
         inputs = torch.from_numpy(source.data).permute(0, 3, 1, 2).contiguous()
         transform = ImageTransform(

@@ -22,7 +22,7 @@ class Session(ABC):
             cohort: the clients' ids.
         """
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  (an engine without workers has nothing to end)
         """Ends the workers; may be called twice."""
 
 

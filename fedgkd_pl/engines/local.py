@@ -38,12 +38,11 @@ class LocalEngine(Engine):
             job: what the workers will train.
             cohort_size: clients per round.
         """
-        workers = self.workers
-        if workers == "auto":
+        if self.workers != "auto":
+            workers = self.workers
+        else:
             places = (
-                torch.cuda.device_count()
-                if job.trainer["accelerator"] == "cuda"
-                else _cores() // self.threads
+                torch.cuda.device_count() if job.device.type == "cuda" else _cores() // self.threads
             )
             workers = max(1, min(places, cohort_size))
         if workers == 1:

@@ -16,11 +16,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import cloudpickle
 import torch
-import torch.multiprocessing  # noqa: F401  (tensors cross connections through shared memory)
+import torch.multiprocessing
 from torch import Tensor
 
 from fedgkd_pl.engines.base import Session, schedule
@@ -84,8 +84,7 @@ class Pool(Session):
                 self._assign(connection, waiting, busy)
             for client in order:
                 while client not in done:
-                    for connection in wait(list(busy)):
-                        assert isinstance(connection, Connection)
+                    for connection in cast(list[Connection], wait(list(busy))):
                         update = self._receive(connection, busy.pop(connection))
                         done[update.client] = update
                         self._assign(connection, waiting, busy)
@@ -133,10 +132,10 @@ class Pool(Session):
 
 def _for_worker(job: Job, number: int) -> Job:
     """The job on the worker's own GPU, without the states, which travel with the tasks."""
-    trainer = dict(job.trainer)
-    if trainer["accelerator"] == "cuda":
-        trainer["devices"] = [number % torch.cuda.device_count()]
-    return replace(job, trainer=trainer, states={})
+    device = job.device
+    if device.type == "cuda":
+        device = torch.device("cuda", number % torch.cuda.device_count())
+    return replace(job, device=device, states={})
 
 
 def _work(connection: Connection, threads: int) -> None:

@@ -15,7 +15,7 @@ from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.federation.seeds import derive, seeded
 
 if TYPE_CHECKING:
-    from fedgkd_pl.methods.fedavg import FedAvgClient
+    from fedgkd_pl.federation.client import FederatedClient
 
 
 @dataclass
@@ -25,23 +25,17 @@ class Job:
     Attributes:
         client: the client half of the method.
         data: every client's data, resident.
-        trainer: arguments of the client's Trainer, inherited from the server's.
+        device: where the clients train.
+        trainer: other arguments of the client's Trainer, inherited from the server's.
         states: what clients keep between their rounds, by client id; empty until one keeps
             something.
     """
 
-    client: "FedAvgClient"
+    client: "FederatedClient"
     data: ClientData
+    device: torch.device
     trainer: dict[str, Any]
     states: dict[int, State]
-
-    @property
-    def device(self) -> torch.device:
-        """Where the clients train."""
-        accelerator, devices = self.trainer["accelerator"], self.trainer["devices"]
-        return torch.device(accelerator, devices[0]) if accelerator == "cuda" else (
-            torch.device(accelerator)
-        )
 
 
 class ClientTrainer:
@@ -58,6 +52,8 @@ class ClientTrainer:
         with _quiet():
             self.trainer = Trainer(
                 **job.trainer,
+                accelerator=job.device.type,
+                devices=1 if job.device.index is None else [job.device.index],
                 logger=False,
                 enable_checkpointing=False,
                 enable_progress_bar=False,

@@ -91,7 +91,8 @@ class ClientUpdate:
             blob: a safetensors blob.
         """
         groups, info = _decode(blob)
-        return cls(**info, **{k: groups.get(k, {}) for k in ("weights", "extra", "state")})
+        weights, extra, state = (groups.get(name, {}) for name in ("weights", "extra", "state"))
+        return cls(**info, weights=weights, extra=extra, state=state)
 
 
 def encode_state(state: State) -> bytes:

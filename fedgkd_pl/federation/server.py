@@ -4,17 +4,16 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.resident import Batch
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.federation.client_trainer import Job
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
+from fedgkd_pl.federation.metrics import Evaluation, cohort_statistics
 
 if TYPE_CHECKING:
     from fedgkd_pl.engines.base import Engine, Session
@@ -39,9 +38,7 @@ class FederatedServer(LightningModule):
     ) -> None:
         super().__init__()
         require(local_epochs >= 1, "local_epochs", "must be at least 1", local_epochs)
-        require(
-            local_steps is None or local_steps >= 1, "local_steps", "must be ≥ 1", local_steps
-        )
+        require(local_steps is None or local_steps >= 1, "local_steps", "must be ≥ 1", local_steps)
         self.automatic_optimization = False
         self.net = net
         self.engine = engine
@@ -49,6 +46,7 @@ class FederatedServer(LightningModule):
         self.local_steps = local_steps
         self.bytes_down = 0
         self.bytes_up = 0
+        self.report: dict[str, float] = {}  # what the clients of the last round told
         self._session: Session | None = None
         self._client_states: dict[int, State] = {}
         self._clipping: dict[str, Any] = {}
@@ -89,7 +87,9 @@ class FederatedServer(LightningModule):
             raise
         self.bytes_down += down
         self.bytes_up += up
-        self._log(cohort_statistics(reports) | {"comm/bytes_down": down, "comm/bytes_up": up})
+        self.report = cohort_statistics(reports)
+        self.report |= {"comm/bytes_down": down, "comm/bytes_up": up}
+        self._log(self.report)
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -102,7 +102,7 @@ class FederatedServer(LightningModule):
         return data
 
     def check(self, data: FederatedDataModule) -> None:
-        """Raises a clear error if the net does not fit the data.
+        """Raises a clear error if the net does not fit the data, or an optimizer the net.
 
         Args:
             data: loaded data.
@@ -127,6 +127,11 @@ class FederatedServer(LightningModule):
             "num_classes",
             f"{data.name} has {data.num_classes} classes, the net gives {shape[-1]} logits",
         )
+        for key, build in ("server_optimizer", self), ("optimizer", self.client()):
+            try:
+                build.configure_optimizers()
+            except (ValueError, TypeError) as error:
+                raise SettingError(key, str(error)) from error
 
     def configure_callbacks(self) -> list[Any]:
         """Takes the Trainer's gradient clipping over for the clients.
@@ -157,20 +162,18 @@ class FederatedServer(LightningModule):
             self.trainer.world_size,
         )
         self.check(data)
-        self.metrics = nn.ModuleDict(
-            {split: _metrics(data.num_classes) for split in ("val", "test")}
+        self.evaluations = nn.ModuleDict(
+            {split: Evaluation(data.num_classes) for split in ("val", "test")}
         )
 
     def on_train_start(self) -> None:
         """Opens the engine."""
         data = self.datamodule
-        device = self.trainer.strategy.root_device
         job = Job(
             client=self.client(),
             data=data.client_data,
+            device=self.trainer.strategy.root_device,
             trainer={
-                "accelerator": device.type,
-                "devices": 1 if device.index is None else [device.index],
                 "precision": self.trainer.precision,
                 "max_epochs": self.local_epochs if self.local_steps is None else -1,
                 "max_steps": -1 if self.local_steps is None else self.local_steps,
@@ -256,7 +259,7 @@ class FederatedServer(LightningModule):
             batch: inputs and labels.
             batch_idx: Lightning's.
         """
-        return self(batch[0]).softmax(dim=1)
+        return self.forward(batch[0]).softmax(dim=1)
 
     def on_validation_epoch_end(self) -> None:
         """Logs the round's metrics."""
@@ -269,25 +272,19 @@ class FederatedServer(LightningModule):
 
     def _evaluate(self, batch: Batch, split: str) -> None:
         x, y = batch
-        logits = self(x)
-        metrics = cast(nn.ModuleDict, self.metrics[split])
-        metrics["loss"].update(cross_entropy(logits, y, reduction="none"))
-        metrics["rest"].update(logits, y)
+        self._evaluation(split).update(self.forward(x), y)
 
     def _log_metrics(self, split: str) -> None:
-        metrics = cast(nn.ModuleDict, self.metrics[split])
-        values = dict(metrics["rest"].compute(), loss=metrics["loss"].compute())
-        for number, value in enumerate(values.pop("class_acc")):
-            values[f"class_acc/{number}"] = value
+        values = self._evaluation(split).finish()
         self._log({f"{split}/{name}": value for name, value in values.items()})
-        metrics["rest"].reset()
-        metrics["loss"].reset()
 
-    def _log(self, values: dict[str, Any]) -> None:
+    def _evaluation(self, split: str) -> Evaluation:
+        return cast(Evaluation, self.evaluations[split])
+
+    def _log(self, values: dict[str, float]) -> None:
         """Logs per round; ``step`` sets the loggers' x-axis to the number of rounds done."""
-        if self.trainer.state.fn == "fit" and not self.trainer.sanity_checking:
-            values["step"] = float(self.round)
-        for name, value in values.items():
+        fitting = self.trainer.state.fn == "fit" and not self.trainer.sanity_checking
+        for name, value in (values | {"step": self.round} if fitting else values).items():
             bar = name in ("val/acc", "test/acc")
             self.log(name, float(value), prog_bar=bar, on_step=False, on_epoch=True, batch_size=1)
 
@@ -296,38 +293,3 @@ class FederatedServer(LightningModule):
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if hasattr(callback, hook):
                 getattr(callback, hook)(self.trainer, self, *args)
-
-
-def cohort_statistics(reports: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """``client/<name>_mean``, ``_std``, ``_p10`` and ``_p90`` of what the clients report.
-
-    Args:
-        reports: the metrics of each client; all have the same names.
-    """
-    statistics: dict[str, Any] = {}
-    for name in reports[0] if reports else ():
-        values = np.array([report[name] for report in reports])
-        statistics[f"client/{name}_mean"] = values.mean()
-        statistics[f"client/{name}_std"] = values.std()
-        statistics[f"client/{name}_p10"], statistics[f"client/{name}_p90"] = np.percentile(
-            values, [10, 90]
-        )
-    return statistics
-
-
-def _metrics(num_classes: int) -> nn.ModuleDict:
-    from torchmetrics import MeanMetric, MetricCollection
-    from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
-
-    return nn.ModuleDict(
-        {
-            "loss": MeanMetric(),
-            "rest": MetricCollection(
-                {
-                    "acc": MulticlassAccuracy(num_classes, average="micro"),
-                    "f1": MulticlassF1Score(num_classes, average="macro"),
-                    "class_acc": MulticlassAccuracy(num_classes, average="none"),
-                }
-            ),
-        }
-    )

@@ -40,9 +40,7 @@ class FedAvg(FederatedServer):
         net: nn.Module,
         local_epochs: int = 1,
         local_steps: int | None = None,
-        optimizer: OptimizerCallable = lambda params: torch.optim.SGD(
-            params, lr=0.05, momentum=0.9, weight_decay=1e-5
-        ),
+        optimizer: OptimizerCallable = lambda params: torch.optim.SGD(params, lr=0.05),
         scheduler: LRSchedulerCallable | None = None,
         server_optimizer: OptimizerCallable = lambda params: torch.optim.SGD(params, lr=1.0),
         engine: Engine = LocalEngine(),  # noqa: B008

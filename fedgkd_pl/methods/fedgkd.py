@@ -31,7 +31,7 @@ class FedGKD(FedAvg):
     Args:
         net: the model to learn; any module from inputs to logits.
         gamma: γ, twice the weight of the distillation term (paper: 0.2; 0.1 for ResNet-50).
-        buffer_size: M, how many global models the teacher is the mean of.
+        buffer_size: M, how many global models the teacher is the mean of (paper: 5; 1 for text).
         distance: ``kl`` of the class probabilities, or ``mse`` of the logits.
         temperature: τ, which divides both logits inside the KL (no τ² factor).
         teach_from_start: let the random initial model teach in round 1.
@@ -42,7 +42,7 @@ class FedGKD(FedAvg):
         self,
         net: nn.Module,
         gamma: float = 0.2,
-        buffer_size: int = 1,
+        buffer_size: int = 5,
         distance: Distance = "kl",
         temperature: float = 1.0,
         teach_from_start: bool = False,

@@ -1,6 +1,7 @@
 """A small perceptron, for the digits."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from torch import Tensor, nn
 
@@ -20,7 +21,7 @@ class MLP(nn.Module):
         super().__init__()
         widths = [in_features, *hidden]
         layers: list[nn.Module] = []
-        for width, following in zip(widths, widths[1:], strict=False):
+        for width, following in pairwise(widths):
             layers += [nn.Linear(width, following), nn.ReLU()]
         self.features = nn.Sequential(nn.Flatten(), *layers)
         self.classifier = nn.Linear(widths[-1], num_classes)

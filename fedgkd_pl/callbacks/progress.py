@@ -1,0 +1,101 @@
+"""The progress display: rounds, the clients of the round, accuracy, time left."""
+
+import sys
+import time
+from datetime import timedelta
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ProgressBar
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+
+from fedgkd_pl.federation.message import ClientUpdate
+
+SHOWN = ("val/acc", "test/acc", "client/loss_mean")
+
+
+class RoundProgress(ProgressBar):
+    """A live display on a terminal; one plain line per round elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enabled = True
+        self.live: Progress | None = None
+        self.tasks: dict[str, TaskID] = {}
+        self.first_round = 0
+        self.started = 0.0
+
+    def disable(self) -> None:
+        """Shows nothing."""
+        self.enabled = False
+
+    def enable(self) -> None:
+        """Shows again."""
+        self.enabled = True
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Prints above the display.
+
+        Args:
+            args: as for ``print``.
+            kwargs: as for ``print``.
+        """
+        print(*args, **kwargs)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Opens the display."""
+        self.first_round, self.started = trainer.current_epoch, time.perf_counter()
+        if self.enabled and sys.stdout.isatty():
+            self.live = Progress(
+                TextColumn("{task.description:>8}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[note]}"),
+            )
+            self.tasks = {
+                "rounds": self.live.add_task(
+                    "rounds", total=trainer.max_epochs, completed=trainer.current_epoch, note=""
+                ),
+                "clients": self.live.add_task("clients", total=None, note=""),
+            }
+            self.live.start()
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Starts counting clients."""
+        if self.live:
+            self.live.reset(self.tasks["clients"])
+
+    def on_client_end(
+        self, trainer: Trainer, pl_module: LightningModule, update: ClientUpdate, cohort_size: int
+    ) -> None:
+        """Counts a client."""
+        if self.live:
+            self.live.update(self.tasks["clients"], total=cohort_size, advance=1)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Shows the round's accuracy and the time left."""
+        done, total = trainer.current_epoch + 1, trainer.max_epochs or 0
+        per_round = (time.perf_counter() - self.started) / (done - self.first_round)
+        metrics = trainer.callback_metrics
+        notes = [f"{name} {float(metrics[name]):.4f}" for name in SHOWN if name in metrics]
+        left = timedelta(seconds=round(per_round * max(0, total - done)))
+        note = "  ".join([*notes, f"{per_round:.1f} s/round", f"{left} left"])
+        if self.live:
+            self.live.update(self.tasks["rounds"], completed=done, note=note)
+        elif self.enabled:
+            print(f"round {done}/{total}  {note}", flush=True)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Closes the display."""
+        self._stop()
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Closes the display, so that the error stands on a clean line."""
+        self._stop()
+
+    def _stop(self) -> None:
+        if self.live:
+            self.live.stop()
+            self.live = None
