@@ -10,9 +10,6 @@ from typing import Any
 
 import torch
 import yaml
-from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
 # Imported so that a config may name them without their modules.
 from fedgkd_pl import CIFAR10, IID, MLP, Digits, Dirichlet, FedAvg, FedGKD, ResNet8  # noqa: F401
@@ -25,6 +22,9 @@ from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.engines.pool import ClientFailed
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.federation.server import FederatedServer
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
 # What may differ when a run is resumed: where it runs and what is recorded, not what is computed.
 FREE = ("model.init_args.engine", "data.init_args.data_dir", "data.init_args.download")

@@ -5,12 +5,11 @@ from textwrap import fill
 from typing import Any
 
 from docstring_parser import parse
-from torch.optim import SGD
-
 from fedgkd_pl.data.cifar import CIFAR10
 from fedgkd_pl.data.partition import Dirichlet
 from fedgkd_pl.engines.local import LocalEngine
 from fedgkd_pl.methods.fedgkd import FedGKD
+from torch.optim import SGD
 
 GROUPS: dict[str, tuple[type, tuple[str, ...]]] = {
     "--model.": (FedGKD, ()),

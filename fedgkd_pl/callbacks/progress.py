@@ -5,11 +5,10 @@ import time
 from datetime import timedelta
 from typing import Any
 
+from fedgkd_pl.federation.message import ClientUpdate
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
-
-from fedgkd_pl.federation.message import ClientUpdate
 
 SHOWN = ("val/acc", "test/acc", "client/loss_mean")
 

@@ -8,11 +8,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import fedgkd_pl
+from fedgkd_pl.federation.message import to_safetensors
+from fedgkd_pl.federation.server import FederatedServer
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
-
-import fedgkd_pl
-from fedgkd_pl.federation.server import FederatedServer
 
 Row = dict[str, float]
 
@@ -86,11 +86,9 @@ class RunFiles(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes the global model and the summary."""
-        from safetensors.torch import save
-
         server = _server(pl_module)
-        state = {name: t.cpu().contiguous() for name, t in server.global_state().items()}
-        (_folder(trainer) / "global.safetensors").write_bytes(save(state))
+        model = to_safetensors(server.global_state())
+        (_folder(trainer) / "global.safetensors").write_bytes(model)
         accuracies = accuracy_summary(list(self.rows.values()))
         summary = {
             "method": type(server).__name__,

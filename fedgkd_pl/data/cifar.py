@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.resident import Examples
 from fedgkd_pl.data.transforms import ImageTransform

@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningDataModule
-
 from fedgkd_pl.data.partition import IID, Partition
 from fedgkd_pl.data.resident import Batches, ClientData, Examples
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.seeds import default_seed, derive
+from lightning.pytorch import LightningDataModule
 
 
 class CohortSampler:

@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import torch
-
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.resident import Examples
 from fedgkd_pl.data.transforms import Scale

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
-
 from fedgkd_pl.errors import SettingError, require
 
 Labels = npt.NDArray[np.int64]

@@ -5,10 +5,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
-
 from fedgkd_pl.data.partition import ClientIndex
 from fedgkd_pl.federation.seeds import derive
+from torch import Tensor
 
 Batch = tuple[Tensor, Tensor]
 # x and the generator of the batch's randomness (None: no augmentation) → the net's input

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from typing import Literal
 
 import torch
-
 from fedgkd_pl.engines.base import Engine, Session, schedule
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.client_trainer import ClientTrainer, Job

@@ -21,8 +21,6 @@ from typing import Any, cast
 import cloudpickle
 import torch
 import torch.multiprocessing
-from torch import Tensor
-
 from fedgkd_pl.engines.base import Session, schedule
 from fedgkd_pl.federation.client_trainer import ClientTrainer, Job
 from fedgkd_pl.federation.message import (
@@ -31,6 +29,7 @@ from fedgkd_pl.federation.message import (
     decode_state,
     encode_state,
 )
+from torch import Tensor
 
 
 class ClientFailed(RuntimeError):

@@ -1,7 +1,6 @@
 """The n_k-weighted mean of models, one at a time."""
 
 import torch
-
 from fedgkd_pl.federation.message import State
 
 

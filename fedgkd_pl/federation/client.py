@@ -3,11 +3,10 @@
 from copy import deepcopy
 from typing import Any
 
+from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
-
-from fedgkd_pl.federation.message import ClientUpdate, Message, State
 
 
 class FederatedClient(LightningModule):
@@ -29,7 +28,7 @@ class FederatedClient(LightningModule):
         scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__()
-        self.net = deepcopy(net).train()
+        self.net = deepcopy(net).cpu().train()
         self.optimizer = optimizer
         self.scheduler = scheduler
         self._sums: dict[str, Tensor] = {}

@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning.pytorch import Trainer
-
 from fedgkd_pl.data.resident import ClientData
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.federation.seeds import derive, seeded
+from lightning.pytorch import Trainer
 
 if TYPE_CHECKING:
     from fedgkd_pl.federation.client import FederatedClient

@@ -117,17 +117,29 @@ def _nbytes(state: Mapping[str, Tensor]) -> int:
     return sum(tensor.nbytes for tensor in state.values())
 
 
-def _encode(groups: Mapping[str, State], info: dict[str, Any]) -> bytes:
+def to_safetensors(state: State) -> bytes:
+    """Tensors as one safetensors blob; tied weights are written under each of their names.
+
+    Args:
+        state: tensors by name, on any device.
+    """
     from safetensors.torch import save
 
-    tensors = {
-        f"{group}/{name}": tensor.detach().cpu().contiguous()
-        for group, state in groups.items()
-        for name, tensor in state.items()
-    }
+    seen: set[int] = set()
+    plain: State = {}
+    for name, tensor in state.items():
+        tensor = tensor.detach().cpu().contiguous()
+        place = tensor.untyped_storage().data_ptr()
+        plain[name] = tensor.clone() if place in seen else tensor
+        seen.add(place)
+    return bytes(save(plain))
+
+
+def _encode(groups: Mapping[str, State], info: dict[str, Any]) -> bytes:
+    tensors = {f"{group}/{n}": t for group, state in groups.items() for n, t in state.items()}
     text = json.dumps(info).encode()
     tensors[_INFO] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    return bytes(save(tensors))
+    return to_safetensors(tensors)
 
 
 def _decode(blob: bytes) -> tuple[dict[str, State], dict[str, Any]]:

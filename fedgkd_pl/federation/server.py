@@ -1,19 +1,19 @@
 """The server's plumbing: evaluation, reports, checkpoints, the engine's life. No algorithm."""
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from lightning.pytorch import LightningModule
-from torch import Tensor, nn
-
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.resident import Batch
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.federation.client_trainer import Job
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.federation.metrics import Evaluation, cohort_statistics
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from fedgkd_pl.engines.base import Engine, Session
@@ -110,8 +110,10 @@ class FederatedServer(LightningModule):
         examples = data.test[:2]
         training = self.net.training
         self.net.eval()
-        device = next((p.device for p in self.net.parameters()), torch.device("cpu"))
-        inputs = examples.transform(examples.inputs, None).to(device)
+        inputs = examples.transform(examples.inputs, None)
+        for parameter in self.net.parameters():
+            inputs = inputs.to(parameter if inputs.is_floating_point() else parameter.device)
+            break
         try:
             with torch.no_grad():
                 shape = tuple(self.net(inputs).shape)
@@ -162,6 +164,8 @@ class FederatedServer(LightningModule):
             self.trainer.world_size,
         )
         self.check(data)
+        # A round is an epoch of one batch, and what is logged is logged per epoch.
+        warnings.filterwarnings("ignore", "The number of training batches \\(1\\) is smaller")
         self.evaluations = nn.ModuleDict(
             {split: Evaluation(data.num_classes) for split in ("val", "test")}
         )

@@ -4,10 +4,9 @@ from collections import deque
 from copy import deepcopy
 
 import torch
-from torch import Tensor, nn
-
 from fedgkd_pl.federation.aggregate import WeightedMean
 from fedgkd_pl.federation.message import State
+from torch import Tensor, nn
 
 
 class TeacherBuffer:
@@ -50,7 +49,7 @@ class FrozenNet:
     """
 
     def __init__(self, net: nn.Module) -> None:
-        self.net = deepcopy(net).requires_grad_(False).eval()
+        self.net = deepcopy(net).cpu().requires_grad_(False).eval()
 
     def load(self, state: State) -> None:
         """Takes a model's weights and buffers.

@@ -9,10 +9,6 @@ FedAdam and its kin (Reddi et al., ICLR 2021).
 """
 
 import torch
-from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
-
 from fedgkd_pl.data.resident import Batch
 from fedgkd_pl.engines.base import Engine
 from fedgkd_pl.engines.local import LocalEngine
@@ -20,6 +16,9 @@ from fedgkd_pl.federation.aggregate import WeightedMean
 from fedgkd_pl.federation.client import FederatedClient
 from fedgkd_pl.federation.message import Message, State
 from fedgkd_pl.federation.server import FederatedServer
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 
 class FedAvg(FederatedServer):

@@ -12,15 +12,14 @@ nothing more is sent than in FedAvg; with M>1 the mean is sent beside it.
 
 from typing import Any, Literal
 
-from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, kl_div, log_softmax, mse_loss
-
 from fedgkd_pl.data.resident import Batch
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.message import Message, State
 from fedgkd_pl.federation.teachers import FrozenNet, TeacherBuffer
 from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, kl_div, log_softmax, mse_loss
 
 Distance = Literal["kl", "mse"]
 

@@ -2,14 +2,16 @@
 
 from collections import OrderedDict
 
+from fedgkd_pl.errors import require
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from fedgkd_pl.errors import require
-
 
 def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
-    return nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
+    """He's initialisation; with torch's own, skewed clients stay at their majority class."""
+    conv = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
+    nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
+    return conv
 
 
 class _BasicBlock(nn.Module):

@@ -1,0 +1,139 @@
+"""Small real pieces that tests put together: a table of numbers, a short fit."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fedgkd_pl.data.datamodule import FederatedDataModule
+from fedgkd_pl.data.partition import Indices, Labels, Partition
+from fedgkd_pl.data.resident import Examples
+from fedgkd_pl.data.transforms import Scale
+from lightning.pytorch import LightningModule, Trainer, seed_everything
+from torch import nn
+
+REPO = Path(__file__).parents[1]
+
+
+class Given(Partition):
+    """Clients with exactly these samples."""
+
+    def __init__(self, parts: Sequence[Sequence[int]]) -> None:
+        self.parts = [np.array(part) for part in parts]
+
+    def split(self, labels: Labels, num_clients: int, generator: Any) -> Iterator[Indices]:
+        yield from self.parts
+
+
+class Table(FederatedDataModule):
+    """Numbers made here: what a test can compute by hand."""
+
+    name = "table"
+    num_classes = 3
+
+    def __init__(self, sizes: Sequence[int] = (8, 5), features: int = 4, **kwargs: Any) -> None:
+        ends = np.cumsum(sizes).tolist()
+        parts = [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+        defaults: dict[str, Any] = {
+            "num_clients": len(sizes),
+            "partition": Given(parts),  # type: ignore[arg-type]
+            "batch_size": 100,
+            "val_fraction": 0.0,
+            "seed": 0,
+        }
+        super().__init__(**(defaults | kwargs))
+        rng = np.random.default_rng(7)
+        rows = ends[-1] + (6 if self.val_fraction else 0)
+        self.val_fraction = 6 / rows if self.val_fraction else 0.0
+        self.x = rng.normal(size=(rows, features)).astype(np.float32)
+        self.y = rng.integers(0, 3, rows)
+
+    def load(self) -> tuple[Examples, Examples]:
+        all_ = Examples(torch.from_numpy(self.x), torch.from_numpy(self.y), Scale(1))
+        return all_, all_[:6]
+
+    def arrays(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Each client's (x, y)."""
+        self.setup()
+        return [(self.x[part], self.y[part]) for part in self.client_data.index]
+
+
+def quiet_trainer(**kwargs: Any) -> Trainer:
+    silent: dict[str, Any] = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "accelerator": "cpu",
+        "devices": 1,
+        "num_sanity_val_steps": 0,
+    }
+    return Trainer(**(silent | kwargs))
+
+
+def linear(features: int = 4, classes: int = 3, seed: int = 0) -> nn.Linear:
+    seed_everything(seed, verbose=False)
+    return nn.Linear(features, classes)
+
+
+def fit(model: LightningModule, data: FederatedDataModule, rounds: int, **kwargs: Any) -> Trainer:
+    trainer = quiet_trainer(max_epochs=rounds, **kwargs)
+    trainer.fit(model, data)
+    return trainer
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    """Equal bit for bit."""
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.fixture(autouse=True)
+def _no_seed_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+
+
+@pytest.fixture
+def run(tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """The command line, in an empty folder: returns (exit code, stdout, stderr)."""
+    from fedgkd_pl.__main__ import main
+
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words: str) -> tuple[int, str, str]:
+        try:
+            code = main([str(word) for word in words])
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        return (code, *capfd.readouterr())
+
+    return call
+
+
+def script(text: str, folder: Path, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+    """Runs a Python script of the user's in a new process."""
+    file = folder / "script.py"
+    file.write_text(text)
+    path = os.pathsep.join(filter(None, [str(REPO), os.environ.get("PYTHONPATH")]))
+    return subprocess.run(
+        [sys.executable, str(file)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+@pytest.fixture
+def real_data() -> Path:
+    """The folder of real datasets, where there is one."""
+    folder = os.environ.get("FEDGKD_DATA")
+    if not folder or not (Path(folder) / "cifar-10-batches-py").is_dir():
+        pytest.skip("FEDGKD_DATA does not name a folder with cifar-10-batches-py")
+    return Path(folder)

@@ -1,0 +1,223 @@
+"""The same bits from one process or several, in any order."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fedgkd_pl import MLP, Digits, Dirichlet, FedAvg, FedGKD, LocalEngine
+from fedgkd_pl.engines.base import schedule
+from fedgkd_pl.engines.pool import ClientFailed, Pool
+from fedgkd_pl.errors import SettingError
+from fedgkd_pl.federation.message import ClientUpdate, Message
+from fedgkd_pl.methods.fedavg import FedAvgClient
+from torch.optim import SGD
+
+from tests.conftest import Table, fit, linear, same, script, seed_everything
+
+LOCAL: dict[str, Any] = {"optimizer": partial(SGD, lr=0.1, momentum=0.9)}
+
+
+def train(workers: int) -> FedGKD:
+    seed_everything(3, verbose=False)
+    data = Digits(num_clients=7, partition=Dirichlet(alpha=0.5), participation=0.6, batch_size=20)
+    model = FedGKD(MLP(hidden=[16]), buffer_size=2, engine=LocalEngine(workers), **LOCAL)
+    fit(model, data, 3)
+    return model
+
+
+def test_workers_give_identical_models() -> None:
+    one, two, three = train(1), train(2), train(3)
+    assert same(one.net.state_dict(), two.net.state_dict())
+    assert same(one.net.state_dict(), three.net.state_dict())
+    assert (one.bytes_down, one.bytes_up) == (two.bytes_down, two.bytes_up)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_client_order_does_not_matter(workers: int) -> None:
+    class Shuffled(FedAvg):
+        def training_step(self, cohort: list[int], batch_idx: int) -> None:
+            super().training_step(cohort[::-1], batch_idx)
+
+    data = {"sizes": (8, 5, 9, 5), "batch_size": 4}
+    forward = FedAvg(linear(), engine=LocalEngine(workers), **LOCAL)
+    backward = Shuffled(linear(), engine=LocalEngine(workers), **LOCAL)
+    fit(forward, Table(**data), 2)  # type: ignore[arg-type]
+    fit(backward, Table(**data), 2)  # type: ignore[arg-type]
+    assert same(forward.net.state_dict(), backward.net.state_dict())
+
+
+def test_largest_client_first() -> None:
+    data = Table(sizes=(3, 9, 5, 9)).client_data
+    job: Any = type("Job", (), {"data": data})
+    assert schedule(job, [0, 1, 2, 3]) == schedule(job, [3, 2, 0, 1]) == [1, 3, 2, 0]
+
+
+class Remembering(FedAvgClient):
+    """Keeps how often it has trained, with the client."""
+
+    def receive(self, message: Message, state: dict[str, torch.Tensor]) -> None:
+        super().receive(message, state)
+        self.times = state.get("times", torch.zeros(1, dtype=torch.int64)) + 1
+
+    def reply(self) -> ClientUpdate:
+        update = super().reply()
+        update.state = {"times": self.times}
+        update.extra = {"times": self.times.float()}
+        return update
+
+
+class Counting(FedAvg):
+    """A method whose clients keep state."""
+
+    def client(self) -> FedAvgClient:
+        return Remembering(self.net, self.optimizer, self.scheduler)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_client_state_is_kept_per_client_and_created_lazily(workers: int) -> None:
+    model = Counting(linear(), engine=LocalEngine(workers), **LOCAL)
+    data = Table(sizes=(5, 6, 7, 8, 9), participation=0.4)
+    trained: list[int] = []
+    sampler = data.train_dataloader().sampler
+    for epoch in range(4):
+        sampler.set_epoch(epoch)
+        trained += sampler.cohort()
+    fit(model, data, 4)
+    times = {client: int(state["times"]) for client, state in model._client_states.items()}
+    assert times == {client: trained.count(client) for client in sorted(set(trained))}
+    assert len(times) < 5  # some client was never drawn and costs nothing
+
+
+class Tied(torch.nn.Module):
+    """Two names for one weight, as in language models."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = torch.nn.Linear(4, 4)
+        self.second = torch.nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+        self.head = torch.nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.second(self.first(x).relu()))
+        return logits
+
+
+def test_tied_weights_stay_tied_in_a_pool() -> None:
+    models = [FedGKD(Tied(), buffer_size=2, engine=LocalEngine(n), **LOCAL) for n in (1, 2)]
+    for model in models:
+        fit(model, Table(sizes=(8, 5, 6), batch_size=4), 3)
+    assert same(models[0].net.state_dict(), models[1].net.state_dict())
+    assert models[1].net.first.weight is models[1].net.second.weight
+
+
+class Fails(FedAvgClient):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if len(batch[1]) == 5:
+            raise ValueError("this client cannot")
+        return super().training_step(batch, batch_idx)
+
+
+class Failing(FedAvg):
+    def client(self) -> FedAvgClient:
+        return Fails(self.net, self.optimizer, self.scheduler)
+
+
+def test_a_failing_worker_names_the_client_and_leaves_no_process() -> None:
+    model = Failing(linear(), engine=LocalEngine(2), **LOCAL)
+    with pytest.raises(ClientFailed, match=r"(?s)client 1 failed.*this client cannot"):
+        fit(model, Table(sizes=(8, 5)), 1)
+    assert model._session is None
+
+
+class Dies(FedAvgClient):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        import os
+
+        os._exit(7)
+
+
+class Dying(FedAvg):
+    def client(self) -> FedAvgClient:
+        return Dies(self.net, self.optimizer, self.scheduler)
+
+
+def test_a_dead_worker_is_reported() -> None:
+    with pytest.raises(ClientFailed, match=r"died \(exit code 7"):
+        fit(Dying(linear(), engine=LocalEngine(2), **LOCAL), Table(), 1)
+
+
+def test_pool_closes_its_processes() -> None:
+    model = FedAvg(linear(), engine=LocalEngine(2), **LOCAL)
+    pools: list[Any] = []
+    model.on_train_epoch_end = lambda: pools.append(list(model._session.processes))  # type: ignore
+    fit(model, Table(), 1)
+    assert len(pools[0]) == 2
+    assert not any(process.is_alive() for process in pools[0])
+
+
+def test_auto_takes_what_cohort_and_cores_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Any] = []
+    monkeypatch.setattr("fedgkd_pl.engines.local.InProcess", lambda job, threads: opened.append(1))
+    monkeypatch.setattr(Pool, "__init__", lambda self, job, workers, _: opened.append(workers))
+    monkeypatch.setattr("fedgkd_pl.engines.local._cores", lambda: 4)
+    job: Any = type("Job", (), {"device": torch.device("cpu")})
+    for engine, cohort in [
+        (LocalEngine(), 10),  # four cores
+        (LocalEngine(), 3),  # three clients
+        (LocalEngine(threads=2), 10),  # two threads each
+        (LocalEngine(), 1),
+    ]:
+        engine.open(job, cohort)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    job.device = torch.device("cuda", 0)
+    LocalEngine().open(job, 10)
+    assert opened == [4, 3, 2, 1, 2]
+
+
+@pytest.mark.parametrize("workers", [0, -1])
+def test_bad_workers(workers: int) -> None:
+    with pytest.raises(SettingError, match="workers"):
+        LocalEngine(workers)
+
+
+SCRIPT = """
+from fedgkd_pl import Digits, FedAvg, LocalEngine
+from fedgkd_pl.methods.fedavg import FedAvgClient
+from lightning.pytorch import Trainer
+from torch import nn
+from torch.optim import SGD
+
+print("the script runs", flush=True)
+
+class MyNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+    def forward(self, x):
+        return self.layer(x)
+
+class MyClient(FedAvgClient):
+    def training_step(self, batch, batch_idx):
+        return 2 * super().training_step(batch, batch_idx)
+
+class MyMethod(FedAvg):
+    def client(self):
+        return MyClient(self.net, self.optimizer, self.scheduler)
+
+model = MyMethod(MyNet(), optimizer=lambda p: SGD(p, lr=0.1), engine=LocalEngine(workers=2))
+trainer = Trainer(max_epochs=2, logger=False, enable_checkpointing=False)
+trainer.fit(model, Digits(num_clients=3))
+print("rounds", trainer.global_step)
+"""
+
+
+def test_a_plain_script_with_its_own_classes_uses_the_pool(tmp_path: Path) -> None:
+    """No ``if __name__ == "__main__"``, a net, a method and a lambda of the script's own."""
+    done = script(SCRIPT, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("the script runs") == 1
+    assert "rounds 2" in done.stdout

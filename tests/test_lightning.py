@@ -1,0 +1,230 @@
+"""Stock Lightning: the Trainer, its callbacks, its counters, its checkpoints."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fedgkd_pl import MLP, Digits, Dirichlet, FedAvg, FedGKD, LocalEngine, ResNet8
+from fedgkd_pl.errors import SettingError
+from lightning.pytorch import Callback, Trainer, seed_everything
+from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from torch.optim import SGD
+
+from tests.conftest import Table, fit, linear, quiet_trainer, same
+
+LOCAL: dict[str, Any] = {
+    "optimizer": partial(SGD, lr=0.1, momentum=0.9),
+    "engine": LocalEngine(workers=1),
+}
+
+
+def table(**kwargs: Any) -> Table:
+    return Table(**({"sizes": (8, 5, 7, 6), "val_fraction": 0.1, "participation": 0.5} | kwargs))
+
+
+def test_ten_lines_run_on_the_stock_trainer(tmp_path: Path) -> None:
+    data = Digits(
+        num_clients=20,
+        partition=Dirichlet(alpha=0.1, balanced=True),
+        participation=0.2,
+        batch_size=64,
+    )
+    model = FedGKD(
+        MLP(),
+        gamma=0.2,
+        buffer_size=5,
+        local_epochs=2,
+        optimizer=partial(SGD, lr=0.05, momentum=0.9),
+    )
+    trainer = Trainer(max_epochs=3, default_root_dir=tmp_path, enable_progress_bar=False)
+    trainer.fit(model, data)
+    assert trainer.global_step == trainer.current_epoch == 3
+    assert {"val/acc", "val/loss", "val/f1", "test/acc", "test/loss", "client/loss_mean"} <= set(
+        trainer.callback_metrics
+    )
+    assert list(tmp_path.rglob("*.ckpt")), "the stock ModelCheckpoint wrote nothing"
+
+
+def test_a_round_is_a_step_is_an_epoch() -> None:
+    counters: list[tuple[int, int, int]] = []
+
+    class Count(Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+            counters.append((trainer.global_step, trainer.current_epoch + 1, pl_module.round))
+
+    trainer = fit(FedAvg(linear(), **LOCAL), table(), 4, callbacks=[Count()])
+    assert counters == [(n, n, n) for n in (1, 2, 3, 4)]
+    assert trainer.global_step == trainer.current_epoch == 4
+
+
+def test_model_checkpoint_keeps_the_best_round(tmp_path: Path) -> None:
+    seen: list[float] = []
+
+    class Watch(Callback):
+        def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+            seen.append(float(trainer.callback_metrics["val/loss"]))
+
+    best = ModelCheckpoint(tmp_path, monitor="val/loss", mode="min", filename="{epoch}")
+    callbacks = [Watch(), best]
+    fit(FedAvg(linear(), **LOCAL), table(), 5, callbacks=callbacks, enable_checkpointing=True)
+    assert len(seen) == 5
+    assert best.best_model_score == pytest.approx(min(seen))
+    assert Path(best.best_model_path).name == f"epoch={seen.index(min(seen))}.ckpt"
+
+
+def test_early_stopping_counts_rounds() -> None:
+    frozen = FedAvg(linear(), optimizer=partial(SGD, lr=0.0), engine=LocalEngine(1))
+    stop = EarlyStopping("val/acc", mode="max", patience=2)
+    trainer = fit(frozen, table(), 20, callbacks=[stop])
+    assert (
+        trainer.current_epoch == trainer.global_step == 3
+    )  # one to compare with, two without gain
+
+
+def test_learning_rate_monitor_sees_the_servers_rate(tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path)
+    model = FedAvg(linear(), server_optimizer=partial(SGD, lr=0.7), **LOCAL)
+    callbacks = [LearningRateMonitor("epoch")]
+    fit(model, table(), 3, callbacks=callbacks, logger=logger, log_every_n_steps=1)
+    rows = (Path(logger.log_dir) / "metrics.csv").read_text().splitlines()
+    column = rows[0].split(",").index("lr-SGD")
+    rates = [row.split(",")[column] for row in rows[1:] if row.split(",")[column]]
+    assert rates == ["0.7"] * 3
+
+
+@pytest.mark.parametrize("when", ["validation end", "epoch end"])
+@pytest.mark.parametrize("method", [FedAvg, partial(FedGKD, gamma=1.0, buffer_size=3)])
+def test_resume_is_exact(when: str, method: Any, tmp_path: Path) -> None:
+    """Six rounds, or three and then three more from either of Lightning's two saving points."""
+
+    def model() -> FedAvg:
+        server = partial(SGD, lr=1.0, momentum=0.5)
+        built: FedAvg = method(linear(), server_optimizer=server, **LOCAL)
+        return built
+
+    whole, first, second = model(), model(), model()
+    fit(whole, table(), 6)
+    save = ModelCheckpoint(tmp_path, save_last=True, save_on_train_epoch_end=when == "epoch end")
+    fit(first, table(), 3, callbacks=[save], enable_checkpointing=True)
+    trainer = quiet_trainer(max_epochs=6)
+    trainer.fit(second, table(), ckpt_path=tmp_path / "last.ckpt")
+    assert trainer.global_step == trainer.current_epoch == 6
+    assert same(whole.net.state_dict(), second.net.state_dict())
+    assert not same(whole.net.state_dict(), first.net.state_dict())
+    assert (whole.bytes_down, whole.bytes_up) == (second.bytes_down, second.bytes_up)
+
+
+def test_validate_test_predict() -> None:
+    data, model = table(), FedAvg(linear(), **LOCAL)
+    trainer = fit(model, data, 1)
+    validated = trainer.validate(model, data, verbose=False)[0]
+    tested = trainer.test(model, data, verbose=False)[0]
+    assert all(name.startswith("val/") for name in validated)
+    assert all(name.startswith("test/") for name in tested)
+    probabilities = torch.cat(trainer.predict(model, data))  # type: ignore[arg-type]
+    x, y = torch.from_numpy(data.x[:6]), torch.from_numpy(data.y[:6])
+    expected = model.net(x).softmax(1)
+    torch.testing.assert_close(probabilities, expected.detach())
+    assert tested["test/acc"] == pytest.approx((expected.argmax(1) == y).float().mean().item())
+    loss = torch.nn.functional.cross_entropy(model.net(x), y).item()
+    assert tested["test/loss"] == pytest.approx(loss, abs=1e-6)
+
+
+def test_metrics_are_those_of_their_definitions() -> None:
+    """Per-class accuracy and macro F1 by counting."""
+    data, model = table(), FedAvg(linear(), **LOCAL)
+    trainer = fit(model, data, 2)
+    y = data.y[:6]
+    guess = model.net(torch.from_numpy(data.x[:6])).argmax(1).numpy()
+    f1s = []
+    for label in range(3):
+        hit = int(((guess == label) & (y == label)).sum())
+        truth, guessed = int((y == label).sum()), int((guess == label).sum())
+        recall = hit / truth if truth else 0.0
+        reported = float(trainer.callback_metrics[f"test/class_acc/{label}"])
+        assert reported == pytest.approx(recall)
+        if truth + guessed:
+            f1s.append(2 * hit / (truth + guessed))
+    assert float(trainer.callback_metrics["test/f1"]) == pytest.approx(sum(f1s) / len(f1s))
+
+
+def test_what_clients_report_is_spread_over_the_cohort() -> None:
+    from fedgkd_pl.federation.metrics import cohort_statistics
+
+    reports = [{"loss": float(value)} for value in (1, 2, 3, 4, 10)]
+    statistics = cohort_statistics(reports)
+    assert statistics["client/loss_mean"] == 4
+    assert statistics["client/loss_std"] == pytest.approx((50 / 5) ** 0.5)
+    assert statistics["client/loss_p10"] == pytest.approx(1.4)
+    assert statistics["client/loss_p90"] == pytest.approx(7.6)
+
+
+def test_clients_inherit_precision_and_clipping() -> None:
+    model = FedAvg(linear(), **LOCAL)
+    settings: list[Any] = []
+
+    class Look(Callback):
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            pass
+
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+            client = pl_module._session.trainer.trainer
+            settings.append((client.precision, client.gradient_clip_val))
+
+    for _ in range(2):  # the setting outlives a fit
+        fit(model, table(), 1, callbacks=[Look()], precision="bf16-mixed", gradient_clip_val=0.3)
+    assert settings == [("bf16-mixed", 0.3)] * 2
+
+
+def test_evaluation_cadence() -> None:
+    evaluated: list[int] = []
+
+    class Watch(Callback):
+        def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+            evaluated.append(pl_module.round)
+
+    model = FedAvg(linear(), **LOCAL)
+    fit(model, table(), 4, check_val_every_n_epoch=2, callbacks=[Watch()])
+    assert evaluated == [2, 4]
+
+
+@pytest.mark.parametrize(
+    ("net", "key"),
+    [(lambda: linear(classes=5), "num_classes"), (lambda: ResNet8(3), "net")],
+    ids=["classes", "shape"],
+)
+def test_a_net_that_does_not_fit_the_data(net: Any, key: str) -> None:
+    with pytest.raises(SettingError) as error:
+        fit(FedAvg(net(), **LOCAL), table(), 1)
+    assert error.value.key == key
+
+
+def test_other_data_is_refused() -> None:
+    with pytest.raises(SettingError, match="FederatedDataModule"):
+        quiet_trainer(max_epochs=1).fit(FedAvg(linear(), **LOCAL), [[0]])
+
+
+def test_checkpoint_of_another_method_is_refused(tmp_path: Path) -> None:
+    save = ModelCheckpoint(tmp_path, save_last=True)
+    fit(FedAvg(linear(), **LOCAL), table(), 1, callbacks=[save], enable_checkpointing=True)
+    with pytest.raises(SettingError, match="written by FedAvg, this run is FedGKD"):
+        quiet_trainer(max_epochs=2).fit(
+            FedGKD(linear(), **LOCAL), table(), ckpt_path=tmp_path / "last.ckpt"
+        )
+
+
+def test_checkpoints_hold_no_code(tmp_path: Path) -> None:
+    save = ModelCheckpoint(tmp_path, save_last=True)
+    fit(FedGKD(linear(), **LOCAL), table(), 2, callbacks=[save], enable_checkpointing=True)
+    checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    assert checkpoint["fedgkd_pl"]["method"] == "FedGKD"
+    assert "hyper_parameters" not in checkpoint  # they would silently beat the command line
+
+
+def test_seed_of_seed_everything_is_taken() -> None:
+    seed_everything(11, verbose=False)
+    assert Digits().seed == 11
+    assert Digits(seed=4).seed == 4

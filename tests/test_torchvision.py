@@ -1,0 +1,68 @@
+"""torchvision beside any torch, in a process of its own."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fedgkd_pl import _torchvision
+
+from tests.conftest import script
+
+IMPORTS = """
+import sys
+import fedgkd_pl
+assert "torch" not in sys.modules, "importing the package alone must stay cheap"
+import torchvision, torchmetrics, lightning
+from fedgkd_pl import _torchvision
+from torchvision.models import resnet18
+print("declared", len(_torchvision._declared), len(list(resnet18().parameters())))
+"""
+
+
+def test_importing_the_package_makes_torchvision_importable(tmp_path: Path) -> None:
+    done = script(IMPORTS, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[0] == "declared" and done.stdout.split()[2] == "62"
+
+
+def test_where_the_operators_load_nothing_is_touched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "_C.so").touch()
+    loaded: list[Path] = []
+    monkeypatch.setattr(torch.ops, "load_library", loaded.append)
+    before = list(_torchvision._declared)
+    assert _torchvision.declare_missing_operators(tmp_path) is False
+    assert loaded == [tmp_path / "_C.so"]
+    assert _torchvision._declared == before
+
+
+def test_where_they_do_not_load_both_names_are_declared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "_C.so").write_bytes(b"not a library")
+    defined: list[str] = []
+
+    class Library:
+        def __init__(self, namespace: str, kind: str) -> None:
+            assert (namespace, kind) == ("torchvision", "DEF")
+
+        def define(self, schema: str) -> None:
+            defined.append(schema.split("(")[0])
+
+    monkeypatch.setattr(torch.library, "Library", Library)
+    monkeypatch.setattr(_torchvision, "_declared", [])
+    assert _torchvision.declare_missing_operators(tmp_path) is True  # a real failure of dlopen
+    assert defined == ["nms", "qnms"]
+
+
+def test_the_finder_steps_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(_torchvision, "declare_missing_operators", calls.append)
+    finder = _torchvision._Finder()
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    assert finder.find_spec("json") is None and not calls
+    assert finder.find_spec("torchvision") is None
+    assert [path.name for path in calls] == ["torchvision"] and finder not in sys.meta_path
