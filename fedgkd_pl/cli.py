@@ -5,6 +5,7 @@ import json
 import logging
 import sys
 import warnings
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,7 @@ class FederatedCLI(LightningCLI):
                 "default_env": True,
                 "env_prefix": "FEDGKD",
                 "prog": "fedgkd-pl",
+                "allow_abbrev": False,
                 **{
                     name: {"usage": f"fedgkd-pl {name} [--config FILE ...] [--KEY VALUE ...]"}
                     for name in self.subcommands()
@@ -94,6 +96,9 @@ class FederatedCLI(LightningCLI):
             args: the words.
         """
         self.config = parser.parse_args(args)  # type: ignore[arg-type]
+
+    def _parse_ckpt_path(self) -> None:
+        """Lightning would let a checkpoint's hyper-parameters beat the flags; ours holds none."""
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Adds ours to Lightning's.
@@ -141,12 +146,15 @@ class FederatedCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         """Adds the files of a run to what it leaves."""
-        if self.subcommand != "fit":
+        if self.subcommand == "fit":
+            self.fixed = self._fixed_settings()
+            self.trainer_defaults["callbacks"].append(RunFiles(self.fixed))
+        else:
             self.save_config_callback = None
+        try:
             return super().instantiate_trainer(**kwargs)
-        self.fixed = self._fixed_settings()
-        self.trainer_defaults["callbacks"].append(RunFiles(self.fixed))
-        return super().instantiate_trainer(**kwargs)
+        except (ValueError, TypeError, MisconfigurationException) as error:
+            raise SettingError("trainer", str(error)) from error
 
     def instantiate_classes(self) -> None:
         """Instantiates; what a constructor refuses is told with its whole key."""
@@ -254,13 +262,19 @@ def run(words: list[str]) -> int:
     """Runs a command of the Trainer.
 
     Args:
-        words: the command and its arguments; ``--debug`` among them lets errors through whole.
+        words: the command and its arguments. ``--debug`` among them lets errors through whole;
+            ``--import MODULE`` imports the user's own classes, from the current folder too.
 
     Returns:
         The exit code.
     """
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
+    while "--import" in words:
+        place = words.index("--import")
+        _, module = words[place : place + 2] if place + 1 < len(words) else ("", "")
+        del words[place : place + 2]
+        import_users(module)
     for place, word in enumerate(words):
         if word in ("-c", "--config") and place + 1 < len(words):
             words[place + 1] = resolve(words[place + 1])
@@ -278,3 +292,18 @@ def run(words: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 3 if isinstance(error, ClientFailed) else 2
     return 0
+
+
+def import_users(module: str) -> None:
+    """Imports the user's module, so that a config may name its classes.
+
+    Args:
+        module: a name that Python can import, from the current folder too.
+    """
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        import_module(module)
+    except ImportError as error:
+        raise SettingError("import", str(error), module) from error
+    except ValueError as error:
+        raise SettingError("import", "which module?") from error

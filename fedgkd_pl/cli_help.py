@@ -32,6 +32,8 @@ other classes: --model.help CLASS, --data.help CLASS, --model.net.help CLASS)
   --name NAME                 the run is written to <output_dir>/<name>/version_k (default: fedgkd)
   --output_dir DIR            where runs are kept (default: runs)
   --ckpt_path FILE            the checkpoint to resume, validate, test or predict from
+  --import MODULE             import your own nets and methods (my_nets.py of this folder: my_nets),
+                              so that --model and --model.net may name them
   --debug                     show the traceback of an error"""
 
 TAIL = """

@@ -40,7 +40,7 @@ def one_line(message: str) -> str:
     if "Expected a dot import path string" in flat:
         return f"{key}: no such class{_guess(got, fedgkd_pl.__all__)} (got {got})"
     text = re.sub(r'Parser key "[^"]+":? ?', "", flat)
-    return f"{key}: {text}" if key else text
+    return f"{key or 'config'}: {text}"
 
 
 def setting_error(error: Exception, settings: dict[str, Any]) -> SettingError:
