@@ -10,7 +10,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
-SHOWN = ("val/acc", "test/acc", "client/loss_mean")
+SHOWN = ("val/acc", "test/acc")
 
 
 class RoundProgress(ProgressBar):
@@ -46,8 +46,8 @@ class RoundProgress(ProgressBar):
         self.first_round, self.started = trainer.current_epoch, time.perf_counter()
         if self.enabled and sys.stdout.isatty():
             self.live = Progress(
-                TextColumn("{task.description:>8}"),
-                BarColumn(),
+                TextColumn("{task.description:>7}"),
+                BarColumn(bar_width=20),
                 MofNCompleteColumn(),
                 TextColumn("{task.fields[note]}"),
             )
@@ -76,13 +76,14 @@ class RoundProgress(ProgressBar):
         done, total = trainer.current_epoch + 1, trainer.max_epochs or 0
         per_round = (time.perf_counter() - self.started) / (done - self.first_round)
         metrics = trainer.callback_metrics
-        notes = [f"{name} {float(metrics[name]):.4f}" for name in SHOWN if name in metrics]
+        shown = "  ".join(f"{name} {float(metrics[name]):.4f}" for name in SHOWN if name in metrics)
         left = timedelta(seconds=round(per_round * max(0, total - done)))
-        note = "  ".join([*notes, f"{per_round:.1f} s/round", f"{left} left"])
+        time_left = f"{per_round:.1f} s/round  {left} left"
         if self.live:
-            self.live.update(self.tasks["rounds"], completed=done, note=note)
+            self.live.update(self.tasks["rounds"], completed=done, note=shown)
+            self.live.update(self.tasks["clients"], note=time_left)
         elif self.enabled:
-            print(f"round {done}/{total}  {note}", flush=True)
+            print(f"round {done}/{total}  {shown}  {time_left}", flush=True)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Closes the display."""

@@ -1,0 +1,62 @@
+"""The README's code runs as it stands."""
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from tests.conftest import REPO, script
+
+README = (REPO / "README.md").read_text(encoding="utf-8")
+PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_ten_lines(tmp_path: Path) -> None:
+    done = script(PYTHON[0], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.rglob("*.ckpt")), "the stock ModelCheckpoint wrote nothing"
+
+
+def test_the_method_in_thirty_lines(
+    run: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len([line for line in PYTHON[1].splitlines() if line.strip()]) <= 30
+    (tmp_path / "my_methods.py").write_text(PYTHON[1])
+    words = "fit --import my_methods --config quickstart.yaml --model FedProx --model.mu 0.1"
+    assert words in README.replace("\n", " ")
+    code, _, err = run(*words.split(), "--rounds", "2")
+    assert code == 0, err
+
+    module = sys.modules["my_methods"]
+    client = module.FedProxClient(torch.nn.Linear(2, 2), lambda p: torch.optim.SGD(p), None, 0.5)
+    w = {name: t.clone() for name, t in client.net.state_dict().items()}
+    client.start = {name: t + 0.1 for name, t in w.items()}
+    batch = (torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64))
+    near = torch.nn.functional.cross_entropy(client.net(batch[0]), batch[1]).item()
+    expected = near + 0.5 / 2 * 6 * 0.1**2  # six parameters, each 0.1 away
+    assert client.training_step(batch, 0).item() == pytest.approx(expected)
+
+
+def test_the_explained_config_is_the_shipped_one(
+    run: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    block = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)[0]
+    (tmp_path / "readme.yaml").write_text(block)
+    ours = run("fit", "--config", "readme.yaml", "--print_config")
+    shipped = run("fit", "--config", "cifar10_fedgkd.yaml", "--print_config")
+    assert ours[0] == shipped[0] == 0, ours[2]
+    assert yaml.safe_load(ours[1]) == yaml.safe_load(shipped[1])
+
+
+def test_every_flag_and_file_it_names_exists(run: Callable[..., tuple[int, str, str]]) -> None:
+    out = run("fit", "--help")[1]
+    for flag in set(re.findall(r"(--[\w.]+)", README)) - {"--model.mu", "--logdir", "--help"}:
+        assert flag in out, flag
+    for name in set(re.findall(r"--config (\w+\.yaml)", README)):
+        assert (REPO / "configs" / name).is_file(), name
+    for path in set(re.findall(r"`((?:tests|fedgkd_pl)/[\w/.]+)`", README)):
+        assert (REPO / path).exists(), path
