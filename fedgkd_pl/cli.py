@@ -283,7 +283,12 @@ def run(words: list[str]) -> int:
     # Lightning speaks of epochs, of a cloud service and of its own deprecations.
     for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", "`isinstance\\(treespec, LeafSpec\\)` is deprecated")
+    for text in (
+        "`isinstance\\(treespec, LeafSpec\\)` is deprecated",
+        "Be aware that when using `ckpt_path`, callbacks",
+        "The dirpath has changed",
+    ):
+        warnings.filterwarnings("ignore", text)
     try:
         FederatedCLI(words)
     except (SettingError, MisconfigurationException, ClientFailed) as error:
