@@ -14,21 +14,42 @@ from fedgkd_pl import _torchvision
 if TYPE_CHECKING:
     from fedgkd_pl.callbacks.progress import RoundProgress as RoundProgress
     from fedgkd_pl.callbacks.run_files import RunFiles as RunFiles
+    from fedgkd_pl.data.ag_news import AGNews as AGNews
     from fedgkd_pl.data.cifar import CIFAR10 as CIFAR10
+    from fedgkd_pl.data.cifar import CIFAR100 as CIFAR100
     from fedgkd_pl.data.datamodule import FederatedDataModule as FederatedDataModule
     from fedgkd_pl.data.digits import Digits as Digits
     from fedgkd_pl.data.partition import IID as IID
+    from fedgkd_pl.data.partition import ByKey as ByKey
     from fedgkd_pl.data.partition import Dirichlet as Dirichlet
+    from fedgkd_pl.data.partition import Pathological as Pathological
+    from fedgkd_pl.data.partition import QuantitySkew as QuantitySkew
+    from fedgkd_pl.data.partition import Shards as Shards
+    from fedgkd_pl.data.sst5 import SST5 as SST5
+    from fedgkd_pl.data.text import TextDataModule as TextDataModule
+    from fedgkd_pl.data.tiny_imagenet import TinyImageNet as TinyImageNet
+    from fedgkd_pl.data.toy import Toy2D as Toy2D
     from fedgkd_pl.engines.local import LocalEngine as LocalEngine
     from fedgkd_pl.methods.fedavg import FedAvg as FedAvg
     from fedgkd_pl.methods.fedgkd import FedGKD as FedGKD
+    from fedgkd_pl.models.heads import SplitNet as SplitNet
     from fedgkd_pl.models.mlp import MLP as MLP
+    from fedgkd_pl.models.resnet import ResNet as ResNet
     from fedgkd_pl.models.resnet import ResNet8 as ResNet8
+    from fedgkd_pl.models.resnet import ResNet18 as ResNet18
+    from fedgkd_pl.models.resnet import ResNet20 as ResNet20
+    from fedgkd_pl.models.resnet import ResNet32 as ResNet32
+    from fedgkd_pl.models.resnet import ResNet50 as ResNet50
+    from fedgkd_pl.models.resnet import ResNet56 as ResNet56
+    from fedgkd_pl.models.text import TextClassifier as TextClassifier
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "AGNews": "data.ag_news",
+    "ByKey": "data.partition",
     "CIFAR10": "data.cifar",
+    "CIFAR100": "data.cifar",
     "Digits": "data.digits",
     "Dirichlet": "data.partition",
     "FedAvg": "methods.fedavg",
@@ -37,9 +58,24 @@ _HOME = {
     "IID": "data.partition",
     "LocalEngine": "engines.local",
     "MLP": "models.mlp",
+    "Pathological": "data.partition",
+    "QuantitySkew": "data.partition",
+    "ResNet": "models.resnet",
+    "ResNet18": "models.resnet",
+    "ResNet20": "models.resnet",
+    "ResNet32": "models.resnet",
+    "ResNet50": "models.resnet",
+    "ResNet56": "models.resnet",
     "ResNet8": "models.resnet",
     "RoundProgress": "callbacks.progress",
     "RunFiles": "callbacks.run_files",
+    "SST5": "data.sst5",
+    "Shards": "data.partition",
+    "SplitNet": "models.heads",
+    "TextClassifier": "models.text",
+    "TextDataModule": "data.text",
+    "TinyImageNet": "data.tiny_imagenet",
+    "Toy2D": "data.toy",
 }
 __all__ = ["__version__", *sorted(_HOME)]
 

@@ -11,6 +11,7 @@ TRAINER_COMMANDS = {
     "fit": "train: every round of the config, from start or from --ckpt_path",
     "validate": "evaluate a checkpoint on the server's validation set",
     "test": "evaluate a checkpoint on the test set",
+    "partition": "show who would hold what, before anything is trained: table, JSON, chart",
     "predict": "write a checkpoint's predictions on the test set beside it",
 }
 

@@ -9,17 +9,16 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import fedgkd_pl
 import torch
 import yaml
-
-# Imported so that a config may name them without their modules.
-from fedgkd_pl import CIFAR10, IID, MLP, Digits, Dirichlet, FedAvg, FedGKD, ResNet8  # noqa: F401
 from fedgkd_pl.callbacks.progress import RoundProgress
 from fedgkd_pl.callbacks.run_files import RunFiles
 from fedgkd_pl.cli_help import common_flags
 from fedgkd_pl.cli_messages import one_line, setting_error, short
 from fedgkd_pl.config_files import resolve
 from fedgkd_pl.data.datamodule import FederatedDataModule
+from fedgkd_pl.data.show import show_partition
 from fedgkd_pl.engines.pool import ClientFailed
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.federation.server import FederatedServer
@@ -30,6 +29,10 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 # What may differ when a run is resumed: where it runs and what is recorded, not what is computed.
 FREE = ("model.init_args.engine", "data.init_args.data_dir", "data.init_args.download")
 FIXED = ("seed_everything", "model", "data", "trainer.precision", "trainer.gradient_clip_val")
+
+
+for _name in fedgkd_pl.__all__:
+    getattr(fedgkd_pl, _name)  # imported, so that a config may name a class without its module
 
 
 class Parser(LightningArgumentParser):
@@ -57,9 +60,15 @@ class Parser(LightningArgumentParser):
 
 
 class FederatedCLI(LightningCLI):
-    """LightningCLI for federated methods and data."""
+    """LightningCLI for federated methods and data.
 
-    def __init__(self, args: ArgsType) -> None:
+    Args:
+        args: the words of the command line.
+        only_partition: show what ``fit`` would train on, and stop.
+    """
+
+    def __init__(self, args: ArgsType, only_partition: bool = False) -> None:
+        self.only_partition = only_partition
         super().__init__(
             FederatedServer,
             FederatedDataModule,
@@ -165,7 +174,10 @@ class FederatedCLI(LightningCLI):
 
     def _run_subcommand(self, subcommand: str) -> None:
         try:
-            super()._run_subcommand(subcommand)
+            if self.only_partition:
+                show_partition(self.datamodule, Path(self.config.fit.output_dir) / "partitions")
+            else:
+                super()._run_subcommand(subcommand)
         except SettingError as error:
             raise setting_error(error, flatten(self._dump())) from error
 
@@ -289,8 +301,11 @@ def run(words: list[str]) -> int:
         "The dirpath has changed",
     ):
         warnings.filterwarnings("ignore", text)
+    only_partition = words[0] == "partition"
+    if only_partition:
+        words[0] = "fit"  # the same settings
     try:
-        FederatedCLI(words)
+        FederatedCLI(words, only_partition)
     except (SettingError, MisconfigurationException, ClientFailed) as error:
         if debug:
             raise

@@ -12,7 +12,7 @@ import pytest
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.partition import Indices, Labels, Partition
-from fedgkd_pl.data.resident import Examples
+from fedgkd_pl.data.resident import Examples, Splits
 from fedgkd_pl.data.transforms import Scale
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 from torch import nn
@@ -53,9 +53,9 @@ class Table(FederatedDataModule):
         self.x = rng.normal(size=(rows, features)).astype(np.float32)
         self.y = rng.integers(0, 3, rows)
 
-    def load(self) -> tuple[Examples, Examples]:
+    def load(self) -> Splits:
         all_ = Examples(torch.from_numpy(self.x), torch.from_numpy(self.y), Scale(1))
-        return all_, all_[:6]
+        return Splits(all_, all_[:6])
 
     def arrays(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """Each client's (x, y)."""

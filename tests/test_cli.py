@@ -295,6 +295,29 @@ def test_configs_are_listed_and_found_by_name(run: Run, tmp_path: Path) -> None:
     assert "rounds: 77" in out
 
 
+def test_partition_is_shown_before_anyone_trains(run: Run, tmp_path: Path) -> None:
+    flags = ("--data.partition", "Dirichlet", "--data.partition.alpha", "0.3")
+    code, out, err = run("partition", *QUICK, *flags)
+    assert code == 0, err
+    folder = tmp_path / "runs" / "partitions"
+    assert {file.name for file in folder.iterdir()} == {
+        f"digits.{s}" for s in ("json", "png", "svg")
+    }
+    shown = json.loads((folder / "digits.json").read_text())
+    assert f"{shown['heterogeneity']['effective_classes']:.2f} of 10 per client" in out
+    assert all(str(sum(row)) in out for row in shown["counts"])
+    assert list((tmp_path / "runs").iterdir()) == [folder], "something was trained"
+    assert run("fit", *QUICK, *flags)[0] == 0
+    trained = json.loads((version(tmp_path) / "partition.json").read_text())
+    assert trained == shown
+
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(version(tmp_path)))
+    events.Reload()
+    assert events.Tags()["images"] == ["partition"]
+
+
 def test_own_classes_come_in_with_import(run: Run, tmp_path: Path) -> None:
     (tmp_path / "my_nets.py").write_text(
         "from torch import nn\n\n\nclass Tiny(nn.Linear):\n"
@@ -319,8 +342,14 @@ BAD: list[tuple[str, str]] = [
     ("--data.participation 0.1", "data.participation: leaves no client of 4 in a round"),
     ("--data.partition Dirichlet --data.partition.alpha=-1", "data.partition.alpha: must be a"),
     ("--data.partition Dirichet", "data.partition: no such class, did you mean Dirichlet?"),
+    ("--data.partition Pathological --data.partition.classes_per_client 11", "data.partition.cl"),
+    ("--data.partition ByKey", "data.partition: this dataset names no owners"),
+    ("--data.unseen_clients 4", "data.unseen_clients: must leave some of 4 clients"),
+    ("--data SST5 --data.download false", "data.data_dir: train.txt is missing"),
+    ("--data AGNews --data.download false", "data.data_dir: train.csv is missing"),
+    ("--data TinyImageNet --data.download false", "data.data_dir: tiny-imagenet-200 is not there"),
     ("--data.batch_size 0", "data.batch_size: must be at least 1"),
-    ("--data CIFAR10 --data.download false", "data.data_dir: CIFAR-10 is not there"),
+    ("--data CIFAR10 --data.download false", "data.data_dir: cifar-10-batches-py is not there"),
     ("--model.gama 1", "model.gama: no such setting, did you mean gamma?"),
     ("--model.gamma=-0.1", "model.gamma: must not be negative (got -0.1)"),
     ("--model.gamma nan", "model.gamma"),

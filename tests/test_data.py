@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fedgkd_pl import CIFAR10, IID, Digits
+from fedgkd_pl import CIFAR10, CIFAR100, IID, SST5, AGNews, Digits, TinyImageNet, Toy2D
 from fedgkd_pl.data.datamodule import CohortSampler
 from fedgkd_pl.data.resident import Batches, Examples
 from fedgkd_pl.data.transforms import ImageTransform, Scale
@@ -99,7 +99,7 @@ def test_normalisation_by_hand() -> None:
 
 
 def test_cohorts_are_uniform_without_replacement_and_need_no_state() -> None:
-    sampler = CohortSampler(num_clients=20, size=4, seed=0)
+    sampler = CohortSampler(range(20), size=4, seed=0)
     drawn = []
     for epoch in range(500):
         sampler.set_epoch(epoch)
@@ -130,13 +130,14 @@ def test_bad_settings(settings: dict[str, Any], key: str) -> None:
     assert error.value.key == key
 
 
-def write_cifar(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def write_cifar(folder: Path, monkeypatch: pytest.MonkeyPatch, classes: int = 10) -> None:
     """The layout of the real files, with a few images, and their checksums."""
     from hashlib import md5
 
-    from torchvision.datasets import CIFAR10 as Source
+    from torchvision import datasets
 
-    base = folder / "cifar-10-batches-py"
+    Source = getattr(datasets, f"CIFAR{classes}")
+    base = folder / Source.base_folder
     base.mkdir(parents=True)
     rng = np.random.default_rng(0)
 
@@ -150,15 +151,13 @@ def write_cifar(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             name,
             {
                 "data": rng.integers(0, 256, (40, 3072), dtype=np.uint8),
-                "labels": rng.integers(0, 10, 40).tolist(),
+                "labels" if classes == 10 else "fine_labels": rng.integers(0, classes, 40).tolist(),
             },
         )
-        for name in [f"data_batch_{number}" for number in range(1, 6)] + ["test_batch"]
+        for name in [f"train_{number}" for number in range(1, 6)] + ["test"]
     ]
-    meta, checksum = write("batches.meta", {"label_names": [str(n) for n in range(10)]})
     monkeypatch.setattr(Source, "train_list", batches[:5])
     monkeypatch.setattr(Source, "test_list", batches[5:])
-    monkeypatch.setattr(Source, "meta", {"filename": meta, "key": "label_names", "md5": checksum})
 
 
 def test_cifar_reads_torchvisions_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,11 +167,84 @@ def test_cifar_reads_torchvisions_files(tmp_path: Path, monkeypatch: pytest.Monk
     data.setup()
     assert data.client_data.index.sizes.tolist() == [45] * 4
     assert (len(data.val), len(data.test)) == (20, 40)
-    first = pickle.loads((tmp_path / "cifar-10-batches-py" / "data_batch_1").read_bytes())
+    first = pickle.loads((tmp_path / "cifar-10-batches-py" / "train_1").read_bytes())
     image = data.client_data.examples.inputs[0]
     assert torch.equal(image, torch.from_numpy(first["data"][0].reshape(3, 32, 32)))
     x, _ = next(iter(data.client_data.batches(0, 1)))
     assert x.shape == (16, 3, 32, 32) and x.dtype == torch.float32
+
+
+def test_cifar100_has_its_own_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_cifar(tmp_path, monkeypatch, classes=100)
+    data = CIFAR100(data_dir=str(tmp_path), num_clients=4, download=False)
+    data.setup()
+    assert data.client_data.examples.targets.max() > 9 and data.num_classes == 100
+    assert data.client_data.examples.inputs.dtype == torch.uint8
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return (Path.touch, (Path("canary"),))
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda blob: blob[:-1], "is damaged or not the original"),
+        (lambda blob: blob[:500] + b"\0" + blob[501:], "is damaged or not the original"),
+        (lambda blob: pickle.dumps(Evil()), "it names pathlib.Path.touch"),
+        (lambda blob: pickle.dumps({"data": np.zeros((2, 9)), "labels": [1, 2]}), "32 × 32"),
+        (
+            lambda blob: pickle.dumps({"data": np.zeros((2, 3072), np.uint8), "labels": [1, 10]}),
+            "label outside 0..9",
+        ),
+        (lambda blob: pickle.dumps({"data": np.zeros((2, 3072), np.uint8)})[:-9], "cannot be read"),
+    ],
+    ids=["truncated", "flipped", "hostile", "shape", "label", "cut pickle"],
+)
+def test_damaged_cifar_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Any, reason: str
+) -> None:
+    from hashlib import md5
+
+    from torchvision.datasets import CIFAR10 as Source
+
+    monkeypatch.chdir(tmp_path)
+    write_cifar(tmp_path, monkeypatch)
+    file = tmp_path / "cifar-10-batches-py" / "train_3"
+    blob = damage(file.read_bytes())
+    file.write_bytes(blob)
+    if "original" not in reason:  # the checksum is right, the content is not
+        checked = [
+            (n, md5(blob).hexdigest() if n == "train_3" else c) for n, c in Source.train_list
+        ]
+        monkeypatch.setattr(Source, "train_list", checked)
+    with pytest.raises(SettingError) as error:
+        CIFAR10(data_dir=str(tmp_path), num_clients=4).setup()
+    assert error.value.key == "data_dir"
+    assert "train_3" in str(error.value) and reason in str(error.value)
+    assert not (tmp_path / "canary").exists()
+
+
+def test_a_failed_download_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr("torchvision.datasets.cifar.download_and_extract_archive", fail)
+    monkeypatch.setattr("torchvision.datasets.utils.download_url", fail)
+    folder = tmp_path / "new" / "data"
+    for data in (
+        CIFAR10(data_dir=str(folder)),
+        CIFAR100(data_dir=str(folder)),
+        TinyImageNet(data_dir=str(folder)),
+        SST5(data_dir=str(folder)),
+        AGNews(data_dir=str(folder)),
+    ):
+        with pytest.raises(SettingError, match=r"no network.*put .* into"):
+            data.prepare_data()
+        assert not folder.exists(), data.name
 
 
 def test_missing_cifar_says_what_to_put_where(tmp_path: Path) -> None:
@@ -183,7 +255,41 @@ def test_missing_cifar_says_what_to_put_where(tmp_path: Path) -> None:
 def test_real_cifar_normalisation(real_data: Path) -> None:
     """The constants are the data's: all training images, per channel."""
     data = CIFAR10(data_dir=str(real_data))
-    train, _ = data.load()
-    pixels = train.inputs.double() / 255
+    pixels = data.load().train.inputs.double() / 255
     assert pixels.mean((0, 2, 3)).tolist() == pytest.approx(CIFAR10.MEAN, abs=5e-5)
     assert pixels.std((0, 2, 3)).tolist() == pytest.approx(CIFAR10.STD, abs=1e-4)
+
+
+def test_toy_clients_see_sectors() -> None:
+    data = Toy2D(num_clients=4)
+    data.setup()
+    points, labels = data.client_data.examples.inputs, data.client_data.examples.targets
+    assert points.abs().max() < 4 and (len(points), len(data.test)) == (800, 2000)
+    assert torch.equal(labels, (points[:, 0] < 0).long() + 2 * (points[:, 1] < 0).long())
+    for client, rows in enumerate(data.client_data.index):
+        x, y = points[torch.from_numpy(rows)].T
+        side = [y > x.abs(), -x > y.abs(), -y > x.abs(), x > y.abs()][client]
+        assert side.all(), "a point outside the client's quarter between the diagonals"
+        assert len(labels[torch.from_numpy(rows)].unique()) == 2
+
+
+def test_unseen_clients_are_never_drawn() -> None:
+    data = Table(sizes=(5, 5, 5, 5, 5), unseen_clients=2, participation=0.67)
+    data.setup()
+    sampler = data.train_dataloader().sampler
+    drawn = set()
+    for epoch in range(30):
+        sampler.set_epoch(epoch)
+        assert len(sampler.cohort()) == 2
+        drawn |= set(sampler.cohort())
+    assert drawn == {0, 1, 2}
+    with pytest.raises(SettingError, match="unseen_clients"):
+        Table(sizes=(5, 5), unseen_clients=2)
+
+
+def test_empty_clients_are_never_drawn() -> None:
+    data = Table(sizes=(5, 0, 5), participation=0.67)
+    data.setup()
+    assert data.eligible == [0, 2]
+    with pytest.raises(SettingError, match="only 2 clients have data, a round needs 3"):
+        Table(sizes=(5, 0, 5)).setup()

@@ -1,18 +1,57 @@
 """The nets are those of the paper."""
 
+from typing import Any
+
 import pytest
 import torch
-from fedgkd_pl import MLP, ResNet8
+from fedgkd_pl import (
+    MLP,
+    ResNet,
+    ResNet8,
+    ResNet18,
+    ResNet20,
+    ResNet32,
+    ResNet50,
+    ResNet56,
+    SplitNet,
+)
 from fedgkd_pl.errors import SettingError
 from torch import nn
 
 
-@pytest.mark.parametrize(("classes", "parameters"), [(10, 78_042), (100, 83_892)])
-def test_resnet8(classes: int, parameters: int) -> None:
-    net = ResNet8(num_classes=classes)
-    assert sum(p.numel() for p in net.parameters()) == parameters
-    assert net(torch.randn(2, 3, 32, 32)).shape == (2, classes)
-    assert net.features(torch.randn(2, 3, 32, 32)).shape == (2, 64)
+@pytest.mark.parametrize(
+    ("net", "parameters", "size"),
+    [
+        (lambda: ResNet8(10), 78_042, 32),
+        (lambda: ResNet8(100), 83_892, 32),
+        (lambda: ResNet8(10, projection=256), 100_762, 32),
+        (lambda: ResNet8(10, norm="batch"), 78_042, 32),
+        (lambda: ResNet20(10), 272_474, 32),
+        (lambda: ResNet32(10), 466_906, 32),
+        (lambda: ResNet56(10), 855_770, 32),
+        (lambda: ResNet50(200), 23_910_152, 64),
+    ],
+    ids=["8", "8-100", "8-projection", "8-BatchNorm", "20", "32", "56", "50"],
+)
+def test_resnets(net: Any, parameters: int, size: int) -> None:
+    built = net()
+    assert sum(p.numel() for p in built.parameters()) == parameters
+    images = torch.randn(2, 3, size, size)
+    built.eval()
+    with torch.no_grad():
+        features = built.features(images)
+        torch.testing.assert_close(built.classifier(features), built(images))
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
+def test_large_resnets_are_torchvisions_but_for_the_stem(name: str) -> None:
+    import torchvision
+
+    theirs = getattr(torchvision.models, name)(num_classes=200)
+    ours = {"resnet18": ResNet18, "resnet50": ResNet50}[name](200, norm="batch")
+    expected = sum(p.numel() for p in theirs.parameters()) - 3 * 64 * (7 * 7 - 3 * 3)
+    assert sum(p.numel() for p in ours.parameters()) == expected
+    assert not any(isinstance(m, nn.MaxPool2d) for m in ours.modules())
 
 
 def test_resnet8_layers() -> None:
@@ -37,7 +76,7 @@ def test_resnet8_layers() -> None:
 
 def test_resnet8_starts_from_hes_initialisation() -> None:
     torch.manual_seed(0)
-    conv = ResNet8().features.stage3.conv2
+    conv = ResNet8().features.stage3[0].residual[3]
     assert conv.weight.std().item() == pytest.approx((2 / (9 * 64)) ** 0.5, rel=0.02)
 
 
@@ -53,3 +92,23 @@ def test_mlp() -> None:
     assert sum(p.numel() for p in net.parameters()) == sum(sizes)
     assert net(torch.randn(3, 1, 8, 8)).shape == (3, 10)
     assert MLP(hidden=[])(torch.randn(3, 64)).shape == (3, 10)
+    assert MLP(projection=8).features(torch.randn(3, 64)).shape == (3, 8)
+
+
+def test_resnet_of_ones_own() -> None:
+    assert ResNet([1, 2], [8, 16], group_size=4)(torch.randn(1, 3, 16, 16)).shape == (1, 10)
+    with pytest.raises(SettingError, match="blocks"):
+        ResNet([1], [8, 16], group_size=4)
+
+
+@pytest.mark.parametrize("head", ["nowhere", "features"])
+def test_split_needs_the_last_linear_layer(head: str) -> None:
+    with pytest.raises(SettingError, match="head"):
+        SplitNet(MLP(), head=head)
+
+
+def test_split_keeps_the_layer_it_finds() -> None:
+    net = MLP()
+    last = net.classifier
+    split = SplitNet(net, head="classifier")
+    assert split.classifier is last and split.features(torch.randn(2, 64)).shape == (2, 64)

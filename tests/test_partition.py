@@ -4,7 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fedgkd_pl import IID, Dirichlet
+from fedgkd_pl import IID, ByKey, Dirichlet, Pathological, QuantitySkew, Shards
+from fedgkd_pl.data.heterogeneity import bubble_chart, effective_classes, heterogeneity
 from fedgkd_pl.data.partition import ClientIndex, Partition
 from fedgkd_pl.errors import SettingError
 from hypothesis import assume, given, settings
@@ -27,11 +28,14 @@ PARTITIONS = st.one_of(
         balanced=st.booleans(),
         min_size=st.just(0),
     ),
+    st.builds(Pathological, st.integers(1, 12)),
+    st.builds(Shards, st.integers(1, 5)),
+    st.builds(QuantitySkew, st.floats(0.05, 100), st.integers(0, 3)),
 )
 
 
-@settings(max_examples=60, deadline=None)
-@given(PARTITIONS, st.integers(1, 60), st.integers(1, 2000), st.integers(2, 20), st.integers(0, 9))
+@settings(max_examples=150, deadline=None)
+@given(PARTITIONS, st.integers(1, 200), st.integers(1, 3000), st.integers(2, 20), st.integers(0, 9))
 def test_union_is_everything_and_nothing_is_shared(
     partition: Partition, clients: int, samples: int, classes: int, seed: int
 ) -> None:
@@ -39,15 +43,27 @@ def test_union_is_everything_and_nothing_is_shared(
     y = labels(samples, classes, seed)
     try:
         index = cut(partition, y, clients, seed)
-    except SettingError as error:  # too skewed a draw for so few samples: said, not hidden
-        assert error.key == "alpha"
+    except SettingError as error:  # impossible with so few samples: said in a line, not hidden
+        assert error.key in (
+            "alpha",
+            "beta",
+            "classes_per_client",
+            "shards_per_client",
+            "num_clients",
+        )
+        assert "\n" not in str(error)
         return
     assert len(index) == clients
     assert sorted(np.concatenate(list(index)).tolist()) == list(range(samples))
     again = cut(partition, y, clients, seed)
     assert all((a == b).all() for a, b in zip(index, again, strict=True))
+    counts = np.array(index.label_counts(y, classes))
     if isinstance(partition, IID) or (isinstance(partition, Dirichlet) and partition.balanced):
         assert index.sizes.max() - index.sizes.min() <= 1
+    if isinstance(partition, Pathological):
+        assert ((counts > 0).sum(1) <= partition.classes_per_client).all()
+    if isinstance(partition, QuantitySkew):
+        assert index.sizes.min() >= partition.min_size
 
 
 @pytest.mark.parametrize("balanced", [True, False])
@@ -72,18 +88,11 @@ def test_balanced_clients_hold_half_a_share_of_their_group_before_the_cut() -> N
     assert top.mean() > 0.85  # about 2.8 effective classes each
 
 
-def effective_classes(index: ClientIndex, y: np.ndarray) -> float:
-    counts = np.array(index.label_counts(y, 10), dtype=float)
-    p = counts / counts.sum(1, keepdims=True)
-    entropy = -np.sum(np.where(p > 0, p * np.log(np.maximum(p, 1e-300)), 0), axis=1)
-    return float(np.exp(entropy).mean())
-
-
 @pytest.mark.parametrize(("alpha", "expected"), [(1.0, 6.4), (0.5, 5.1), (0.1, 2.8)])
 def test_skew_is_the_papers(alpha: float, expected: float) -> None:
     y = np.repeat(np.arange(10), 4500)  # CIFAR-10 is this, but for the order
     found = [
-        effective_classes(cut(Dirichlet(alpha, balanced=True), y, 20, seed), y)
+        effective_classes(cut(Dirichlet(alpha, balanced=True), y, 20, seed).label_counts(y, 10))
         for seed in range(30)
     ]
     assert np.mean(found) == pytest.approx(expected, abs=0.25)
@@ -105,6 +114,14 @@ def test_large_alpha_tends_to_iid() -> None:
         (lambda: Dirichlet(float("inf")), 5, "alpha"),
         (lambda: Dirichlet(1.0, min_size=30), 5, "min_size"),
         (lambda: Dirichlet(0.01, min_size=18, max_tries=20), 5, "alpha"),
+        (lambda: Pathological(11), 5, "classes_per_client"),
+        (lambda: Pathological(1), 5, "classes_per_client"),
+        (lambda: Pathological(0), 5, "classes_per_client"),
+        (lambda: Shards(21), 5, "shards_per_client"),
+        (lambda: Shards(0), 5, "shards_per_client"),
+        (lambda: QuantitySkew(0.0), 5, "beta"),
+        (lambda: QuantitySkew(0.01, min_size=15, max_tries=20), 5, "beta"),
+        (lambda: ByKey(), 5, "partition"),
         (lambda: IID(), 101, "num_clients"),
         (lambda: IID(), 0, "num_clients"),
     ],
@@ -114,6 +131,65 @@ def test_impossible_requests_are_answered(partition: object, clients: int, key: 
         cut(partition(), labels(100, 10), clients)  # type: ignore[operator]
     assert error.value.key == key
     assert "\n" not in str(error.value)
+
+
+def test_pathological_gives_each_client_its_classes() -> None:
+    y = np.repeat(np.arange(10), 60)
+    counts = np.array(cut(Pathological(3), y, 20).label_counts(y, 10))
+    assert ((counts > 0).sum(1) == 3).all()
+    assert ((counts > 0).sum(0) == 6).all()  # every class as often as any other
+    assert (counts[counts > 0] == 10).all()
+
+
+def test_shards_give_few_classes_and_equal_sizes() -> None:
+    y = np.repeat(np.arange(10), 60)
+    index = cut(Shards(2), np.random.default_rng(0).permutation(y), 20)
+    assert set(index.sizes) == {30}
+    counts = np.array(cut(Shards(2), y, 20).label_counts(y, 10))
+    assert ((counts > 0).sum(1) <= 2).all() and (counts > 0).sum(1).mean() > 1.5
+
+
+def test_quantity_skew_changes_sizes_and_not_labels() -> None:
+    y = labels(20000, 4)
+    index = cut(QuantitySkew(0.5), y, 10)
+    assert index.sizes.max() > 4 * index.sizes.min()
+    counts = np.array(index.label_counts(y, 4))[index.sizes > 500]
+    assert np.abs(counts / counts.sum(1, keepdims=True) - 0.25).max() < 0.06
+
+
+def test_by_key_keeps_owners_whole() -> None:
+    keys = np.array([7, 7, 3, 9, 3, 7, 9, 9, 9])
+    y = np.zeros(9, dtype=np.int64)
+    rng = np.random.default_rng(0)
+    three = ByKey()(y, 3, rng, keys)
+    assert [sorted(part.tolist()) for part in three] == [[2, 4], [0, 1, 5], [3, 6, 7, 8]]
+    two = ByKey()(y, 2, rng, keys)  # the four of 9; then 7 and 3 together
+    assert sorted(two.sizes.tolist()) == [4, 5]
+    with pytest.raises(SettingError, match="3 owners"):
+        ByKey()(y, 4, rng, keys)
+
+
+def test_heterogeneity_by_hand() -> None:
+    alike = heterogeneity([[5, 5], [5, 5]])
+    assert alike["effective_classes"] == pytest.approx(2) and alike["total_variation"] == 0
+    apart = heterogeneity([[8, 0], [0, 2]])
+    assert apart["effective_classes"] == pytest.approx(1)
+    # labels of all: (0.8, 0.2); distances 0.2 and 0.8
+    assert apart["total_variation"] == pytest.approx(0.5)
+    assert (apart["size_min"], apart["size_max"], apart["size_std"]) == (2, 8, 3)
+    with_empty = heterogeneity([[8, 0], [0, 2], [0, 0]])
+    assert with_empty["effective_classes"] == pytest.approx(1) and with_empty["size_min"] == 0
+
+
+def test_bubble_chart_has_a_bubble_for_every_count() -> None:
+    figure = bubble_chart([[4, 0, 1], [0, 16, 0]], "title")
+    (axes,) = figure.axes
+    (bubbles,) = axes.collections
+    assert sorted(map(tuple, bubbles.get_offsets().tolist())) == [(0, 0), (0, 2), (1, 1)]
+    areas = dict(zip(map(tuple, bubbles.get_offsets().tolist()), bubbles.get_sizes(), strict=True))
+    assert areas[(1, 1)] == pytest.approx(4 * areas[(0, 0)])  # area, not radius
+    many = bubble_chart([[1, 1]] * 500)
+    assert "first" in many.axes[0].get_xlabel()
 
 
 def test_label_counts_by_hand() -> None:
@@ -136,6 +212,5 @@ def test_real_cifar_is_cut_as_the_paper_cuts_it(real_data: Path) -> None:
             data.setup()
             assert data.client_data.index.sizes.tolist() == [2250] * 20
             assert (len(data.val), len(data.test)) == (5000, 10000)
-            targets = data.client_data.examples.targets.numpy()
-            found.append(effective_classes(data.client_data.index, targets))
+            found.append(data.summary()["heterogeneity"]["effective_classes"])
         assert np.mean(found) == pytest.approx(expected, abs=0.5)

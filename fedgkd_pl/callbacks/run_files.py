@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import fedgkd_pl
+from fedgkd_pl.data.heterogeneity import bubble_chart
 from fedgkd_pl.federation.message import to_safetensors
 from fedgkd_pl.federation.server import FederatedServer
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -58,7 +59,11 @@ class RunFiles(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes who owns what."""
         self.started = time.perf_counter()
-        _write(trainer, "partition.json", json.dumps(_server(pl_module).datamodule.summary()))
+        summary = _server(pl_module).datamodule.summary()
+        _write(trainer, "partition.json", json.dumps(summary))
+        if isinstance(trainer.logger, TensorBoardLogger):
+            chart = bubble_chart(summary["counts"], summary["dataset"])
+            trainer.logger.experiment.add_figure("partition", chart)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Starts the round's row with what the clients told."""

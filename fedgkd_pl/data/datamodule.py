@@ -1,16 +1,18 @@
 """The base of all federated datasets."""
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from fedgkd_pl.data.heterogeneity import heterogeneity
 from fedgkd_pl.data.partition import IID, Partition
-from fedgkd_pl.data.resident import Batches, ClientData, Examples
+from fedgkd_pl.data.resident import Batches, ClientData, Examples, Splits
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.seeds import default_seed, derive
 from lightning.pytorch import LightningDataModule
+from torch import nn
 
 
 class CohortSampler:
@@ -20,13 +22,13 @@ class CohortSampler:
     of (seed, round) and needs no state.
 
     Args:
-        num_clients: how many clients there are.
+        clients: the ids to draw from.
         size: how many take part in a round.
         seed: the seed of the run.
     """
 
-    def __init__(self, num_clients: int, size: int, seed: int) -> None:
-        self.num_clients = num_clients
+    def __init__(self, clients: Sequence[int], size: int, seed: int) -> None:
+        self.clients = clients
         self.size = size
         self.seed = seed
         self.epoch = 0
@@ -42,7 +44,8 @@ class CohortSampler:
     def cohort(self) -> list[int]:
         """The ids of this round's clients, ascending."""
         rng = np.random.default_rng(derive(self.seed, "cohort", self.epoch + 1))
-        return sorted(rng.choice(self.num_clients, self.size, replace=False).tolist())
+        drawn = rng.choice(len(self.clients), self.size, replace=False)
+        return sorted(self.clients[place] for place in drawn.tolist())
 
 
 class CohortLoader:
@@ -73,8 +76,9 @@ class FederatedDataModule(LightningDataModule):
         participation: the fraction of clients in a round (C).
         batch_size: of the clients' local training.
         val_fraction: the part of the training data that the server keeps for validation,
-            its last samples; 0 for none.
+            its last samples; 0 for none. Not used where the dataset has a validation set.
         eval_batch_size: of validation and test; speed only.
+        unseen_clients: this many clients, the last ones, are never drawn.
         seed: of the partition, the cohorts and the clients' randomness; by default that of
             ``seed_everything``, or 0.
         partition_seed: to change the seed and keep the partition; by default ``seed``.
@@ -91,6 +95,7 @@ class FederatedDataModule(LightningDataModule):
         batch_size: int = 64,
         val_fraction: float = 0.1,
         eval_batch_size: int = 500,
+        unseen_clients: int = 0,
         seed: int | None = None,
         partition_seed: int | None = None,
     ) -> None:
@@ -98,9 +103,16 @@ class FederatedDataModule(LightningDataModule):
         require(num_clients >= 1, "num_clients", "must be at least 1", num_clients)
         require(0 < participation <= 1, "participation", "must be in (0, 1]", participation)
         require(
-            round(participation * num_clients) >= 1,
+            0 <= unseen_clients < num_clients,
+            "unseen_clients",
+            f"must leave some of {num_clients} clients",
+            unseen_clients,
+        )
+        self.cohort_size = round(participation * (num_clients - unseen_clients))
+        require(
+            self.cohort_size >= 1,
             "participation",
-            f"leaves no client of {num_clients} in a round",
+            f"leaves no client of {num_clients - unseen_clients} in a round",
             participation,
         )
         require(batch_size >= 1, "batch_size", "must be at least 1", batch_size)
@@ -109,7 +121,7 @@ class FederatedDataModule(LightningDataModule):
         require(seed is None or seed >= 0, "seed", "must not be negative", seed)
         self.num_clients = num_clients
         self.partition = partition
-        self.cohort_size = round(participation * num_clients)
+        self.unseen_clients = unseen_clients
         self.batch_size = batch_size
         self.val_fraction = val_fraction
         self.eval_batch_size = eval_batch_size
@@ -118,8 +130,15 @@ class FederatedDataModule(LightningDataModule):
         self.clients: ClientData | None = None
 
     @abstractmethod
-    def load(self) -> tuple[Examples, Examples]:
-        """Reads the training and the official test examples into memory."""
+    def load(self) -> Splits:
+        """Reads the data into memory; what is damaged is refused here, with the file's name."""
+
+    def check_net(self, net: nn.Module) -> None:
+        """Raises a clear error where a net cannot take this data though its shapes fit.
+
+        Args:
+            net: the model to be trained.
+        """
 
     def setup(self, stage: str | None = None) -> None:
         """Loads and cuts the data, once.
@@ -129,11 +148,23 @@ class FederatedDataModule(LightningDataModule):
         """
         if self.clients is not None:
             return
-        train, self.test = self.load()
-        held_out = round(self.val_fraction * len(train))
-        owned, self.val = train[: len(train) - held_out], train[len(train) - held_out :]
+        splits = self.load()
+        owned, self.test = splits.train, splits.test
+        if splits.val is None:
+            kept = len(owned) - round(self.val_fraction * len(owned))
+            owned, self.val = owned[:kept], owned[kept:]
+        else:
+            self.val = splits.val
+        keys = None if splits.keys is None else splits.keys[: len(owned)]
         rng = np.random.default_rng(derive(self.partition_seed, "partition"))
-        index = self.partition(owned.targets.numpy(), self.num_clients, rng)
+        index = self.partition(owned.targets.numpy(), self.num_clients, rng, keys)
+        seen = index.sizes[: self.num_clients - self.unseen_clients]
+        self.eligible = np.flatnonzero(seen).tolist()
+        require(
+            len(self.eligible) >= self.cohort_size,
+            "participation",
+            f"only {len(self.eligible)} clients have data, a round needs {self.cohort_size}",
+        )
         self.clients = ClientData(owned, index, self.batch_size, self.seed)
 
     @property
@@ -154,12 +185,13 @@ class FederatedDataModule(LightningDataModule):
             "num_classes": self.num_classes,
             "num_val": len(self.val),
             "num_test": len(self.test),
+            "heterogeneity": heterogeneity(counts),
             "counts": counts,
         }
 
     def train_dataloader(self) -> CohortLoader:
         """One cohort per epoch."""
-        return CohortLoader(CohortSampler(self.num_clients, self.cohort_size, self.seed))
+        return CohortLoader(CohortSampler(self.eligible, self.cohort_size, self.seed))
 
     def eval_splits(self) -> list[str]:
         """The names of what :meth:`val_dataloader` gives: within ``fit`` the test set too."""

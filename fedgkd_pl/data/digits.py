@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
-from fedgkd_pl.data.resident import Examples
+from fedgkd_pl.data.resident import Examples, Splits
 from fedgkd_pl.data.transforms import Scale
 
 
@@ -26,7 +26,7 @@ class Digits(FederatedDataModule):
         super().__init__(**kwargs)
         self.flat = flat
 
-    def load(self) -> tuple[Examples, Examples]:
+    def load(self) -> Splits:
         """See :meth:`FederatedDataModule.load`."""
         from sklearn.datasets import load_digits
 
@@ -36,4 +36,4 @@ class Digits(FederatedDataModule):
         inputs = inputs if self.flat else inputs.view(-1, 1, 8, 8)
         all_ = Examples(inputs, torch.from_numpy(labels.astype(np.int64))[order], Scale(16))
         test = torch.arange(len(labels)) % 5 == 0
-        return all_[~test], all_[test]
+        return Splits(all_[~test], all_[test])

@@ -1,4 +1,4 @@
-"""Who owns which sample: IID and Dirichlet label skew.
+"""Who owns which sample: one small class per way to cut.
 
 A partition is a function of (labels, number of clients, generator) and can be used without the
 rest of the package::
@@ -58,8 +58,14 @@ class ClientIndex(Sequence[Indices]):
 class Partition(ABC):
     """Cuts a labelled dataset into clients; every sample goes to exactly one of them."""
 
+    keys: Labels | None = None
+
     def __call__(
-        self, labels: Labels, num_clients: int, generator: np.random.Generator
+        self,
+        labels: Labels,
+        num_clients: int,
+        generator: np.random.Generator,
+        keys: Labels | None = None,
     ) -> ClientIndex:
         """The samples of every client.
 
@@ -67,6 +73,7 @@ class Partition(ABC):
             labels: the label of every sample.
             num_clients: how many clients to cut into.
             generator: the only source of randomness.
+            keys: the natural owner of every sample, where the data knows it; for :class:`ByKey`.
         """
         require(num_clients >= 1, "num_clients", "must be at least 1", num_clients)
         require(
@@ -75,6 +82,7 @@ class Partition(ABC):
             f"there are only {len(labels)} training samples to share",
             num_clients,
         )
+        self.keys = keys
         parts = list(self.split(labels, num_clients, generator))
         return ClientIndex([generator.permutation(part) for part in parts])
 
@@ -184,3 +192,148 @@ class Dirichlet(Partition):
             f"{len(samples)} samples: raise alpha, lower min_size or take fewer clients",
             self.alpha,
         )
+
+
+class Pathological(Partition):
+    """Every client holds the same number of classes, no more (McMahan et al., 2017).
+
+    The samples of a class are shared evenly by the clients that hold it.
+
+    Args:
+        classes_per_client: how many classes each client holds.
+    """
+
+    def __init__(self, classes_per_client: int = 2) -> None:
+        require(
+            classes_per_client >= 1, "classes_per_client", "must be at least 1", classes_per_client
+        )
+        self.classes_per_client = classes_per_client
+
+    def split(
+        self, labels: Labels, num_clients: int, generator: np.random.Generator
+    ) -> Iterator[Indices]:
+        """See :meth:`Partition.split`."""
+        classes = generator.permutation(np.unique(labels))
+        each = self.classes_per_client
+        require(
+            each <= len(classes), "classes_per_client", f"there are {len(classes)} classes", each
+        )
+        require(
+            each * num_clients >= len(classes),
+            "classes_per_client",
+            f"{num_clients} clients would leave some of the {len(classes)} classes to nobody",
+            each,
+        )
+        # Dealt in turns: distinct within a client, and every class as often as any other.
+        slots = classes[np.arange(each * num_clients) % len(classes)].reshape(num_clients, each)
+        slots = generator.permutation(slots)
+        parts: list[list[Indices]] = [[] for _ in range(num_clients)]
+        for label in classes:
+            owners = np.flatnonzero((slots == label).any(axis=1))
+            members = generator.permutation(np.flatnonzero(labels == label))
+            require(
+                len(members) >= len(owners),
+                "num_clients",
+                f"class {label} has {len(members)} samples for {len(owners)} clients",
+                num_clients,
+            )
+            for owner, piece in zip(owners, np.array_split(members, len(owners)), strict=True):
+                parts[owner].append(piece)
+        yield from map(np.concatenate, parts)
+
+
+class Shards(Partition):
+    """Samples sorted by label, cut into shards, some of them dealt to each client.
+
+    Args:
+        shards_per_client: how many shards each client gets.
+    """
+
+    def __init__(self, shards_per_client: int = 2) -> None:
+        require(
+            shards_per_client >= 1, "shards_per_client", "must be at least 1", shards_per_client
+        )
+        self.shards_per_client = shards_per_client
+
+    def split(
+        self, labels: Labels, num_clients: int, generator: np.random.Generator
+    ) -> Iterator[Indices]:
+        """See :meth:`Partition.split`."""
+        count = num_clients * self.shards_per_client
+        require(
+            count <= len(labels),
+            "shards_per_client",
+            f"{num_clients} clients would need {count} shards of {len(labels)} samples",
+            self.shards_per_client,
+        )
+        shuffled = generator.permutation(len(labels))
+        by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
+        shards = np.array_split(by_label, count)
+        for hand in generator.permutation(count).reshape(num_clients, -1):
+            yield np.concatenate([shards[number] for number in hand])
+
+
+class QuantitySkew(Partition):
+    """The same distribution of labels everywhere, but sizes in proportions ~ Dir(β).
+
+    Args:
+        beta: concentration β > 0; the smaller, the more the sizes differ.
+        min_size: the fewest samples a client may hold.
+        max_tries: how many draws before giving up with a clear error.
+    """
+
+    def __init__(self, beta: float = 0.5, min_size: int = 1, max_tries: int = 10000) -> None:
+        require(0 < beta < float("inf"), "beta", "must be a positive number", beta)
+        require(min_size >= 0, "min_size", "must not be negative", min_size)
+        require(max_tries >= 1, "max_tries", "must be at least 1", max_tries)
+        self.beta = beta
+        self.min_size = min_size
+        self.max_tries = max_tries
+
+    def split(
+        self, labels: Labels, num_clients: int, generator: np.random.Generator
+    ) -> Iterator[Indices]:
+        """See :meth:`Partition.split`."""
+        for _ in range(self.max_tries):
+            p = generator.dirichlet(np.full(num_clients, self.beta))
+            cuts = (np.cumsum(p)[:-1] * len(labels)).astype(int)
+            sizes = np.diff(np.concatenate([[0], cuts, [len(labels)]]))
+            if sizes.min() >= self.min_size and np.isfinite(p).all():
+                yield from np.split(generator.permutation(len(labels)), cuts)
+                return
+        raise SettingError(
+            "beta",
+            f"no draw of {self.max_tries} gave each of {num_clients} clients {self.min_size} of "
+            f"{len(labels)} samples: raise beta, lower min_size or take fewer clients",
+            self.beta,
+        )
+
+
+class ByKey(Partition):
+    """The owners that the data itself names: writers, users, regions.
+
+    With more owners than clients, each client gets several, the largest owners dealt first and
+    always to the client that has least.
+    """
+
+    def split(
+        self, labels: Labels, num_clients: int, generator: np.random.Generator
+    ) -> Iterator[Indices]:
+        """See :meth:`Partition.split`."""
+        if self.keys is None:
+            raise SettingError("partition", "this dataset names no owners to cut by")
+        owners, where, sizes = np.unique(self.keys, return_inverse=True, return_counts=True)
+        require(
+            num_clients <= len(owners),
+            "num_clients",
+            f"the data has {len(owners)} owners",
+            num_clients,
+        )
+        client_of = np.arange(len(owners))
+        if num_clients < len(owners):
+            held = np.zeros(num_clients, dtype=np.int64)
+            for owner in np.argsort(-sizes, kind="stable"):
+                client_of[owner] = held.argmin()
+                held[client_of[owner]] += sizes[owner]
+        for client in range(num_clients):
+            yield np.flatnonzero(client_of[where] == client)

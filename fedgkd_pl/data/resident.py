@@ -4,9 +4,11 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from fedgkd_pl.data.partition import ClientIndex
 from fedgkd_pl.federation.seeds import derive
+from numpy.typing import NDArray
 from torch import Tensor
 
 Batch = tuple[Tensor, Tensor]
@@ -35,6 +37,23 @@ class Examples:
             device: where the batches are wanted.
         """
         return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device))
+
+
+@dataclass(frozen=True)
+class Splits:
+    """What a dataset loads.
+
+    Attributes:
+        train: what the clients share.
+        test: the official test set.
+        val: the official validation set; without one the server keeps a part of ``train``.
+        keys: the natural owner of every training sample, where the data knows it.
+    """
+
+    train: Examples
+    test: Examples
+    val: Examples | None = None
+    keys: NDArray[np.int64] | None = None
 
 
 class Batches:

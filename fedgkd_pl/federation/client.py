@@ -3,10 +3,12 @@
 from copy import deepcopy
 from typing import Any
 
+from fedgkd_pl.data.resident import Batch
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 
 class FederatedClient(LightningModule):
@@ -31,6 +33,7 @@ class FederatedClient(LightningModule):
         self.net = deepcopy(net).cpu().train()
         self.optimizer = optimizer
         self.scheduler = scheduler
+        self._norms = [m for m in self.net.modules() if isinstance(m, _BatchNorm)]
         self._sums: dict[str, Tensor] = {}
         self._seen = 0
 
@@ -59,6 +62,16 @@ class FederatedClient(LightningModule):
     def on_train_epoch_start(self) -> None:
         """The report is of the last local epoch."""
         self._sums, self._seen = {}, 0
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        """A batch of one has no statistics: BatchNorm then uses those it has gathered.
+
+        Args:
+            batch: inputs and labels.
+            batch_idx: Lightning's.
+        """
+        for norm in self._norms:
+            norm.train(len(batch[1]) > 1)
 
     def report(self, size: int, **values: Tensor) -> None:
         """Adds batch means to the client's report; cheaper than ``self.log`` in every step.

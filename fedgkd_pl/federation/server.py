@@ -107,6 +107,7 @@ class FederatedServer(LightningModule):
         Args:
             data: loaded data.
         """
+        data.check_net(self.net)
         examples = data.test[:2]
         training = self.net.training
         self.net.eval()

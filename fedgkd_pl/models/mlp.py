@@ -1,8 +1,9 @@
-"""A small perceptron, for the digits."""
+"""A small perceptron, for the digits and the toy."""
 
 from collections.abc import Sequence
 from itertools import pairwise
 
+from fedgkd_pl.models.heads import projection_of
 from torch import Tensor, nn
 
 
@@ -13,18 +14,24 @@ class MLP(nn.Module):
         in_features: numbers per sample.
         hidden: width of each hidden layer.
         num_classes: number of classes.
+        projection: width of a projection head before the classifier; None for none.
     """
 
     def __init__(
-        self, in_features: int = 64, hidden: Sequence[int] = (64,), num_classes: int = 10
+        self,
+        in_features: int = 64,
+        hidden: Sequence[int] = (64,),
+        num_classes: int = 10,
+        projection: int | None = None,
     ) -> None:
         super().__init__()
         widths = [in_features, *hidden]
-        layers: list[nn.Module] = []
+        layers: list[nn.Module] = [nn.Flatten()]
         for width, following in pairwise(widths):
             layers += [nn.Linear(width, following), nn.ReLU()]
-        self.features = nn.Sequential(nn.Flatten(), *layers)
-        self.classifier = nn.Linear(widths[-1], num_classes)
+        head, width = projection_of(widths[-1], projection)
+        self.features = nn.Sequential(*layers, head)
+        self.classifier = nn.Linear(width, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits.

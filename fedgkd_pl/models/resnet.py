@@ -1,10 +1,20 @@
-"""ResNet-8 with GroupNorm, the paper's net for CIFAR."""
+"""Residual nets with GroupNorm or BatchNorm for small images.
+
+He et al., Deep Residual Learning for Image Recognition, CVPR 2016. The nets for 32 × 32 images
+have three stages of 16, 32 and 64 channels; those for 64 × 64 images are ImageNet's with a 3 × 3
+stem of stride 1 and no max-pool.
+"""
 
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 from fedgkd_pl.errors import require
+from fedgkd_pl.models.heads import projection_of
 from torch import Tensor, nn
 from torch.nn.functional import relu
+
+Norm = Callable[[int], nn.Module]
 
 
 def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
@@ -14,53 +24,103 @@ def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
     return conv
 
 
-class _BasicBlock(nn.Module):
-    """Two 3 × 3 convolutions beside a shortcut."""
+class _Block(nn.Module):
+    """Convolutions beside a shortcut, which is a 1 × 1 convolution where the shape changes."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int, group_size: int) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int, norm: Norm, *layers: Any) -> None:
         super().__init__()
-        self.conv1 = _conv(inputs, outputs, 3, stride)
-        self.norm1 = nn.GroupNorm(outputs // group_size, outputs)
-        self.conv2 = _conv(outputs, outputs, 3)
-        self.norm2 = nn.GroupNorm(outputs // group_size, outputs)
+        self.residual = nn.Sequential(*layers)
         self.shortcut = nn.Sequential()
         if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(
-                _conv(inputs, outputs, 1, stride), nn.GroupNorm(outputs // group_size, outputs)
-            )
+            self.shortcut = nn.Sequential(_conv(inputs, outputs, 1, stride), norm(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        out = self.norm2(self.conv2(relu(self.norm1(self.conv1(x)))))
-        return relu(out + self.shortcut(x))
+        return relu(self.residual(x) + self.shortcut(x))
 
 
-class ResNet8(nn.Module):
-    """ResNet-8 for 32 × 32 images: three stages of one basic block, 16/32/64 channels.
+class BasicBlock(_Block):
+    """Two 3 × 3 convolutions."""
 
-    78,042 parameters with 10 classes, 83,892 with 100.
+    expansion = 1
+
+    def __init__(self, inputs: int, width: int, stride: int, norm: Norm) -> None:
+        super().__init__(
+            *(inputs, width, stride, norm),
+            *(_conv(inputs, width, 3, stride), norm(width), nn.ReLU()),
+            *(_conv(width, width, 3), norm(width)),
+        )
+
+
+class Bottleneck(_Block):
+    """1 × 1, 3 × 3, 1 × 1; the last has four times the channels."""
+
+    expansion = 4
+
+    def __init__(self, inputs: int, width: int, stride: int, norm: Norm) -> None:
+        super().__init__(
+            *(inputs, 4 * width, stride, norm),
+            *(_conv(inputs, width, 1), norm(width), nn.ReLU()),
+            *(_conv(width, width, 3, stride), norm(width), nn.ReLU()),
+            *(_conv(width, 4 * width, 1), norm(4 * width)),
+        )
+
+
+class ResNet(nn.Module):
+    """Any of the residual nets.
 
     Args:
+        blocks: how many blocks each stage has.
+        widths: channels of each stage; every stage but the first halves the image.
+        block: ``basic`` or ``bottleneck``.
         num_classes: number of classes.
-        group_size: channels per GroupNorm group.
+        norm: ``group`` or ``batch``.
+        group_size: channels per group of GroupNorm.
+        projection: width of a projection head before the classifier (MOON, FedGKD+: 256); None
+            for none.
         in_channels: channels of the images.
     """
 
-    def __init__(self, num_classes: int = 10, group_size: int = 16, in_channels: int = 3) -> None:
+    def __init__(
+        self,
+        blocks: Sequence[int],
+        widths: Sequence[int],
+        block: Literal["basic", "bottleneck"] = "basic",
+        num_classes: int = 10,
+        norm: Literal["group", "batch"] = "group",
+        group_size: int = 16,
+        projection: int | None = None,
+        in_channels: int = 3,
+    ) -> None:
         super().__init__()
-        require(group_size in (1, 2, 4, 8, 16), "group_size", "must divide 16", group_size)
-        self.features = nn.Sequential(
-            OrderedDict(
-                stem=_conv(in_channels, 16, 3),
-                norm=nn.GroupNorm(16 // group_size, 16),
-                relu=nn.ReLU(),
-                stage1=_BasicBlock(16, 16, 1, group_size),
-                stage2=_BasicBlock(16, 32, 2, group_size),
-                stage3=_BasicBlock(32, 64, 2, group_size),
-                pool=nn.AdaptiveAvgPool2d(1),
-                flatten=nn.Flatten(),
-            )
+        require(len(blocks) == len(widths) > 0, "blocks", "must have as many stages as widths")
+        require(
+            group_size >= 1 and all(width % group_size == 0 for width in widths),
+            "group_size",
+            f"must divide the widths {list(widths)}",
+            group_size,
         )
-        self.classifier = nn.Linear(64, num_classes)
+
+        def normalise(channels: int) -> nn.Module:
+            if norm == "batch":
+                return nn.BatchNorm2d(channels)
+            return nn.GroupNorm(channels // group_size, channels)
+
+        kind = BasicBlock if block == "basic" else Bottleneck
+        channels = widths[0]
+        layers: OrderedDict[str, nn.Module] = OrderedDict(
+            stem=_conv(in_channels, channels, 3), norm=normalise(channels), relu=nn.ReLU()
+        )
+        for stage, (count, width) in enumerate(zip(blocks, widths, strict=True), 1):
+            stack = nn.Sequential()
+            for number in range(count):
+                stride = 2 if stage > 1 and number == 0 else 1
+                stack.append(kind(channels, width, stride, normalise))
+                channels = width * kind.expansion
+            layers[f"stage{stage}"] = stack
+        layers |= {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
+        layers["projection"], width = projection_of(channels, projection)
+        self.features = nn.Sequential(layers)
+        self.classifier = nn.Linear(width, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits.
@@ -70,3 +130,81 @@ class ResNet8(nn.Module):
         """
         logits: Tensor = self.classifier(self.features(x))
         return logits
+
+
+class ResNet8(ResNet):
+    """ResNet-8 for 32 × 32 images: 78,042 parameters with 10 classes.
+
+    Args:
+        num_classes: number of classes.
+        kwargs: ``norm``, ``group_size``, ``projection``, ``in_channels`` of :class:`ResNet`.
+    """
+
+    def __init__(self, num_classes: int = 10, **kwargs: Any) -> None:
+        super().__init__([1, 1, 1], [16, 32, 64], num_classes=num_classes, **kwargs)
+
+
+class ResNet20(ResNet):
+    """ResNet-20 for 32 × 32 images.
+
+    Args:
+        num_classes: number of classes.
+        kwargs: ``norm``, ``group_size``, ``projection``, ``in_channels`` of :class:`ResNet`.
+    """
+
+    def __init__(self, num_classes: int = 10, **kwargs: Any) -> None:
+        super().__init__([3, 3, 3], [16, 32, 64], num_classes=num_classes, **kwargs)
+
+
+class ResNet32(ResNet):
+    """ResNet-32 for 32 × 32 images.
+
+    Args:
+        num_classes: number of classes.
+        kwargs: ``norm``, ``group_size``, ``projection``, ``in_channels`` of :class:`ResNet`.
+    """
+
+    def __init__(self, num_classes: int = 10, **kwargs: Any) -> None:
+        super().__init__([5, 5, 5], [16, 32, 64], num_classes=num_classes, **kwargs)
+
+
+class ResNet56(ResNet):
+    """ResNet-56 for 32 × 32 images.
+
+    Args:
+        num_classes: number of classes.
+        kwargs: ``norm``, ``group_size``, ``projection``, ``in_channels`` of :class:`ResNet`.
+    """
+
+    def __init__(self, num_classes: int = 10, **kwargs: Any) -> None:
+        super().__init__([9, 9, 9], [16, 32, 64], num_classes=num_classes, **kwargs)
+
+
+class ResNet18(ResNet):
+    """ResNet-18 for 64 × 64 images: a 3 × 3 stem, no max-pool.
+
+    Args:
+        num_classes: number of classes.
+        kwargs: ``norm``, ``group_size``, ``projection``, ``in_channels`` of :class:`ResNet`.
+    """
+
+    def __init__(self, num_classes: int = 200, **kwargs: Any) -> None:
+        super().__init__([2, 2, 2, 2], [64, 128, 256, 512], num_classes=num_classes, **kwargs)
+
+
+class ResNet50(ResNet):
+    """ResNet-50 for 64 × 64 images: 23,910,152 parameters with 200 classes.
+
+    Args:
+        num_classes: number of classes.
+        kwargs: ``norm``, ``group_size``, ``projection``, ``in_channels`` of :class:`ResNet`.
+    """
+
+    def __init__(self, num_classes: int = 200, **kwargs: Any) -> None:
+        super().__init__(
+            [3, 4, 6, 3],
+            [64, 128, 256, 512],
+            block="bottleneck",
+            num_classes=num_classes,
+            **kwargs,
+        )

@@ -1,0 +1,82 @@
+"""What stands between a net's features and its classes."""
+
+from fedgkd_pl.errors import SettingError
+from torch import Tensor, nn
+
+
+class ProjectionHead(nn.Sequential):
+    """MOON's and FedGKD+'s head: Linear, ReLU, Linear; on the way to the classifier.
+
+    Args:
+        in_features: width d of the features.
+        out_features: width of the projection.
+    """
+
+    def __init__(self, in_features: int, out_features: int = 256) -> None:
+        super().__init__(
+            nn.Linear(in_features, in_features), nn.ReLU(), nn.Linear(in_features, out_features)
+        )
+
+
+class SplitNet(nn.Module):
+    """A net of torchvision, timm or your own, split into features and classifier.
+
+    Args:
+        net: a net whose last layer is a ``Linear``.
+        head: the name of that layer, such as ``fc``, ``classifier.1`` or ``head``.
+        num_classes: replaces the layer by one with this many classes; None keeps it.
+        projection: width of a projection head in front of it; None for none.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        head: str = "fc",
+        num_classes: int | None = None,
+        projection: int | None = None,
+    ) -> None:
+        super().__init__()
+        try:
+            last = net.get_submodule(head)
+        except AttributeError as error:
+            raise SettingError("head", f"{type(net).__name__} has no such layer", head) from error
+        if not isinstance(last, nn.Linear):
+            kind = type(last).__name__
+            raise SettingError("head", f"must name the Linear layer, not a {kind}", head)
+        owner, _, name = head.rpartition(".")
+        setattr(net.get_submodule(owner), name, nn.Identity())
+        self.backbone = net
+        self.projection, width = projection_of(last.in_features, projection)
+        if num_classes is not None or projection is not None:
+            last = nn.Linear(width, last.out_features if num_classes is None else num_classes)
+        self.classifier = last
+
+    def features(self, x: Tensor) -> Tensor:
+        """What the classifier sees.
+
+        Args:
+            x: the net's inputs.
+        """
+        features: Tensor = self.projection(self.backbone(x))
+        return features
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits.
+
+        Args:
+            x: the net's inputs.
+        """
+        logits: Tensor = self.classifier(self.features(x))
+        return logits
+
+
+def projection_of(width: int, projection: int | None) -> tuple[nn.Module, int]:
+    """The optional projection head on features, and the width behind it.
+
+    Args:
+        width: of the features.
+        projection: of the projection; None for no head.
+    """
+    if projection is None:
+        return nn.Identity(), width
+    return ProjectionHead(width, projection), projection

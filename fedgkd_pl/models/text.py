@@ -1,0 +1,84 @@
+"""A classifier on any Hugging Face encoder."""
+
+from typing import Any
+
+from fedgkd_pl.errors import SettingError
+from fedgkd_pl.models.heads import projection_of
+from torch import Tensor, nn
+
+
+class TextClassifier(nn.Module):
+    """DistilBERT's classifier, on any encoder: first token, Linear, ReLU, dropout, Linear.
+
+    Args:
+        num_classes: number of classes.
+        encoder: a Hugging Face name or a local folder with the pretrained weights.
+        encoder_config: instead, the settings of an encoder with random weights, such as
+            ``{model_type: distilbert, n_layers: 2, dim: 128}``; works offline.
+        dropout: before the classifier.
+        projection: width of a projection head before the classifier (MOON, FedGKD+: 256); None
+            for none.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        encoder: str = "distilbert-base-uncased",
+        encoder_config: dict[str, Any] | None = None,
+        dropout: float = 0.2,
+        projection: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.encoder = _encoder(encoder, encoder_config)
+        width = self.encoder.config.hidden_size
+        self.vocab_size: int = self.encoder.config.vocab_size
+        self.pad_id: int = self.encoder.config.pad_token_id or 0
+        self.pre_classifier = nn.Linear(width, width)
+        self.dropout = nn.Dropout(dropout)
+        self.projection, width = projection_of(width, projection)
+        self.classifier = nn.Linear(width, num_classes)
+
+    def features(self, ids: Tensor) -> Tensor:
+        """What the classifier sees.
+
+        Args:
+            ids: token ids, batch × length, filled up on the right with the padding token.
+        """
+        mask = (ids != self.pad_id).long()
+        first = self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state[:, 0]
+        features: Tensor = self.projection(self.dropout(self.pre_classifier(first).relu()))
+        return features
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Logits.
+
+        Args:
+            ids: token ids, batch × length.
+        """
+        logits: Tensor = self.classifier(self.features(ids))
+        return logits
+
+
+def _encoder(name: str, config: dict[str, Any] | None) -> Any:
+    try:
+        from transformers import AutoConfig, AutoModel
+    except ImportError as error:
+        raise SettingError("net", "text needs pip install 'fedgkd-pl[text]'") from error
+    if config is not None:
+        try:
+            encoder = AutoModel.from_config(AutoConfig.for_model(**config))
+        except (TypeError, ValueError, KeyError) as error:
+            raise SettingError("encoder_config", str(error).splitlines()[0], config) from error
+    else:
+        try:
+            encoder = AutoModel.from_pretrained(name)
+        except (OSError, ValueError) as error:
+            raise SettingError(
+                "encoder",
+                "not found here nor on the hub: give a local folder, or encoder_config for "
+                "random weights",
+                name,
+            ) from error
+    if hasattr(encoder, "pooler"):
+        encoder.pooler = None  # BERT's; unused here, and would only travel to the clients and back
+    return encoder

@@ -1,0 +1,72 @@
+"""Clients as odd as real ones: one sample, one class, nothing at all."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from fedgkd_pl import FedAvg, FedGKD, LocalEngine, ResNet8, SplitNet
+from torch import nn
+from torch.optim import SGD
+
+from tests.conftest import Table, fit, linear
+
+LOCAL: dict[str, Any] = {"optimizer": partial(SGD, lr=0.1), "engine": LocalEngine(1)}
+
+
+def normed() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize("net", [linear, normed], ids=["plain", "BatchNorm"])
+@pytest.mark.parametrize("method", [FedAvg, partial(FedGKD, buffer_size=2)])
+def test_one_sample_one_class_and_an_empty_client(net: Any, method: Any) -> None:
+    data = Table(sizes=(1, 9, 0, 6, 5), participation=0.8, batch_size=4)
+    data.y[1:10] = 2  # the second client holds one class; 9 = 4 + 4 + 1: a last batch of one
+    model = method(net(), local_epochs=2, **LOCAL)
+    trainer = fit(model, data, 3)
+    assert trainer.global_step == 3
+    assert all(torch.isfinite(t).all() for t in model.net.state_dict().values())
+
+
+def test_batchnorm_uses_its_statistics_for_a_batch_of_one_and_learns_again() -> None:
+    model = FedAvg(normed(), **LOCAL)
+    seen: list[tuple[int, bool]] = []
+
+    class Spy(type(model.client())):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            seen.append((len(batch[1]), self.net[1].training))
+            return super().training_step(batch, batch_idx)
+
+    model.client = lambda: Spy(model.net, model.optimizer)  # type: ignore[method-assign]
+    fit(model, Table(sizes=(9,), batch_size=4), 2)
+    assert seen == [(4, True), (4, True), (1, False)] * 2
+
+
+def test_torchvision_net_through_the_protocol() -> None:
+    from torchvision.models import mobilenet_v3_small
+
+    torch.manual_seed(0)
+    net = SplitNet(mobilenet_v3_small(), head="classifier.3", num_classes=3, projection=16)
+    images = torch.randn(2, 3, 32, 32)
+    net.eval()
+    features = net.features(images)
+    assert features.shape == (2, 16)
+    torch.testing.assert_close(net.classifier(features), net(images))
+
+    class Images(Table):
+        def load(self) -> Any:
+            splits = super().load()
+            inputs = splits.train.inputs.view(-1, 1, 2, 2).repeat(1, 3, 16, 16)
+            train = type(splits.train)(inputs, splits.train.targets, splits.train.transform)
+            return type(splits)(train, train[:4])
+
+    trainer = fit(FedGKD(net, buffer_size=2, **LOCAL), Images(sizes=(3, 2)), 2)
+    assert trainer.global_step == 2
+
+
+def test_resnet_with_batchnorm_trains_on_one_sample() -> None:
+    net = ResNet8(3, norm="batch")
+    images = torch.randn(1, 3, 8, 8)
+    assert net(images).shape == (1, 3)
