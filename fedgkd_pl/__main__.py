@@ -26,11 +26,11 @@ def main(args: Sequence[str] | None = None) -> int:
         The exit code: 0 done, 2 bad input, 3 the run failed.
     """
     words = list(sys.argv[1:] if args is None else args)
-    try:
-        if words and words[0] in TRAINER_COMMANDS:
-            from fedgkd_pl.cli import run
+    if words and words[0] in TRAINER_COMMANDS:
+        from fedgkd_pl.cli import run
 
-            return run(words)
+        return run(words)
+    try:
         return _other(words)
     except SettingError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -1,6 +1,5 @@
 """``fedgkd-pl fit | validate | test | predict``: LightningCLI, with rounds for epochs."""
 
-import csv
 import json
 import logging
 import sys
@@ -12,23 +11,40 @@ from typing import Any
 import fedgkd_pl
 import torch
 import yaml
+from fedgkd_pl.callbacks.checkpoints import BestRound, LastRound
 from fedgkd_pl.callbacks.progress import RoundProgress
 from fedgkd_pl.callbacks.run_files import RunFiles
 from fedgkd_pl.cli_help import common_flags
-from fedgkd_pl.cli_messages import one_line, setting_error, short
+from fedgkd_pl.cli_messages import one_line, setting_error
+from fedgkd_pl.cli_runs import (
+    check_net,
+    check_settings,
+    flatten,
+    load_checkpoint,
+    new_version,
+    write_predictions,
+)
 from fedgkd_pl.config_files import resolve
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.show import show_partition
-from fedgkd_pl.engines.pool import ClientFailed
+from fedgkd_pl.engines.base import ClientFailed
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.federation.server import FederatedServer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import TensorBoardLogger
 
 # What may differ when a run is resumed: where it runs and what is recorded, not what is computed.
-FREE = ("model.init_args.engine", "data.init_args.data_dir", "data.init_args.download")
-FIXED = ("seed_everything", "model", "data", "trainer.precision", "trainer.gradient_clip_val")
+FIXED = ("seed_everything", "model", "data", "trainer.precision", "trainer.gradient_clip")
+FREE = (
+    "model.init_args.engine.class_path",
+    "model.init_args.engine.init_args.workers",
+    "data.init_args.data_dir",
+    "data.init_args.download",
+    "data.init_args.eval_batch_size",
+)
 
 
 for _name in fedgkd_pl.__all__:
@@ -91,8 +107,8 @@ class FederatedCLI(LightningCLI):
                 "devices": 1,
                 "log_every_n_steps": 1,
                 "num_sanity_val_steps": 0,
-                "callbacks": [RoundProgress()],
             },
+            save_config_callback=None,
             args=args,
             load_from_checkpoint_support=False,
         )
@@ -119,12 +135,11 @@ class FederatedCLI(LightningCLI):
         parser.add_argument("--name", type=str, default="fedgkd", help="name of the run")
         parser.add_argument("--output_dir", type=str, default="runs", help="where runs are kept")
         parser.link_arguments("rounds", "trainer.max_epochs")
-        parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
+        parser.add_lightning_class_args(BestRound, "checkpoint")
         parser.set_defaults(
             {
                 "checkpoint.monitor": "val/acc",
                 "checkpoint.mode": "max",
-                "checkpoint.save_last": True,
                 "checkpoint.filename": "best-round{step}",
                 "checkpoint.auto_insert_metric_name": False,
                 "checkpoint.save_on_train_epoch_end": True,
@@ -132,38 +147,15 @@ class FederatedCLI(LightningCLI):
         )
 
     def before_instantiate_classes(self) -> None:
-        """Decides where the run is written."""
+        """Looks at what the classes themselves cannot know."""
         config = self.config[self.subcommand]
         require(config.rounds >= 1, "rounds", "must be at least 1", config.rounds)
         if self.subcommand != "fit":
             require(config.ckpt_path is not None, "ckpt_path", "which model? give a checkpoint")
-            config.trainer.logger = False
-        elif config.trainer.logger in (None, True):
-            config.trainer.logger = {
-                "class_path": "lightning.pytorch.loggers.TensorBoardLogger",
-                "init_args": {
-                    "save_dir": config.output_dir,
-                    "name": config.name,
-                    "default_hp_metric": False,
-                },
-            }
-        if (
-            config.data.init_args.get("val_fraction") == 0
-            and config.checkpoint.monitor == "val/acc"
-        ):
-            config.checkpoint.monitor = None
-
-    def instantiate_trainer(self, **kwargs: Any) -> Any:
-        """Adds the files of a run to what it leaves."""
-        if self.subcommand == "fit":
-            self.fixed = self._fixed_settings()
-            self.trainer_defaults["callbacks"].append(RunFiles(self.fixed))
-        else:
-            self.save_config_callback = None
-        try:
-            return super().instantiate_trainer(**kwargs)
-        except (ValueError, TypeError, MisconfigurationException) as error:
-            raise SettingError("trainer", str(error)) from error
+        if config.data.init_args.get("val_fraction") == 0:
+            config.checkpoint.monitor = None  # nothing to choose a best round by
+        if config.ckpt_path is not None:
+            self.checkpoint = load_checkpoint(config.ckpt_path)
 
     def instantiate_classes(self) -> None:
         """Instantiates; what a constructor refuses is told with its whole key."""
@@ -172,27 +164,64 @@ class FederatedCLI(LightningCLI):
         except (ValueError, TypeError, MisconfigurationException) as error:
             raise setting_error(error, flatten(self._dump())) from error
 
+    def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
+        """Adds the callbacks that a run has unless it asks for others."""
+        self.own_logger = config["logger"] in (None, True)
+        if self.own_logger:
+            config["logger"] = False  # before_fit makes it, when nothing can go wrong any more
+        self.keeps_files = self.subcommand == "fit" and not config["fast_dev_run"]
+        if not self.keeps_files or config["enable_checkpointing"] is False:
+            callbacks = []
+        else:
+            callbacks.append(LastRound())
+        if self.keeps_files:
+            self.fixed = self._fixed_settings()
+            text = self._parser("fit").dump(self.config.fit, skip_none=False)
+            self.files = RunFiles(config=self.fixed, config_text=text)
+            callbacks.append(self.files)
+        given = config["callbacks"] or []
+        given = given if isinstance(given, list) else [given]
+        has_bar = any(isinstance(callback, ProgressBar) for callback in given)
+        if config["enable_progress_bar"] is not False and not has_bar:
+            callbacks.append(RoundProgress())
+        try:
+            return super()._instantiate_trainer(config, callbacks)
+        except (ValueError, TypeError, MisconfigurationException) as error:
+            raise SettingError("trainer", str(error)) from error
+
     def _run_subcommand(self, subcommand: str) -> None:
         try:
             if self.only_partition:
                 show_partition(self.datamodule, Path(self.config.fit.output_dir) / "partitions")
-            else:
-                super()._run_subcommand(subcommand)
+                return
+            self.datamodule.prepare_data()
+            self.datamodule.setup()
+            self.model.check(self.datamodule)
+            if self.config[subcommand].ckpt_path is not None:
+                self._check_checkpoint()
+            super()._run_subcommand(subcommand)
         except SettingError as error:
             raise setting_error(error, flatten(self._dump())) from error
 
     def before_fit(self) -> None:
-        """Finds what cannot work before anything is written."""
-        self.datamodule.prepare_data()
-        self.datamodule.setup("fit")
-        self.model.check(self.datamodule)
-        path = self.config.fit.ckpt_path
-        if path is not None:
-            self._check_resume(path)
+        """Makes the folder of the run, now that nothing can be wrong any more."""
+        if not self.keeps_files:
+            return
+        folder = new_version(Path(self.config.fit.output_dir) / self.config.fit.name)
+        self.files.folder = str(folder)
+        for callback in self.trainer.checkpoint_callbacks:
+            if isinstance(callback, BestRound | LastRound) and callback.dirpath is None:
+                callback.dirpath = str(folder / "checkpoints")
+        if self.own_logger:
+            self.trainer.logger = TensorBoardLogger(
+                folder.parent.parent, folder.parent.name, folder.name, default_hp_metric=False
+            )
 
     def after_fit(self) -> None:
         """Says how it went and where to look."""
-        folder = Path(self.trainer.log_dir or self.trainer.default_root_dir)
+        if not self.keeps_files:
+            return
+        folder = Path(str(self.files.folder))
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         best, final = summary["best_test_acc"], summary["final_test_acc"]
         if best is not None:
@@ -209,16 +238,9 @@ class FederatedCLI(LightningCLI):
             kwargs: Lightning's.
         """
         batches = self.trainer.predict(model, datamodule=datamodule, ckpt_path=ckpt_path)
-        probabilities = torch.cat(batches)  # type: ignore[arg-type]
         folder = Path(ckpt_path).parent
         file = (folder.parent if folder.name == "checkpoints" else folder) / "predictions.csv"
-        confidence, classes = probabilities.max(dim=1)
-        with file.open("w", newline="") as stream:
-            writer = csv.writer(stream)
-            writer.writerow(["index", "label", "prediction", "probability"])
-            rows = zip(datamodule.test.targets, classes, confidence, strict=True)
-            for index, row in enumerate(rows):
-                writer.writerow([index, *(value.item() for value in row)])
+        write_predictions(file, torch.cat(batches), datamodule.test.targets)  # type: ignore[arg-type]
         print(f"wrote {file}")
 
     def _fixed_settings(self) -> dict[str, Any]:
@@ -232,42 +254,11 @@ class FederatedCLI(LightningCLI):
         dump = self.parser.dump(self.config, skip_none=False, format="yaml", skip_validation=True)
         return yaml.safe_load(dump)[self.subcommand]
 
-    def _check_resume(self, path: str) -> None:
-        """Refuses to go on with other settings than the checkpoint's."""
-        require(Path(path).is_file(), "ckpt_path", "no such file", path)
-        try:
-            checkpoint = torch.load(path, weights_only=True, map_location="cpu")
-            saved = checkpoint["callbacks"]["RunFiles"]["config"]
-        except Exception as error:
-            raise SettingError("ckpt_path", "not a checkpoint of fedgkd-pl fit", path) from error
-        changed = [
-            key
-            for key in sorted(saved.keys() | self.fixed.keys())
-            if saved.get(key) != self.fixed.get(key)
-        ]
-        if changed:
-            key = changed[0]
-            more = f"; {', '.join(map(short, changed[1:]))} differ too" if changed[1:] else ""
-            raise SettingError(
-                short(key),
-                f"a run is resumed with the settings it began with, here {saved.get(key)}{more}",
-                self.fixed.get(key),
-            )
-        done, wanted = checkpoint["global_step"], self.config.fit.rounds
-        require(done < wanted, "rounds", f"the checkpoint has done {done}: ask for more", wanted)
-
-
-def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """A nested mapping as dotted keys; lists stay whole.
-
-    Args:
-        tree: mappings of mappings.
-        prefix: the key of ``tree``.
-    """
-    if not isinstance(tree, dict):
-        return {prefix: tree}
-    dot = f"{prefix}." if prefix else ""
-    return {k: v for key, value in tree.items() for k, v in flatten(value, dot + str(key)).items()}
+    def _check_checkpoint(self) -> None:
+        """Refuses a checkpoint of another net and, to go on from, of other settings."""
+        if self.subcommand == "fit" and self.keeps_files:
+            check_settings(self.checkpoint, self.fixed, self.config.fit.rounds)
+        check_net(self.checkpoint, self.model)
 
 
 def run(words: list[str]) -> int:
@@ -282,36 +273,50 @@ def run(words: list[str]) -> int:
     """
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
-    while "--import" in words:
-        place = words.index("--import")
-        _, module = words[place : place + 2] if place + 1 < len(words) else ("", "")
-        del words[place : place + 2]
-        import_users(module)
-    for place, word in enumerate(words):
-        if word in ("-c", "--config") and place + 1 < len(words):
-            words[place + 1] = resolve(words[place + 1])
-        elif word.startswith("--config="):
-            words[place] = "--config=" + resolve(word.removeprefix("--config="))
     # Lightning speaks of epochs, of a cloud service and of its own deprecations.
     for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed"):
         logging.getLogger(name).setLevel(logging.WARNING)
     for text in (
         "`isinstance\\(treespec, LeafSpec\\)` is deprecated",
         "Be aware that when using `ckpt_path`, callbacks",
-        "The dirpath has changed",
     ):
         warnings.filterwarnings("ignore", text)
-    only_partition = words[0] == "partition"
-    if only_partition:
-        words[0] = "fit"  # the same settings
     try:
+        words = prepare(words)
+        only_partition = words[0] == "partition"
+        if only_partition:
+            words[0] = "fit"  # the same settings
         FederatedCLI(words, only_partition)
     except (SettingError, MisconfigurationException, ClientFailed) as error:
         if debug:
+            print(getattr(error, "details", ""), file=sys.stderr)
             raise
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 3 if isinstance(error, ClientFailed) else 2
     return 0
+
+
+def prepare(words: list[str]) -> list[str]:
+    """Imports what ``--import`` names, and finds the files that ``--config`` names.
+
+    Args:
+        words: the command and its arguments.
+
+    Returns:
+        The words for the parser.
+    """
+    rest: list[str] = []
+    waiting = iter(words)
+    for word in waiting:
+        if word == "--import":
+            import_users(next(waiting, ""))
+        elif word in ("-c", "--config"):
+            rest += ["--config", *(resolve(name) for name in [next(waiting, "")] if name)]
+        elif word.startswith("--config="):
+            rest.append("--config=" + resolve(word.removeprefix("--config=")))
+        else:
+            rest.append(word)
+    return rest
 
 
 def import_users(module: str) -> None:

@@ -121,6 +121,29 @@ def halfway(run: Run, tmp_path: Path) -> Path:
     return version(tmp_path) / "checkpoints" / "last.ckpt"
 
 
+def test_last_is_the_last_round_and_best_the_best(run: Run, tmp_path: Path) -> None:
+    """Nothing is learned after round 1: Lightning's own save_last would stay there."""
+    assert run("fit", *QUICK, "--rounds", "4", "--model.optimizer.lr", "0")[0] == 0
+    folder = version(tmp_path) / "checkpoints"
+    assert sorted(file.name for file in folder.iterdir()) == ["best-round1.ckpt", "last.ckpt"]
+    for name, rounds in (("best-round1", 1), ("last", 4)):
+        checkpoint = torch.load(folder / f"{name}.ckpt", weights_only=True)
+        assert checkpoint["global_step"] == rounds
+    last = torch.load(folder / "last.ckpt", weights_only=True)["state_dict"]
+    final = load_file(version(tmp_path) / "global.safetensors")
+    assert same({name.removeprefix("net."): t for name, t in last.items()}, final)
+
+
+def test_a_resumed_run_remembers_its_best_round(run: Run, tmp_path: Path) -> None:
+    still = (*QUICK, "--model.optimizer.lr", "0")
+    assert run("fit", *still, "--rounds", "2")[0] == 0
+    checkpoint = version(tmp_path) / "checkpoints" / "last.ckpt"
+    code, _, err = run("fit", *still, "--rounds", "4", "--ckpt_path", checkpoint)
+    assert code == 0, err
+    names = sorted(file.name for file in (version(tmp_path, number=1) / "checkpoints").iterdir())
+    assert names == ["best-round1.ckpt", "last.ckpt"]
+
+
 def test_resume_is_exact(run: Run, tmp_path: Path, halfway: Path) -> None:
     assert run("fit", *QUICK, "--rounds", "6", "--name", "whole")[0] == 0
     code, _, err = run("fit", *QUICK, "--rounds", "6", "--name", "rest", "--ckpt_path", halfway)
@@ -143,6 +166,8 @@ def test_resume_is_exact(run: Run, tmp_path: Path, halfway: Path) -> None:
         (("--model.net.hidden", "[16]"), "model.net.hidden"),
         (("--data.partition", "Dirichlet"), "data.partition"),
         (("--trainer.gradient_clip_val", "1"), "trainer.gradient_clip_val"),
+        (("--trainer.gradient_clip_algorithm", "value"), "trainer.gradient_clip_algorithm"),
+        (("--model.engine.threads", "2"), "model.engine.threads"),
         (("--config", "digits_fedavg.yaml"), "model"),
         (("--rounds", "3"), "rounds"),
     ],
@@ -348,6 +373,7 @@ BAD: list[tuple[str, str]] = [
     ("--data SST5 --data.download false", "data.data_dir: train.txt is missing"),
     ("--data AGNews --data.download false", "data.data_dir: train.csv is missing"),
     ("--data TinyImageNet --data.download false", "data.data_dir: tiny-imagenet-200 is not there"),
+    ("--data.partition_seed=-1", "data.partition_seed: must not be negative (got -1)"),
     ("--data.batch_size 0", "data.batch_size: must be at least 1"),
     ("--data CIFAR10 --data.download false", "data.data_dir: cifar-10-batches-py is not there"),
     ("--model.gama 1", "model.gama: no such setting, did you mean gamma?"),
@@ -380,7 +406,7 @@ BAD: list[tuple[str, str]] = [
     ("--config list.yaml", "config"),
     ("--config broken.yaml", "config"),
     ("--ckpt_path nowhere.ckpt", "ckpt_path: no such file (got nowhere.ckpt)"),
-    ("--ckpt_path unknown.yaml", "ckpt_path: not a checkpoint of fedgkd-pl fit"),
+    ("--ckpt_path unknown.yaml", "ckpt_path: cannot be read as a checkpoint"),
 ]
 
 
@@ -401,9 +427,54 @@ def test_bad_input_is_answered_in_one_line(
 
 
 @pytest.mark.parametrize("command", ["validate", "test", "predict"])
-def test_evaluating_needs_a_checkpoint(run: Run, command: str) -> None:
+def test_evaluating_needs_a_checkpoint(run: Run, tmp_path: Path, command: str) -> None:
     code, _, err = run(command, *QUICK)
     assert (code, err) == (2, "error: ckpt_path: which model? give a checkpoint\n")
+    code, _, err = run(command, *QUICK, "--ckpt_path", "nowhere.ckpt")
+    assert (code, err) == (2, "error: ckpt_path: no such file (got nowhere.ckpt)\n")
+    (tmp_path / "bad.ckpt").write_text("nothing")
+    code, _, err = run(command, *QUICK, "--ckpt_path", "bad.ckpt")
+    assert (code, err) == (2, "error: ckpt_path: cannot be read as a checkpoint (got bad.ckpt)\n")
+
+
+def test_evaluating_another_net_is_refused(run: Run, halfway: Path) -> None:
+    code, _, err = run("test", *QUICK, "--model.net.hidden", "[7]", "--ckpt_path", halfway)
+    assert code == 2 and len(err.splitlines()) == 1
+    assert err.startswith("error: ckpt_path: holds another net: net.classifier.weight is (10, 32)")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--trainer.logger false",
+        "--trainer.logger CSVLogger --trainer.logger.save_dir logs",
+        "--trainer.enable_progress_bar false",
+        "--trainer.callbacks+=RichProgressBar",
+        "--trainer.enable_checkpointing false",
+    ],
+)
+def test_lightnings_own_options_work(run: Run, tmp_path: Path, flags: str) -> None:
+    for number in (0, 1):  # and the second run finds its own folder
+        code, _, err = run("fit", *QUICK, "--rounds", "2", *flags.split())
+        assert code == 0, err
+        folder = version(tmp_path, number=number)
+        names = {file.name for file in folder.iterdir()}
+        assert {"config.yaml", "metrics.csv", "summary.json", "global.safetensors"} <= names
+        assert ("checkpoints" in names) is ("checkpointing" not in flags)
+    assert {file.name for file in tmp_path.iterdir()} <= {"runs", "logs"}
+
+
+def test_fast_dev_run_writes_nothing(run: Run, tmp_path: Path) -> None:
+    code, _, err = run("fit", *QUICK, "--trainer.fast_dev_run", "true")
+    assert code == 0, err
+    assert not list(tmp_path.iterdir())
+
+
+def test_debug_shows_where(run: Run) -> None:
+    from fedgkd_pl.errors import SettingError
+
+    with pytest.raises(SettingError):
+        run("fit", *QUICK, "--data.num_clients", "0", "--debug")
 
 
 def test_top_level(run: Run) -> None:
@@ -426,15 +497,15 @@ def test_summary_of_no_rounds() -> None:
 
 
 def test_a_failing_client_ends_with_code_3(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedgkd_pl.engines.pool import ClientFailed
     from fedgkd_pl.federation.client_trainer import ClientTrainer
 
     def fail(*_: Any) -> None:
-        raise ClientFailed("client 3 failed")
+        raise ArithmeticError("no number")
 
     monkeypatch.setattr(ClientTrainer, "update", fail)
     code, _, err = run("fit", *QUICK)
-    assert code == 3 and err.splitlines()[-1] == "error: client 3 failed"
+    assert code == 3 and len(err.splitlines()) == 1
+    assert err.startswith("error: client ") and "failed: ArithmeticError: no number" in err
 
 
 def test_threads_are_given_back(run: Run) -> None:

@@ -1,17 +1,20 @@
 """The same bits from one process or several, in any order."""
 
+import random
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from fedgkd_pl import MLP, Digits, Dirichlet, FedAvg, FedGKD, LocalEngine
-from fedgkd_pl.engines.base import schedule
-from fedgkd_pl.engines.pool import ClientFailed, Pool
+from fedgkd_pl.engines.base import ClientFailed, schedule
+from fedgkd_pl.engines.pool import Pool
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.federation.message import ClientUpdate, Message
 from fedgkd_pl.methods.fedavg import FedAvgClient
+from lightning.pytorch import Callback
 from torch.optim import SGD
 
 from tests.conftest import Table, fit, linear, same, script, seed_everything
@@ -80,6 +83,7 @@ def test_client_state_is_kept_per_client_and_created_lazily(workers: int) -> Non
     model = Counting(linear(), engine=LocalEngine(workers), **LOCAL)
     data = Table(sizes=(5, 6, 7, 8, 9), participation=0.4)
     trained: list[int] = []
+    data.setup()
     sampler = data.train_dataloader().sampler
     for epoch in range(4):
         sampler.set_epoch(epoch)
@@ -126,11 +130,82 @@ class Failing(FedAvg):
         return Fails(self.net, self.optimizer, self.scheduler)
 
 
-def test_a_failing_worker_names_the_client_and_leaves_no_process() -> None:
-    model = Failing(linear(), engine=LocalEngine(2), **LOCAL)
-    with pytest.raises(ClientFailed, match=r"(?s)client 1 failed.*this client cannot"):
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_failing_client_is_named_and_leaves_no_process(workers: int) -> None:
+    model = Failing(linear(), engine=LocalEngine(workers), **LOCAL)
+    with pytest.raises(ClientFailed) as error:
         fit(model, Table(sizes=(8, 5)), 1)
+    assert str(error.value) == "client 1 failed: ValueError: this client cannot"
+    assert "Traceback" in error.value.details
     assert model._session is None
+
+
+def test_a_failure_elsewhere_ends_the_workers() -> None:
+    class Breaks(Callback):
+        def on_validation_end(self, *_: Any) -> None:
+            processes.extend(model._session.processes)  # type: ignore[union-attr]
+            raise KeyError("a callback of the user's")
+
+    processes: list[Any] = []
+    model = FedAvg(linear(), engine=LocalEngine(2), **LOCAL)
+    with pytest.raises(KeyError):
+        fit(model, Table(), 1, callbacks=[Breaks()])
+    assert len(processes) == 2 and not any(process.is_alive() for process in processes)
+
+
+class Careless(torch.nn.Module):
+    """Leaves something behind, and rolls every kind of dice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(4, 3)
+        self.register_buffer("calls", torch.zeros(1), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.calls += 1
+            x = x * (1 + 0.1 * self.calls) + random.random() + np.random.rand() + torch.rand(1)
+        logits: torch.Tensor = self.layer(x)
+        return logits
+
+
+def test_nothing_passes_from_client_to_client() -> None:
+    models = [FedAvg(Careless(), engine=LocalEngine(n), **LOCAL) for n in (1, 2, 3)]
+    for model in models:
+        fit(model, Table(sizes=(8, 5, 6, 7), batch_size=4), 2)
+    assert same(models[0].net.state_dict(), models[1].net.state_dict())
+    assert same(models[0].net.state_dict(), models[2].net.state_dict())
+
+
+class Asks(FedAvgClient):
+    """Reports the settings it trains under."""
+
+    def reply(self) -> ClientUpdate:
+        update = super().reply()
+        precise = torch.get_float32_matmul_precision() == "high"
+        update.metrics = {
+            "deterministic": float(torch.are_deterministic_algorithms_enabled()),
+            "high": float(precise),
+        }
+        return update
+
+
+class Asking(FedAvg):
+    def client(self) -> FedAvgClient:
+        return Asks(self.net, self.optimizer, self.scheduler)
+
+
+def test_workers_train_under_the_parents_settings() -> None:
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        model = Asking(linear(), engine=LocalEngine(2), **LOCAL)
+        fit(model, Table(), 1, deterministic=True)
+        assert model.report["client/deterministic_mean"] == model.report["client/high_mean"] == 1
+    finally:
+        torch.set_float32_matmul_precision(before)
+        torch.use_deterministic_algorithms(False)
 
 
 class Dies(FedAvgClient):
@@ -173,9 +248,10 @@ def test_auto_takes_what_cohort_and_cores_allow(monkeypatch: pytest.MonkeyPatch)
     ]:
         engine.open(job, cohort)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    job.device = torch.device("cuda", 0)
-    LocalEngine().open(job, 10)
-    assert opened == [4, 3, 2, 1, 2]
+    for device in ("cuda", "mps"):
+        job.device = torch.device(device, 0)
+        LocalEngine().open(job, 10)
+    assert opened == [4, 3, 2, 1, 2, 1]
 
 
 @pytest.mark.parametrize("workers", [0, -1])

@@ -174,9 +174,44 @@ def test_clients_inherit_precision_and_clipping() -> None:
             client = pl_module._session.trainer.trainer
             settings.append((client.precision, client.gradient_clip_val))
 
-    for _ in range(2):  # the setting outlives a fit
-        fit(model, table(), 1, callbacks=[Look()], precision="bf16-mixed", gradient_clip_val=0.3)
-    assert settings == [("bf16-mixed", 0.3)] * 2
+    for clip in (0.3, None, 0.2):
+        trainer = fit(
+            model, table(), 1, callbacks=[Look()], precision="bf16-mixed", gradient_clip_val=clip
+        )
+        assert trainer.gradient_clip_val == clip  # it is still the Trainer's
+    assert settings == [("bf16-mixed", 0.3), ("bf16-mixed", None), ("bf16-mixed", 0.2)]
+
+
+def test_half_precision_leaves_the_servers_step_alone() -> None:
+    """The loss scale belongs to a backward pass, and the server has none."""
+    from lightning.pytorch.plugins.precision import MixedPrecision
+
+    half, single = FedAvg(linear(), **LOCAL), FedAvg(linear(), **LOCAL)
+    fit(half, table(), 2, plugins=[MixedPrecision("16-mixed", "cpu")])
+    fit(single, table(), 2)
+    for name, value in single.net.state_dict().items():
+        torch.testing.assert_close(half.net.state_dict()[name], value, atol=0.05, rtol=0)
+
+
+def test_a_second_fit_is_a_new_run() -> None:
+    model = FedGKD(linear(), **LOCAL)
+    start = {name: t.clone() for name, t in model.net.state_dict().items()}
+    fit(model, table(), 2)
+    first = {name: t.clone() for name, t in model.net.state_dict().items()}
+    sent = model.bytes_down
+    model.net.load_state_dict(start)
+    fit(model, table(), 2)
+    assert same(first, model.net.state_dict()) and model.bytes_down == sent
+
+
+def test_layers_frozen_in_eval_mode_stay_so() -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3))
+    net[1].eval().requires_grad_(False)
+    before = {name: t.clone() for name, t in net[1].state_dict().items()}
+    weight = net[0].weight.clone()
+    fit(FedAvg(net, **LOCAL), table(), 2)
+    assert same(before, net[1].state_dict()) and not net[1].training
+    assert not torch.equal(weight, net[0].weight)
 
 
 def test_evaluation_cadence() -> None:

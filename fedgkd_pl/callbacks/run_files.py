@@ -25,12 +25,21 @@ class RunFiles(Callback):
     that was never stopped.
 
     Args:
+        folder: where to; by default that of the Trainer's logger.
         config: the settings that decide the result, kept in the checkpoint so that a resume with
             other ones can be refused.
+        config_text: all settings, for ``config.yaml``; None writes no such file.
     """
 
-    def __init__(self, config: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        folder: str | None = None,
+        config: dict[str, Any] | None = None,
+        config_text: str | None = None,
+    ) -> None:
+        self.folder = folder
         self.config = config or {}
+        self.config_text = config_text
         self.rows: dict[int, Row] = {}
         self.seconds = 0.0  # of earlier sessions
         self.started = time.perf_counter()
@@ -60,7 +69,9 @@ class RunFiles(Callback):
         """Writes who owns what."""
         self.started = time.perf_counter()
         summary = _server(pl_module).datamodule.summary()
-        _write(trainer, "partition.json", json.dumps(summary))
+        self._write(trainer, "partition.json", json.dumps(summary) + "\n")
+        if self.config_text is not None:
+            self._write(trainer, "config.yaml", self.config_text)
         if isinstance(trainer.logger, TensorBoardLogger):
             chart = bubble_chart(summary["counts"], summary["dataset"])
             trainer.logger.experiment.add_figure("partition", chart)
@@ -84,7 +95,7 @@ class RunFiles(Callback):
         columns = ["round", "val/acc", "val/loss", "test/acc", "test/loss"]
         columns += sorted({name for row in self.rows.values() for name in row} - set(columns))
         rows = [self.rows[number] for number in sorted(self.rows)]
-        with (_folder(trainer) / "metrics.csv").open("w", newline="") as file:
+        with (self._folder(trainer) / "metrics.csv").open("w", newline="") as file:
             writer = csv.DictWriter(file, columns)
             writer.writeheader()
             writer.writerows(rows)
@@ -93,7 +104,7 @@ class RunFiles(Callback):
         """Writes the global model and the summary."""
         server = _server(pl_module)
         model = to_safetensors(server.global_state())
-        (_folder(trainer) / "global.safetensors").write_bytes(model)
+        (self._folder(trainer) / "global.safetensors").write_bytes(model)
         accuracies = accuracy_summary(list(self.rows.values()))
         summary = {
             "method": type(server).__name__,
@@ -105,10 +116,19 @@ class RunFiles(Callback):
             "wall_seconds": round(self.elapsed(), 3),
             "versions": _versions(),
         }
-        _write(trainer, "summary.json", json.dumps(summary, indent=2))
-        if isinstance(trainer.logger, TensorBoardLogger) and accuracies["best_test_acc"]:
+        self._write(trainer, "summary.json", json.dumps(summary, indent=2) + "\n")
+        logger = trainer.logger
+        if isinstance(logger, TensorBoardLogger) and accuracies["best_test_acc"] is not None:
             scores = {f"hp/{k}": v for k, v in accuracies.items() if k.endswith("test_acc")}
-            trainer.logger.log_hyperparams(self.config, scores)  # TensorBoard's HPARAMS page
+            logger.log_hyperparams(self.config, scores)  # TensorBoard's HPARAMS page
+
+    def _folder(self, trainer: Trainer) -> Path:
+        folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def _write(self, trainer: Trainer, name: str, text: str) -> None:
+        (self._folder(trainer) / name).write_text(text, encoding="utf-8")
 
 
 def accuracy_summary(rows: list[Row]) -> dict[str, float | None]:
@@ -138,16 +158,6 @@ def accuracy_summary(rows: list[Row]) -> dict[str, float | None]:
 def _server(module: LightningModule) -> FederatedServer:
     assert isinstance(module, FederatedServer)
     return module
-
-
-def _folder(trainer: Trainer) -> Path:
-    folder = Path(trainer.log_dir or trainer.default_root_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-def _write(trainer: Trainer, name: str, text: str) -> None:
-    (_folder(trainer) / name).write_text(text + "\n", encoding="utf-8")
 
 
 def _versions() -> dict[str, str]:

@@ -118,7 +118,8 @@ class FederatedDataModule(LightningDataModule):
         require(batch_size >= 1, "batch_size", "must be at least 1", batch_size)
         require(eval_batch_size >= 1, "eval_batch_size", "must be at least 1", eval_batch_size)
         require(0 <= val_fraction < 1, "val_fraction", "must be in [0, 1)", val_fraction)
-        require(seed is None or seed >= 0, "seed", "must not be negative", seed)
+        for key, value in ("seed", seed), ("partition_seed", partition_seed):
+            require(value is None or value >= 0, key, "must not be negative", value)
         self.num_clients = num_clients
         self.partition = partition
         self.unseen_clients = unseen_clients

@@ -7,6 +7,19 @@ from fedgkd_pl.federation.client_trainer import Job
 from fedgkd_pl.federation.message import ClientUpdate, Message
 
 
+class ClientFailed(RuntimeError):
+    """A client's training raised, or its worker died.
+
+    Args:
+        message: one line.
+        details: the traceback, where there is one.
+    """
+
+    def __init__(self, message: str, details: str = "") -> None:
+        super().__init__(message)
+        self.details = details
+
+
 class Session(ABC):
     """A running engine: workers that hold the job's data and net."""
 

@@ -1,12 +1,13 @@
 """The engine of one machine: in this process, or a pool of processes."""
 
 import os
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
 import torch
-from fedgkd_pl.engines.base import Engine, Session, schedule
+from fedgkd_pl.engines.base import ClientFailed, Engine, Session, schedule
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.client_trainer import ClientTrainer, Job
 from fedgkd_pl.federation.message import ClientUpdate, Message
@@ -40,10 +41,8 @@ class LocalEngine(Engine):
         if self.workers != "auto":
             workers = self.workers
         else:
-            places = (
-                torch.cuda.device_count() if job.device.type == "cuda" else _cores() // self.threads
-            )
-            workers = max(1, min(places, cohort_size))
+            places = {"cuda": torch.cuda.device_count(), "cpu": _cores() // self.threads}
+            workers = max(1, min(places.get(job.device.type, 1), cohort_size))
         if workers == 1:
             return InProcess(job, self.threads)
         from fedgkd_pl.engines.pool import Pool
@@ -72,8 +71,12 @@ class InProcess(Session):
             cohort: the clients' ids.
         """
         for client in schedule(self.job, cohort):
-            with _threads(self.threads):
-                update = self.trainer.update(message, client, self.job.states.get(client, {}))
+            try:
+                with _threads(self.threads):
+                    update = self.trainer.update(message, client, self.job.states.get(client, {}))
+            except Exception as error:
+                text = f"client {client} failed: {type(error).__name__}: {error}"
+                raise ClientFailed(text.splitlines()[0], traceback.format_exc()) from error
             if update.state:
                 self.job.states[client] = update.state
             yield update

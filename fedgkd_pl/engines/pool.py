@@ -21,7 +21,7 @@ from typing import Any, cast
 import cloudpickle
 import torch
 import torch.multiprocessing
-from fedgkd_pl.engines.base import Session, schedule
+from fedgkd_pl.engines.base import ClientFailed, Session, schedule
 from fedgkd_pl.federation.client_trainer import ClientTrainer, Job
 from fedgkd_pl.federation.message import (
     ClientUpdate,
@@ -30,10 +30,6 @@ from fedgkd_pl.federation.message import (
     encode_state,
 )
 from torch import Tensor
-
-
-class ClientFailed(RuntimeError):
-    """A client's training raised, or its worker died."""
 
 
 class Pool(Session):
@@ -49,12 +45,17 @@ class Pool(Session):
         self.job = job
         self.connections: list[Connection] = []
         self.processes: list[Any] = []
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([__name__])
+        fork = "forkserver" in multiprocessing.get_all_start_methods()
+        context = multiprocessing.get_context("forkserver" if fork else "spawn")
+        if fork:
+            context.set_forkserver_preload([__name__])
         for number in range(workers):
             ours, theirs = context.Pipe()
-            process = context.Process(
-                target=_work, args=(theirs, threads), name=f"fedgkd-worker-{number}", daemon=True
+            process = context.Process(  # type: ignore[attr-defined]
+                target=_work,
+                args=(theirs, threads, _numerics()),
+                name=f"fedgkd-worker-{number}",
+                daemon=True,
             )
             with _without_main():
                 process.start()
@@ -125,7 +126,9 @@ class Pool(Session):
                 "-9 is mostly a lack of memory: take fewer workers)"
             ) from error
         if answer[:1] == b"!":
-            raise ClientFailed(f"client {client} failed:\n{answer[1:].decode()}")
+            details = answer[1:].decode()
+            reason = details.strip().splitlines()[-1]
+            raise ClientFailed(f"client {client} failed: {reason}", details)
         return ClientUpdate.decode(answer[1:])
 
 
@@ -133,25 +136,39 @@ def _for_worker(job: Job, number: int) -> Job:
     """The job on the worker's own GPU, without the states, which travel with the tasks."""
     device = job.device
     if device.type == "cuda":
-        device = torch.device("cuda", number % torch.cuda.device_count())
+        first = device.index or 0  # the server's own, then the others
+        device = torch.device("cuda", (first + number) % torch.cuda.device_count())
     return replace(job, device=device, states={})
 
 
-def _work(connection: Connection, threads: int) -> None:
+def _numerics() -> dict[str, Any]:
+    """The process-wide settings that change numbers."""
+    return {
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "benchmark": torch.backends.cudnn.benchmark,
+        "matmul": torch.get_float32_matmul_precision(),
+    }
+
+
+def _work(connection: Connection, threads: int, numerics: dict[str, Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
     torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(numerics["deterministic"], warn_only=numerics["warn_only"])
+    torch.backends.cudnn.benchmark = numerics["benchmark"]
+    torch.set_float32_matmul_precision(numerics["matmul"])
     try:
-        blob, tensors = connection.recv()
-        trainer = ClientTrainer(_loads(blob, tensors))
-        message = None
+        job = connection.recv()
+        trainer = message = None
         while True:
             task = connection.recv()
             if isinstance(task, Tensor):
                 message = Message.decode(task.numpy().tobytes())
                 continue
-            assert message is not None
             client, state = task
+            assert message is not None
             try:
+                trainer = trainer or ClientTrainer(_loads(*job))
                 update = trainer.update(message, client, decode_state(state))
                 connection.send_bytes(b"=" + update.encode())
             except Exception:

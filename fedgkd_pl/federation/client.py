@@ -30,10 +30,12 @@ class FederatedClient(LightningModule):
         scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__()
-        self.net = deepcopy(net).cpu().train()
+        self.net = deepcopy(net).cpu()  # layers that the user froze in eval mode stay so
         self.optimizer = optimizer
         self.scheduler = scheduler
-        self._norms = [m for m in self.net.modules() if isinstance(m, _BatchNorm)]
+        self._norms = [m for m in self.net.modules() if isinstance(m, _BatchNorm) and m.training]
+        travels = self.net.state_dict().keys()
+        self._stays = {n: b.clone() for n, b in self.net.named_buffers() if n not in travels}
         self._sums: dict[str, Tensor] = {}
         self._seen = 0
 
@@ -45,6 +47,10 @@ class FederatedClient(LightningModule):
             state: what this client kept from its last round; empty the first time.
         """
         self.net.load_state_dict(message.models["global"])
+        for name, buffer in self.net.named_buffers():
+            if name in self._stays:  # what one client left in it must not reach the next
+                buffer.copy_(self._stays[name])
+        self._sums, self._seen = {}, 0
 
     def reply(self) -> ClientUpdate:
         """The trained model and the report; a method adds ``extra`` and ``state``."""

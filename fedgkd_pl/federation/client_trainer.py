@@ -11,6 +11,7 @@ import torch
 from fedgkd_pl.data.resident import ClientData
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.federation.seeds import derive, seeded
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch import Trainer
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class ClientTrainer:
                 **job.trainer,
                 accelerator=job.device.type,
                 devices=1 if job.device.index is None else [job.device.index],
+                plugins=[LightningEnvironment()],  # a client is no node of a cluster's job
                 logger=False,
                 enable_checkpointing=False,
                 enable_progress_bar=False,
@@ -71,7 +73,7 @@ class ClientTrainer:
         """
         batches = self.data.batches(client, message.round)
         seed = derive(self.data.seed, "model", message.round, client)
-        with seeded(seed, self.device), _quiet():
+        with seeded(seed), _quiet():
             self.client.receive(message, state)
             restart(self.trainer)
             self.trainer.fit(self.client, batches)

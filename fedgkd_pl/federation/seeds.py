@@ -1,12 +1,14 @@
 """All randomness as a function of (seed, purpose, round, client): there is no state to save."""
 
 import os
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities.seed import isolate_rng
 
 Purpose = Literal["partition", "cohort", "batches", "model"]
 _STREAMS: dict[str, int] = {"partition": 0, "cohort": 1, "batches": 2, "model": 3}
@@ -31,14 +33,14 @@ def default_seed() -> int:
 
 
 @contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Torch's global generators (dropout) seeded inside, and as they were outside.
+def seeded(seed: int) -> Iterator[None]:
+    """The global generators of torch (dropout), NumPy and Python, seeded inside, restored outside.
 
     Args:
         seed: the seed inside.
-        device: an accelerator whose generator takes part, or the CPU.
     """
-    devices = [device.index or 0] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
+    with isolate_rng():
         torch.manual_seed(seed)
+        np.random.seed(seed % 2**32)
+        random.seed(seed)
         yield

@@ -12,7 +12,7 @@ from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.federation.client_trainer import Job
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.federation.metrics import Evaluation, cohort_statistics
-from lightning.pytorch import LightningModule
+from lightning.pytorch import Callback, LightningModule
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
@@ -49,7 +49,6 @@ class FederatedServer(LightningModule):
         self.report: dict[str, float] = {}  # what the clients of the last round told
         self._session: Session | None = None
         self._client_states: dict[int, State] = {}
-        self._clipping: dict[str, Any] = {}
 
     # -- for methods ---------------------------------------------------------------------------
 
@@ -83,7 +82,7 @@ class FederatedServer(LightningModule):
                 self._tell("on_client_end", update, len(cohort))
                 yield update
         except BaseException:
-            self._close()
+            self.close()
             raise
         self.bytes_down += down
         self.bytes_up += up
@@ -109,7 +108,7 @@ class FederatedServer(LightningModule):
         """
         data.check_net(self.net)
         examples = data.test[:2]
-        training = self.net.training
+        modes = {module: module.training for module in self.net.modules()}
         self.net.eval()
         inputs = examples.transform(examples.inputs, None)
         for parameter in self.net.parameters():
@@ -118,13 +117,14 @@ class FederatedServer(LightningModule):
         try:
             with torch.no_grad():
                 shape = tuple(self.net(inputs).shape)
-        except RuntimeError as error:
-            reason = str(error).splitlines()[0]
+        except Exception as error:  # a net of the user's may fail in any way
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise SettingError(
                 "net", f"does not take {data.name} inputs of shape {tuple(inputs.shape)}: {reason}"
             ) from error
         finally:
-            self.net.train(training)
+            for module, training in modes.items():
+                module.training = training
         require(
             shape == (2, data.num_classes),
             "num_classes",
@@ -137,19 +137,14 @@ class FederatedServer(LightningModule):
                 raise SettingError(key, str(error)) from error
 
     def configure_callbacks(self) -> list[Any]:
-        """Takes the Trainer's gradient clipping over for the clients.
+        """Ends the workers on errors, and hides the gradient clipping for a moment.
 
-        Not a callback at all, but the one hook before Lightning refuses ``gradient_clip_val``
-        with manual optimization. The server's own step is never clipped.
+        Clipping is the clients'; the server's own step is never clipped. Lightning refuses it with
+        manual optimization just after this hook, so :meth:`setup` gives it back.
         """
-        trainer = self.trainer
-        if trainer.gradient_clip_val is not None:
-            self._clipping = {
-                "gradient_clip_val": trainer.gradient_clip_val,
-                "gradient_clip_algorithm": trainer.gradient_clip_algorithm,
-            }
-            trainer.gradient_clip_val = None
-        return []
+        self._clip = self.trainer.gradient_clip_val
+        self.trainer.gradient_clip_val = None
+        return [_CloseOnError()]
 
     def setup(self, stage: str) -> None:
         """Builds the metrics.
@@ -157,7 +152,10 @@ class FederatedServer(LightningModule):
         Args:
             stage: Lightning's.
         """
+        self.trainer.gradient_clip_val = self._clip
         data = self.datamodule
+        if stage == "fit" and self.current_epoch == 0:
+            self.forget()
         require(
             self.trainer.world_size == 1,
             "devices",
@@ -174,6 +172,9 @@ class FederatedServer(LightningModule):
     def on_train_start(self) -> None:
         """Opens the engine."""
         data = self.datamodule
+        plugin = self.trainer.precision_plugin
+        if getattr(plugin, "scaler", None) is not None:
+            plugin.scaler = None  # type: ignore[attr-defined]  # no loss here: nothing to unscale
         job = Job(
             client=self.client(),
             data=data.client_data,
@@ -182,7 +183,8 @@ class FederatedServer(LightningModule):
                 "precision": self.trainer.precision,
                 "max_epochs": self.local_epochs if self.local_steps is None else -1,
                 "max_steps": -1 if self.local_steps is None else self.local_steps,
-                **self._clipping,
+                "gradient_clip_val": self.trainer.gradient_clip_val,
+                "gradient_clip_algorithm": self.trainer.gradient_clip_algorithm,
             },
             states=self._client_states,
         )
@@ -190,9 +192,15 @@ class FederatedServer(LightningModule):
 
     def on_train_end(self) -> None:
         """Closes the engine."""
-        self._close()
+        self.close()
 
-    def _close(self) -> None:
+    def forget(self) -> None:
+        """Starts a new run: what an earlier one left beside the model goes."""
+        self.bytes_down = self.bytes_up = 0
+        self._client_states = {}
+
+    def close(self) -> None:
+        """Ends the engine's workers; may be called twice."""
         if self._session is not None:
             self._session.close()
             self._session = None
@@ -298,3 +306,10 @@ class FederatedServer(LightningModule):
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if hasattr(callback, hook):
                 getattr(callback, hook)(self.trainer, self, *args)
+
+
+class _CloseOnError(Callback):
+    """Ends the workers whatever fails; a module has no hook for that."""
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        pl_module.close()

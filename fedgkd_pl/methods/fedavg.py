@@ -74,7 +74,7 @@ class FedAvg(FederatedServer):
             mean: the n_k-weighted mean of the clients' models, in double precision.
         """
         for name, parameter in self.net.named_parameters():
-            gradient = parameter.double().cpu() - mean[name]
+            gradient = parameter.cpu().double() - mean[name]  # some devices have no doubles
             parameter.grad = gradient.to(parameter)
         optimizer = self.optimizers()
         optimizer.step()  # type: ignore[union-attr]

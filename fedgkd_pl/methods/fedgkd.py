@@ -57,6 +57,11 @@ class FedGKD(FedAvg):
         self.teach_from_start = teach_from_start
         self.buffer = TeacherBuffer(buffer_size)
 
+    def forget(self) -> None:
+        """Empties the buffer, too."""
+        super().forget()
+        self.buffer.models.clear()
+
     def on_train_start(self) -> None:
         """Opens the engine; w_0 enters the buffer where it may teach."""
         super().on_train_start()
