@@ -18,7 +18,7 @@ setup: $(STAMP)  ## create .venv and install
 
 demo: $(STAMP)  ## FedGKD beside FedAvg on real digits, in a minute
 	@$(BIN)/fedgkd-pl fit --config quickstart.yaml --name demo/fedgkd
-	@$(BIN)/fedgkd-pl fit --config quickstart.yaml --config digits_fedavg.yaml --name demo/fedavg
+	@$(BIN)/fedgkd-pl fit --config digits/fedavg.yaml --name demo/fedavg
 	@$(BIN)/fedgkd-pl report runs/demo/fedgkd runs/demo/fedavg
 	@echo
 	@echo "Look at the curves:  $(BIN)/tensorboard --logdir runs/demo"

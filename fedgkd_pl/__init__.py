@@ -31,7 +31,12 @@ if TYPE_CHECKING:
     from fedgkd_pl.data.toy import Toy2D as Toy2D
     from fedgkd_pl.engines.local import LocalEngine as LocalEngine
     from fedgkd_pl.methods.fedavg import FedAvg as FedAvg
+    from fedgkd_pl.methods.feddistill import FedDistillPlus as FedDistillPlus
     from fedgkd_pl.methods.fedgkd import FedGKD as FedGKD
+    from fedgkd_pl.methods.fedgkd_plus import FedGKDPlus as FedGKDPlus
+    from fedgkd_pl.methods.fedgkd_vote import FedGKDVote as FedGKDVote
+    from fedgkd_pl.methods.fedprox import FedProx as FedProx
+    from fedgkd_pl.methods.moon import MOON as MOON
     from fedgkd_pl.models.heads import SplitNet as SplitNet
     from fedgkd_pl.models.mlp import MLP as MLP
     from fedgkd_pl.models.resnet import ResNet as ResNet
@@ -53,11 +58,16 @@ _HOME = {
     "Digits": "data.digits",
     "Dirichlet": "data.partition",
     "FedAvg": "methods.fedavg",
+    "FedDistillPlus": "methods.feddistill",
     "FedGKD": "methods.fedgkd",
+    "FedGKDPlus": "methods.fedgkd_plus",
+    "FedGKDVote": "methods.fedgkd_vote",
+    "FedProx": "methods.fedprox",
     "FederatedDataModule": "data.datamodule",
     "IID": "data.partition",
     "LocalEngine": "engines.local",
     "MLP": "models.mlp",
+    "MOON": "methods.moon",
     "Pathological": "data.partition",
     "QuantitySkew": "data.partition",
     "ResNet": "models.resnet",

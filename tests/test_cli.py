@@ -168,7 +168,7 @@ def test_resume_is_exact(run: Run, tmp_path: Path, halfway: Path) -> None:
         (("--trainer.gradient_clip_val", "1"), "trainer.gradient_clip_val"),
         (("--trainer.gradient_clip_algorithm", "value"), "trainer.gradient_clip_algorithm"),
         (("--model.engine.threads", "2"), "model.engine.threads"),
-        (("--config", "digits_fedavg.yaml"), "model"),
+        (("--model", "FedAvg"), "model"),
         (("--rounds", "3"), "rounds"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
@@ -297,9 +297,12 @@ def test_every_flag_people_type_works(run: Run) -> None:
     assert model["engine"]["init_args"]["workers"] == 2
 
 
-def test_environment_and_repeated_configs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_and_repeated_configs(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FEDGKD_FIT__OUTPUT_DIR", "from_environment")
-    words = ("fit", "--config", "quickstart.yaml", "--config", "digits_fedavg.yaml")
+    (tmp_path / "fedavg.yaml").write_text("model: {class_path: FedAvg}\n")
+    words = ("fit", "--config", "quickstart.yaml", "--config", "fedavg.yaml")
     code, out, err = run(*words, "--print_config")
     assert code == 0, err
     config = yaml.safe_load(out)
@@ -311,7 +314,8 @@ def test_environment_and_repeated_configs(run: Run, monkeypatch: pytest.MonkeyPa
 
 def test_configs_are_listed_and_found_by_name(run: Run, tmp_path: Path) -> None:
     code, out, _ = run("configs")
-    files = sorted(file.name for file in (REPO / "configs").rglob("*.yaml"))
+    ours = REPO / "configs"
+    files = sorted(file.relative_to(ours).as_posix() for file in ours.rglob("*.yaml"))
     assert code == 0
     assert sorted(line.split()[0] for line in out.splitlines()) == files
     assert all(len(line.split()) > 3 for line in out.splitlines()), "a config without a header"

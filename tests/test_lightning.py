@@ -160,6 +160,8 @@ def test_what_clients_report_is_spread_over_the_cohort() -> None:
     assert statistics["client/loss_std"] == pytest.approx((50 / 5) ** 0.5)
     assert statistics["client/loss_p10"] == pytest.approx(1.4)
     assert statistics["client/loss_p90"] == pytest.approx(7.6)
+    some = cohort_statistics([{"loss": 1.0}, {"loss": 3.0, "kd": 5.0}])
+    assert (some["client/loss_mean"], some["client/kd_mean"]) == (2, 5)
 
 
 def test_clients_inherit_precision_and_clipping() -> None:

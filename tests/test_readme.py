@@ -28,19 +28,16 @@ def test_the_method_in_thirty_lines(
 ) -> None:
     assert len([line for line in PYTHON[1].splitlines() if line.strip()]) <= 30
     (tmp_path / "my_methods.py").write_text(PYTHON[1])
-    words = "fit --import my_methods --config quickstart.yaml --model FedProx --model.mu 0.1"
+    words = "fit --import my_methods --config quickstart.yaml --model Smooth --model.epsilon 0.2"
     assert words in README.replace("\n", " ")
     code, _, err = run(*words.split(), "--rounds", "2")
     assert code == 0, err
 
-    module = sys.modules["my_methods"]
-    client = module.FedProxClient(torch.nn.Linear(2, 2), lambda p: torch.optim.SGD(p), None, 0.5)
-    w = {name: t.clone() for name, t in client.net.state_dict().items()}
-    client.start = {name: t + 0.1 for name, t in w.items()}
-    batch = (torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64))
-    near = torch.nn.functional.cross_entropy(client.net(batch[0]), batch[1]).item()
-    expected = near + 0.5 / 2 * 6 * 0.1**2  # six parameters, each 0.1 away
-    assert client.training_step(batch, 0).item() == pytest.approx(expected)
+    client = sys.modules["my_methods"].SmoothClient(torch.nn.Linear(2, 2), None, None, 0.5)
+    x, y = torch.randn(4, 2), torch.tensor([0, 1, 1, 0])
+    p = client.net(x).log_softmax(1)
+    expected = -(0.5 * p[range(4), y] + 0.5 * p.mean(1)).mean()  # half of the label, half of all
+    assert client.training_step((x, y), 0).item() == pytest.approx(expected.item())
 
 
 def test_the_explained_config_is_the_shipped_one(
@@ -58,7 +55,7 @@ def test_every_flag_and_file_it_names_exists(run: Callable[..., tuple[int, str, 
     out = run("fit", "--help")[1]
     classes = [getattr(fedgkd_pl, name) for name in fedgkd_pl.__all__ if name[0].isupper()]
     settings = {name for class_ in classes for name in parameters(class_)}
-    for flag in set(re.findall(r"(--[\w.]+)", README)) - {"--model.mu", "--logdir", "--help"}:
+    for flag in set(re.findall(r"(--[\w.]+)", README)) - {"--model.epsilon", "--logdir", "--help"}:
         assert flag in out or flag.split(".")[-1] in settings, flag
     for name in set(re.findall(r"--config (\w+\.yaml)", README)):
         assert (REPO / "configs" / name).is_file(), name

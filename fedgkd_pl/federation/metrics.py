@@ -53,11 +53,11 @@ def cohort_statistics(reports: Sequence[dict[str, float]]) -> dict[str, float]:
     """``client/<name>_mean``, ``_std``, ``_p10`` and ``_p90`` of what the clients report.
 
     Args:
-        reports: the metrics of each client; all have the same names.
+        reports: the metrics of each client; over those that report a name.
     """
     statistics: dict[str, float] = {}
-    for name in reports[0] if reports else ():
-        values = np.array([report[name] for report in reports])
+    for name in dict.fromkeys(name for report in reports for name in report):
+        values = np.array([report[name] for report in reports if name in report])
         p10, p90 = np.percentile(values, [10, 90])
         four = {"mean": values.mean(), "std": values.std(), "p10": p10, "p90": p90}
         statistics |= {f"client/{name}_{label}": float(value) for label, value in four.items()}

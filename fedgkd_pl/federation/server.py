@@ -88,7 +88,7 @@ class FederatedServer(LightningModule):
         self.bytes_up += up
         self.report = cohort_statistics(reports)
         self.report |= {"comm/bytes_down": down, "comm/bytes_up": up}
-        self._log(self.report)
+        self.log_round(self.report)
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -289,13 +289,17 @@ class FederatedServer(LightningModule):
 
     def _log_metrics(self, split: str) -> None:
         values = self._evaluation(split).finish()
-        self._log({f"{split}/{name}": value for name, value in values.items()})
+        self.log_round({f"{split}/{name}": value for name, value in values.items()})
 
     def _evaluation(self, split: str) -> Evaluation:
         return cast(Evaluation, self.evaluations[split])
 
-    def _log(self, values: dict[str, float]) -> None:
-        """Logs per round; ``step`` sets the loggers' x-axis to the number of rounds done."""
+    def log_round(self, values: dict[str, float]) -> None:
+        """Logs per round; ``step`` sets the loggers' x-axis to the number of rounds done.
+
+        Args:
+            values: by name.
+        """
         fitting = self.trainer.state.fn == "fit" and not self.trainer.sanity_checking
         for name, value in (values | {"step": self.round} if fitting else values).items():
             bar = name in ("val/acc", "test/acc")

@@ -60,6 +60,16 @@ class FrozenNet:
         self.net.load_state_dict(state)
 
     @torch.no_grad()
+    def features(self, x: Tensor) -> Tensor:
+        """What the teacher's classifier sees, without a gradient.
+
+        Args:
+            x: a batch, which also decides the device.
+        """
+        features: Tensor = self.net.to(x.device).features(x)  # type: ignore[operator]
+        return features
+
+    @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
         """The teacher's logits, without a gradient.
 

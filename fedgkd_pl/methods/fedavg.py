@@ -14,7 +14,7 @@ from fedgkd_pl.engines.base import Engine
 from fedgkd_pl.engines.local import LocalEngine
 from fedgkd_pl.federation.aggregate import WeightedMean
 from fedgkd_pl.federation.client import FederatedClient
-from fedgkd_pl.federation.message import Message, State
+from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.federation.server import FederatedServer
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
@@ -60,11 +60,19 @@ class FedAvg(FederatedServer):
         total = WeightedMean()
         for update in self.local_updates(message, cohort):
             total.add(update.weights, update.num_samples)
+            self.take(update)
         self.server_step(total.mean(exact=True))
 
     def broadcast(self) -> Message:
         """What every client gets: w_t."""
         return Message(self.round, {"global": self.global_state()})
+
+    def take(self, update: ClientUpdate) -> None:
+        """What else a method makes of a client's answer; nothing here.
+
+        Args:
+            update: the client's answer.
+        """
 
     @torch.no_grad()
     def server_step(self, mean: State) -> None:

@@ -70,6 +70,19 @@ class SplitNet(nn.Module):
         return logits
 
 
+def require_projection(net: nn.Module, method: str) -> None:
+    """Refuses a net without a projection head, rather than change it silently.
+
+    Args:
+        net: the model to learn.
+        method: who needs the head.
+    """
+    if not any(isinstance(module, ProjectionHead) for module in net.modules()):
+        raise SettingError(
+            "net", f"{method} needs a projection head: set projection of the net, such as 256"
+        )
+
+
 def projection_of(width: int, projection: int | None) -> tuple[nn.Module, int]:
     """The optional projection head on features, and the width behind it.
 

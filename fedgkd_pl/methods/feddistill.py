@@ -1,0 +1,179 @@
+"""FedDistill+: clients share models and, for every label, their mean logits.
+
+Seo et al., Federated Knowledge Distillation, 2020; the "+", sharing parameters too, is the FedGKD
+paper's. The local objective, with t(y) the mean over the *other* clients that hold label y of their
+mean logits for it:
+
+    CE(w) + c · 1/n_k Σ_i KL( softmax t(y_i) ‖ h(w, x_i) )
+
+Logits are gathered while a client trains, each before its step. The newest report of every client
+counts. A sample whose label nobody else holds adds nothing, and still counts in the mean.
+"""
+
+from typing import Any
+
+import torch
+from fedgkd_pl.data.resident import Batch
+from fedgkd_pl.errors import require
+from fedgkd_pl.federation.message import ClientUpdate, Message, State
+from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, log_softmax
+
+
+class FedDistillPlus(FedAvg):
+    """FedDistill+: FedAvg with distillation from the other clients' mean logits per label.
+
+    Args:
+        net: the model to learn; any module from inputs to logits.
+        coefficient: the weight of the distillation (paper: 0.1).
+        kwargs: those of :class:`FedAvg`.
+    """
+
+    def __init__(self, net: nn.Module, coefficient: float = 0.1, **kwargs: Any) -> None:
+        super().__init__(net, **kwargs)
+        require(0 <= coefficient < float("inf"), "coefficient", "must not be negative", coefficient)
+        self.coefficient = coefficient
+        self.reports: dict[int, State] = {}  # the newest of every client
+
+    def forget(self) -> None:
+        """Forgets the reports, too."""
+        super().forget()
+        self.reports = {}
+
+    def broadcast(self) -> Message:
+        """w_t, and the sum of all clients' reports; each client takes its own out."""
+        message = super().broadcast()
+        if self.reports and self.coefficient:
+            reports = [self.reports[client] for client in sorted(self.reports)]
+            message.models["logits"] = {
+                name: torch.stack([report[name] for report in reports]).sum(0)
+                for name in ("means", "holds")
+            }
+        return message
+
+    def take(self, update: ClientUpdate) -> None:
+        """Keeps a client's report.
+
+        Args:
+            update: with the report as its ``extra``.
+        """
+        if update.extra:
+            self.reports[update.client] = update.extra
+
+    def client(self) -> "FedDistillClient":
+        """The client half."""
+        return FedDistillClient(self.net, self.optimizer, self.scheduler, self.coefficient)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Adds the reports.
+
+        Args:
+            checkpoint: Lightning's.
+        """
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["fedgkd_pl"]["reports"] = self.reports
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restores the reports.
+
+        Args:
+            checkpoint: Lightning's.
+        """
+        super().on_load_checkpoint(checkpoint)
+        self.reports = checkpoint["fedgkd_pl"]["reports"]
+
+
+class FedDistillClient(FedAvgClient):
+    """The client half of FedDistill+; its last report is its state.
+
+    Args:
+        net: the model.
+        optimizer: built anew for every client and round.
+        scheduler: of the learning rate.
+        coefficient: the weight of the distillation.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        optimizer: OptimizerCallable,
+        scheduler: LRSchedulerCallable | None,
+        coefficient: float,
+    ) -> None:
+        super().__init__(net, optimizer, scheduler)
+        self.coefficient = coefficient
+        self.targets: Tensor | None = None
+
+    def receive(self, message: Message, state: State) -> None:
+        """Loads w_t, and makes the others' means out of everybody's.
+
+        Args:
+            message: with w_t and, from round 2 on, the sum of all reports.
+            state: this client's own last report.
+        """
+        super().receive(message, state)
+        self.gathered: Tensor | None = None
+        self.targets = None
+        if "logits" in message.models:
+            means, holds = (message.models["logits"][name] for name in ("means", "holds"))
+            if state:
+                means, holds = means - state["means"], holds - state["holds"]
+            self.known = holds > 0.5
+            self.targets = (means / holds.clamp(min=1)[:, None]).to(means.dtype)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """CE(w) + c · KL(softmax t(y) ‖ h(w)).
+
+        Args:
+            batch: inputs and labels.
+            batch_idx: Lightning's.
+        """
+        x, y = batch
+        logits = self.net(x)
+        loss = cross_entropy(logits, y)
+        acc = (logits.argmax(1) == y).float().mean()
+        if self.coefficient:
+            self._gather(logits.detach(), y)
+        if self.targets is None:
+            self.report(len(y), loss=loss, acc=acc)
+            return loss
+        kd = label_distillation(logits, y, self.targets.to(logits), self.known.to(y.device))
+        loss = loss + self.coefficient * kd
+        self.report(len(y), loss=loss, acc=acc, kd=kd)
+        return loss
+
+    def reply(self) -> ClientUpdate:
+        """Sends the mean logits of every label it holds, and keeps them."""
+        update = super().reply()
+        if self.gathered is not None:
+            sums, counts = self.gathered[:, :-1].cpu(), self.gathered[:, -1].cpu()
+            update.extra = {
+                "means": sums / counts.clamp(min=1)[:, None],
+                "holds": (counts > 0).to(sums),
+            }
+            update.state = update.extra
+        return update
+
+    def _gather(self, logits: Tensor, y: Tensor) -> None:
+        """Sums of logits and counts, by label."""
+        classes = logits.shape[1]
+        if self.gathered is None:
+            self.gathered = logits.new_zeros(classes, classes + 1)
+        ones = logits.new_ones(len(y), 1)
+        self.gathered.index_add_(0, y, torch.cat([logits, ones], dim=1))
+
+
+def label_distillation(logits: Tensor, y: Tensor, targets: Tensor, known: Tensor) -> Tensor:
+    """KL(softmax t(y) ‖ softmax logits), 0 where nobody else holds the label; a batch mean.
+
+    Args:
+        logits: of the student, with a gradient.
+        y: labels.
+        targets: mean logits of the others, by label.
+        known: whether anybody else holds the label.
+    """
+    log_p, log_q = log_softmax(targets[y], dim=1), log_softmax(logits, dim=1)
+    divergence = (log_p.exp() * (log_p - log_q)).sum(dim=1)
+    return (divergence * known[y]).sum() / len(y)

@@ -1,0 +1,24 @@
+"""FedGKD+: FedGKD on a net with a projection head.
+
+Yao et al., Local-Global Knowledge Distillation in Heterogeneous Federated Learning with Non-IID
+Data: MOON's head is added for a fair comparison; the objective is FedGKD's.
+"""
+
+from typing import Any
+
+from fedgkd_pl.methods.fedgkd import FedGKD
+from fedgkd_pl.models.heads import require_projection
+from torch import nn
+
+
+class FedGKDPlus(FedGKD):
+    """FedGKD+: FedGKD on a net with a projection head.
+
+    Args:
+        net: a net with a projection head, such as ``ResNet8(projection=256)``.
+        kwargs: those of :class:`FedGKD`.
+    """
+
+    def __init__(self, net: nn.Module, **kwargs: Any) -> None:
+        require_projection(net, "FedGKD+")
+        super().__init__(net, **kwargs)

@@ -1,0 +1,189 @@
+"""FedGKD-Vote: clients distil from each of the last M global models.
+
+Yao et al., Local-Global Knowledge Distillation in Heterogeneous Federated Learning with Non-IID
+Data. The local objective (Eq. 5), with L_m the loss of w_{t−m+1} on the server's validation set:
+
+    CE(w) + Σ_m γ_m/2 · 1/n_k Σ_i KL( h(w_{t−m+1}, x_i) ‖ h(w, x_i) )
+    γ_m/2 = λ · softmax_m( −L_m / β ),    β = 1/M
+
+M models are sent to every client; the newest of them is the one it starts from.
+"""
+
+from collections import deque
+from typing import Any
+
+import torch
+from fedgkd_pl.data.datamodule import FederatedDataModule
+from fedgkd_pl.data.resident import Batch, Batches
+from fedgkd_pl.errors import require
+from fedgkd_pl.federation.message import Message, State
+from fedgkd_pl.federation.teachers import FrozenNet, TeacherBuffer
+from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
+from fedgkd_pl.methods.fedgkd import distillation
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+
+class FedGKDVote(FedAvg):
+    """FedGKD-Vote: each of the last M global models teaches, the better ones more.
+
+    Args:
+        net: the model to learn; any module from inputs to logits.
+        lam: λ, the weight of all teachers together (paper: 0.1).
+        buffer_size: M, how many global models teach (paper: 5; 3 for text).
+        kwargs: those of :class:`FedAvg`.
+    """
+
+    def __init__(
+        self, net: nn.Module, lam: float = 0.1, buffer_size: int = 5, **kwargs: Any
+    ) -> None:
+        super().__init__(net, **kwargs)
+        require(0 <= lam < float("inf"), "lam", "must not be negative", lam)
+        require(buffer_size >= 1, "buffer_size", "must be at least 1", buffer_size)
+        self.lam = lam
+        self.buffer = TeacherBuffer(buffer_size)
+        self.losses: deque[float] = deque(maxlen=buffer_size)  # of the buffer's models
+
+    def check(self, data: FederatedDataModule) -> None:
+        """Asks for validation data, too.
+
+        Args:
+            data: loaded data.
+        """
+        require(len(data.val) > 0, "val_fraction", "FedGKD-Vote weighs its teachers by validation")
+        super().check(data)
+
+    def forget(self) -> None:
+        """Empties the buffer, too."""
+        super().forget()
+        self.buffer.models.clear()
+        self.losses.clear()
+
+    def coefficients(self) -> list[float]:
+        """γ_m/2 of every teacher, the oldest first."""
+        capacity = self.buffer.models.maxlen or 1
+        scores = torch.tensor(self.losses, dtype=torch.float64) * -capacity
+        return (self.lam * scores.softmax(0)).tolist()
+
+    def broadcast(self) -> Message:
+        """w_t and the M − 1 models before it, each with its coefficient."""
+        message = super().broadcast()
+        if len(self.buffer) and self.lam:
+            for place, half_gamma in enumerate(self.coefficients()):
+                message.numbers[f"teacher{place}"] = half_gamma
+            for place, model in enumerate(list(self.buffer.models)[:-1]):
+                message.models[f"teacher{place}"] = model
+            newest = len(self.buffer) - 1
+            self.log_round(
+                {f"vote/teacher_{newest - p}": c for p, c in enumerate(self.coefficients())}
+            )
+        return message
+
+    def server_step(self, mean: State) -> None:
+        """As FedAvg; the new global model enters the buffer with its validation loss.
+
+        Args:
+            mean: the n_k-weighted mean of the clients' models.
+        """
+        super().server_step(mean)
+        self.buffer.append(self.global_state())
+        self.losses.append(self.validation_loss())
+
+    @torch.no_grad()
+    def validation_loss(self) -> float:
+        """The global model's mean cross-entropy on the server's validation set."""
+        data = self.datamodule
+        total = 0.0
+        net = FrozenNet(self.net)
+        net.load(self.global_state())
+        for x, y in Batches(data.val.to(self.device), data.eval_batch_size):
+            x = x.to(next(self.net.parameters()).dtype) if x.is_floating_point() else x
+            total += cross_entropy(net(x), y, reduction="sum").item()
+        return total / len(data.val)
+
+    def client(self) -> "FedGKDVoteClient":
+        """The client half."""
+        return FedGKDVoteClient(self.net, self.optimizer, self.scheduler)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Adds the buffer and its losses.
+
+        Args:
+            checkpoint: Lightning's.
+        """
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["fedgkd_pl"] |= {
+            "buffer": list(self.buffer.models),
+            "losses": list(self.losses),
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restores both.
+
+        Args:
+            checkpoint: Lightning's.
+        """
+        super().on_load_checkpoint(checkpoint)
+        self.buffer.models.extend(checkpoint["fedgkd_pl"]["buffer"])
+        self.losses.extend(checkpoint["fedgkd_pl"]["losses"])
+
+
+class FedGKDVoteClient(FedAvgClient):
+    """The client half of FedGKD-Vote.
+
+    Args:
+        net: the student.
+        optimizer: built anew for every client and round.
+        scheduler: of the learning rate.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        optimizer: OptimizerCallable,
+        scheduler: LRSchedulerCallable | None,
+    ) -> None:
+        super().__init__(net, optimizer, scheduler)
+        self.teachers: list[FrozenNet] = []
+        self.half_gammas: list[float] = []
+
+    def receive(self, message: Message, state: State) -> None:
+        """Loads the student and the teachers.
+
+        Args:
+            message: with w_t, the models before it and the coefficients of all.
+            state: not used.
+        """
+        super().receive(message, state)
+        self.half_gammas = [message.numbers[name] for name in sorted(message.numbers, key=_place)]
+        while len(self.teachers) < len(self.half_gammas):
+            self.teachers.append(FrozenNet(self.net))
+        for place in range(len(self.half_gammas)):
+            models = message.models
+            self.teachers[place].load(models.get(f"teacher{place}", models["global"]))
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """CE(w) + Σ_m γ_m/2 · KL(h(w_{t−m+1}) ‖ h(w)).
+
+        Args:
+            batch: inputs and labels; teachers and student see the same.
+            batch_idx: Lightning's.
+        """
+        if not self.half_gammas:
+            return super().training_step(batch, batch_idx)
+        x, y = batch
+        logits = self.net(x)
+        kd = torch.stack(
+            [
+                half_gamma * distillation(logits, teacher(x))
+                for half_gamma, teacher in zip(self.half_gammas, self.teachers, strict=False)
+            ]
+        ).sum()
+        loss = cross_entropy(logits, y) + kd
+        self.report(len(y), loss=loss, acc=(logits.argmax(1) == y).float().mean(), kd=kd)
+        return loss
+
+
+def _place(name: str) -> int:
+    return int(name.removeprefix("teacher"))

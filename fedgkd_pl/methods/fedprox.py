@@ -1,0 +1,73 @@
+"""FedProx: clients are held near the model they started from.
+
+Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020. The local objective:
+
+    CE(w) + μ/2 ‖w − w_t‖²      over the parameters
+"""
+
+from typing import Any
+
+from fedgkd_pl.data.resident import Batch
+from fedgkd_pl.errors import require
+from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor, nn
+
+
+class FedProx(FedAvg):
+    """FedProx: FedAvg whose clients pay for leaving the global model.
+
+    Args:
+        net: the model to learn; any module from inputs to logits.
+        mu: μ, the weight of the proximal term (paper: 0.01 on CIFAR-10, 0.001 elsewhere).
+        kwargs: those of :class:`FedAvg`.
+    """
+
+    def __init__(self, net: nn.Module, mu: float = 0.01, **kwargs: Any) -> None:
+        super().__init__(net, **kwargs)
+        require(0 <= mu < float("inf"), "mu", "must not be negative", mu)
+        self.mu = mu
+
+    def client(self) -> "FedProxClient":
+        """The client half."""
+        return FedProxClient(self.net, self.optimizer, self.scheduler, self.mu)
+
+
+class FedProxClient(FedAvgClient):
+    """The client half of FedProx.
+
+    Args:
+        net: the model.
+        optimizer: built anew for every client and round.
+        scheduler: of the learning rate.
+        mu: μ.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        optimizer: OptimizerCallable,
+        scheduler: LRSchedulerCallable | None,
+        mu: float,
+    ) -> None:
+        super().__init__(net, optimizer, scheduler)
+        self.mu = mu
+        self.start: list[Tensor] = []
+
+    def on_train_start(self) -> None:
+        """Remembers w_t, on the device."""
+        self.start = [parameter.detach().clone() for parameter in self.net.parameters()]
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """CE(w) + μ/2 ‖w − w_t‖².
+
+        Args:
+            batch: inputs and labels.
+            batch_idx: Lightning's.
+        """
+        loss = super().training_step(batch, batch_idx)
+        if not self.mu:
+            return loss
+        pairs = zip(self.net.parameters(), self.start, strict=True)
+        distance = sum(((w - start) ** 2).sum() for w, start in pairs)
+        return loss + self.mu / 2 * distance
