@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from fedgkd_pl.data.toy import Toy2D as Toy2D
     from fedgkd_pl.engines.local import LocalEngine as LocalEngine
     from fedgkd_pl.methods.fedavg import FedAvg as FedAvg
+    from fedgkd_pl.methods.feddistill import FedDistill as FedDistill
     from fedgkd_pl.methods.feddistill import FedDistillPlus as FedDistillPlus
+    from fedgkd_pl.methods.fedgen import FedGen as FedGen
     from fedgkd_pl.methods.fedgkd import FedGKD as FedGKD
     from fedgkd_pl.methods.fedgkd_plus import FedGKDPlus as FedGKDPlus
     from fedgkd_pl.methods.fedgkd_vote import FedGKDVote as FedGKDVote
@@ -58,10 +60,12 @@ _HOME = {
     "Digits": "data.digits",
     "Dirichlet": "data.partition",
     "FedAvg": "methods.fedavg",
+    "FedDistill": "methods.feddistill",
     "FedDistillPlus": "methods.feddistill",
     "FedGKD": "methods.fedgkd",
     "FedGKDPlus": "methods.fedgkd_plus",
     "FedGKDVote": "methods.fedgkd_vote",
+    "FedGen": "methods.fedgen",
     "FedProx": "methods.fedprox",
     "FederatedDataModule": "data.datamodule",
     "IID": "data.partition",

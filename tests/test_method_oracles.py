@@ -11,21 +11,31 @@ from fedgkd_pl import (
     MLP,
     MOON,
     FedAvg,
+    FedDistill,
     FedDistillPlus,
+    FedGen,
     FedGKD,
     FedGKDPlus,
     FedGKDVote,
     FedProx,
     LocalEngine,
+    ResNet8,
+    ResNet50,
+    TextClassifier,
 )
+from fedgkd_pl.data.resident import Examples, Splits
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.federation.message import Message
+from fedgkd_pl.federation.seeds import derive
+from fedgkd_pl.methods.fedgen import Generator, generator_loss
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.optim import SGD
 
+from tests import oracle_fedgen as fedgen
 from tests import oracle_methods as oracle
 from tests.conftest import Table, fit, quiet_trainer, same
 from tests.test_round_oracle import batches_of
+from tests.test_text import TINY
 
 LOCAL: dict[str, Any] = {"lr": 0.3, "momentum": 0.9}
 # name: (class, its settings, the oracle's name, the oracle's settings, projection)
@@ -45,7 +55,11 @@ METHODS: dict[str, tuple[Any, dict[str, Any], str, dict[str, Any], int | None]] 
     ),
     "MOON": (MOON, {"mu": 2.0, "tau": 0.5}, "moon", {"mu": 2.0, "tau": 0.5}, 5),
     "FedDistill+": (FedDistillPlus, {"coefficient": 0.7}, "distill+", {"coefficient": 0.7}, None),
+    "FedDistill": (FedDistill, {"coefficient": 0.7}, "distill", {"coefficient": 0.7}, None),
 }
+FEDGEN = {"alpha": 0.8, "beta": 0.6, "decay": 0.9, "noise": 5, "hidden": 7}
+FEDGEN |= {"generator_steps": 6, "generator_lr": 0.05, "generator_batch_size": 8}
+EVERY = [*METHODS, "FedGen"]
 OFF = {
     "FedProx": {"mu": 0.0},
     "FedGKD": {"gamma": 0.0},
@@ -53,6 +67,7 @@ OFF = {
     "FedGKD-Vote": {"lam": 0.0},
     "MOON": {"mu": 0.0},
     "FedDistill+": {"coefficient": 0.0},
+    "FedGen": {"alpha": 0.0, "beta": 0.0},
 }
 
 
@@ -62,7 +77,7 @@ def net(projection: int | None = None) -> MLP:
 
 
 def build(name: str, workers: int = 1, **changes: Any) -> FedAvg:
-    class_, settings, _, _, projection = METHODS[name]
+    class_, settings, _, _, projection = METHODS.get(name, (FedGen, FEDGEN, "", {}, None))
     local = {"local_epochs": 2, "optimizer": partial(SGD, **LOCAL), "engine": LocalEngine(workers)}
     model: FedAvg = class_(net(projection), **(settings | changes), **local)
     return model
@@ -120,11 +135,108 @@ def test_whole_rounds(name: str, participation: float) -> None:
             )
 
 
-@pytest.mark.parametrize("name", METHODS)
+def test_whole_rounds_of_fedgen() -> None:
+    data, rounds = table(participation=0.67), 4
+    model = build("FedGen")
+    assert isinstance(model, FedGen)
+    data.setup()
+    batches = batches_of(data, epochs=2)
+    clients = [(torch.from_numpy(x).double(), torch.from_numpy(y)) for x, y in data.arrays()]
+    drawn = cohorts(data, rounds)
+    held: list[list[int]] = []  # labels reported up to each round
+    for cohort in drawn:
+        now = {int(label) for client in cohort for label in clients[client][1].unique()}
+        held.append(sorted(now.union(*held[-1:])))
+
+    def server_draws(round: int) -> list[Any]:
+        random = torch.Generator().manual_seed(derive(0, "generator", round))
+        labels = torch.cat([clients[client][1] for client in drawn[round - 1]]).unique()
+        draws = []
+        for _ in range(6):
+            noise = torch.rand(8, 5, generator=random).double()
+            draws.append((noise, labels[torch.randint(len(labels), (8,), generator=random)]))
+        return draws
+
+    def client_draws(round: int, client: int, step: int) -> Any:
+        torch.manual_seed(derive(0, "model", round, client))
+        for batch in batches(round, client)[: step + 1]:
+            fake = torch.tensor(held[round - 2])[torch.randint(len(held[round - 2]), (8,))]
+            noise = torch.rand(8 + len(batch), 5).double()
+        return (noise[:8], fake), noise[8:]
+
+    expected = fedgen.run(
+        double(model.net.state_dict()),
+        {k: t.double() if t.is_floating_point() else t.clone() for k, t in model._fresh.items()},
+        clients,
+        drawn,
+        batches=lambda round, client: [torch.from_numpy(b) for b in batches(round, client)],
+        alpha=0.8,
+        beta=0.6,
+        decay=0.9,
+        server_draws=server_draws,
+        client_draws=client_draws,
+        gen_lr=0.05,
+        **LOCAL,
+    )
+    for done in range(1, rounds + 1):
+        model = build("FedGen")
+        assert isinstance(model, FedGen)
+        fit(model, table(participation=0.67), done, precision="64-true")
+        for key, value in expected["models"][done - 1].items():
+            ours = model.net.state_dict()[key]
+            torch.testing.assert_close(ours, value, atol=1e-9, rtol=0, msg=f"{key}, round {done}")
+        for key, value in expected["generators"][done - 1].items():
+            ours = model.generator.state_dict()[key]
+            torch.testing.assert_close(ours, value, atol=1e-9, rtol=0, msg=f"{key}, round {done}")
+
+
+def test_fedgens_losses_on_fixed_tensors() -> None:
+    rng = torch.Generator().manual_seed(1)
+    noise = torch.rand(6, 5, generator=rng, dtype=torch.float64)
+    y = torch.tensor([0, 1, 2, 1, 0, 1])
+    heads = [(torch.randn(3, 4).double(), torch.randn(3).double()) for _ in range(2)]
+    shares = torch.tensor([[0.25, 1.0, 0.0], [0.75, 0.0, 1.0]], dtype=torch.float64)
+    generator = Generator(3, 4, noise=5, hidden=7).double()
+    state = {k: t.clone() for k, t in generator.state_dict().items()}
+    loss = generator_loss(generator(noise, y), noise, y, heads, shares)
+    loss.backward()
+    g = {k: t.requires_grad_() if t.is_floating_point() else t for k, t in state.items()}
+    expected, _ = fedgen.generator_loss(g, noise, y, heads, shares)
+    expected.backward()
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-10)
+    for key, parameter in generator.named_parameters():
+        torch.testing.assert_close(parameter.grad, g[key].grad, atol=1e-10, rtol=0)
+
+    model = build("FedGen")
+    client = model.client().double()
+    client.generator.net.double()  # type: ignore[attr-defined]
+    (start,) = models(1, None)
+    made = {k: t.detach().clone() for k, t in Generator(3, 6, 5, 7).double().state_dict().items()}
+    known = {"labels": torch.tensor([0, 2])}
+    sent = {"global": start, "generator": made, "labels": known}
+    client.receive(Message(2, sent, {"alpha": 0.3, "beta": 0.2}), {})
+    client.on_train_epoch_start()
+    x, labels = fixed_batch()
+    torch.manual_seed(4)
+    loss = client.training_step((x, labels), 0)
+    loss.backward()
+    torch.manual_seed(4)
+    fake = torch.tensor([0, 2])[torch.randint(2, (8,))]
+    both = torch.rand(8 + 7, 5).double()
+    w = {k: t.clone().requires_grad_() for k, t in start.items()}
+    settings = {"fake": (both[:8], fake), "same": both[8:], "alpha": 0.3, "beta": 0.2}
+    expected = fedgen.local_loss(w, x, labels, generator=made, **settings)
+    expected.backward()
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-10)
+    for key, parameter in client.net.named_parameters():
+        torch.testing.assert_close(parameter.grad, w[key].grad, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("name", EVERY)
 def test_the_method_is_not_fedavg(name: str) -> None:
     """Otherwise the comparison above would prove little."""
     plain = FedAvg(
-        net(METHODS[name][4]),
+        net(METHODS[name][4] if name in METHODS else None),
         local_epochs=2,
         optimizer=partial(SGD, **LOCAL),
         engine=LocalEngine(1),
@@ -197,10 +309,10 @@ def test_local_loss_and_gradient_on_fixed_tensors(name: str) -> None:
         torch.testing.assert_close(parameter.grad, w[key].grad, atol=1e-10, rtol=0)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", OFF)
 def test_switched_off_it_is_fedavg_bit_for_bit(name: str) -> None:
     plain = FedAvg(
-        net(METHODS[name][4]),
+        net(METHODS[name][4] if name in METHODS else None),
         local_epochs=2,
         optimizer=partial(SGD, **LOCAL),
         engine=LocalEngine(1),
@@ -248,7 +360,7 @@ def test_fedgkd_with_one_teacher_is_fedlsd() -> None:
     assert client.training_step((x, y), 0).item() == pytest.approx(lsd.item(), abs=1e-12)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", EVERY)
 def test_resume_and_workers(name: str, tmp_path: Path) -> None:
     """Six rounds in one go; in two; and with two worker processes: the same bits."""
     data = {"participation": 0.67}
@@ -277,10 +389,41 @@ def test_bytes_are_those_of_the_paper() -> None:
     report = (3 * 3 + 3) * 4
     assert distill.bytes_up == 3 * 3 * (size + report)
     assert distill.bytes_down == 3 * (3 * size + 2 * report)
+    plain = build("FedDistill")
+    fit(plain, table(), 3)
+    assert (plain.bytes_up, plain.bytes_down) == (3 * 3 * report, 3 * 2 * report)
     moon = build("MOON")
     fit(moon, table(), 3)
     larger = sum(p.numel() for p in net(5).parameters()) * 4
     assert moon.bytes_down == moon.bytes_up == 3 * 3 * larger  # the previous model stays at home
+
+
+def test_fedgen_needs_a_classifier_to_look_at() -> None:
+    with pytest.raises(SettingError, match="SplitNet"):
+        FedGen(torch.nn.Linear(4, 3))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["resnet8", "resnet50", "text"],
+)
+def test_fedgen_works_for_every_kind_of_net(kind: str) -> None:
+    nets: dict[str, Any] = {
+        "resnet8": lambda: ResNet8(3),
+        "resnet50": lambda: ResNet50(3),
+        "text": lambda: TextClassifier(3, encoder_config=TINY),
+    }
+    inputs = torch.randn(19, 3, 8, 8) if kind != "text" else torch.randint(1, 9, (19, 5))
+
+    class Shaped(Table):
+        def load(self) -> Any:
+            splits = super().load()
+            train = Examples(inputs, splits.train.targets, lambda x, generator: x)
+            return Splits(train, train[:4])
+
+    model = FedGen(nets[kind](), hidden=16, generator_steps=2, engine=LocalEngine(1))
+    assert fit(model, Shaped(sizes=(8, 5, 6)), 2).global_step == 2
+    assert all(torch.isfinite(t).all() for t in model.net.state_dict().values())
 
 
 def test_votes_coefficients_follow_the_validation_loss() -> None:

@@ -72,7 +72,12 @@ class ClientUpdate:
     @property
     def nbytes(self) -> int:
         """The bytes this client uploads."""
-        return _nbytes(self.weights) + _nbytes(self.extra)
+        return _nbytes(self.weights) + self.extra_nbytes
+
+    @property
+    def extra_nbytes(self) -> int:
+        """The bytes of what it uploads beside its model."""
+        return _nbytes(self.extra)
 
     def encode(self) -> bytes:
         """The update as one safetensors blob."""

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 
-Purpose = Literal["partition", "cohort", "batches", "model"]
-_STREAMS: dict[str, int] = {"partition": 0, "cohort": 1, "batches": 2, "model": 3}
+Purpose = Literal["partition", "cohort", "batches", "model", "generator"]
+_STREAMS: dict[str, int] = {"partition": 0, "cohort": 1, "batches": 2, "model": 3, "generator": 4}
 
 
 def derive(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> int:

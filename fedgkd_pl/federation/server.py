@@ -33,6 +33,8 @@ class FederatedServer(LightningModule):
         local_steps: instead of epochs, this many batches.
     """
 
+    shares_models = True  # whether what clients send up includes their models
+
     def __init__(
         self, net: nn.Module, engine: "Engine", local_epochs: int, local_steps: int | None
     ) -> None:
@@ -77,7 +79,7 @@ class FederatedServer(LightningModule):
         down, up = message.nbytes * len(cohort), 0
         try:
             for update in self._session.run(message, cohort):
-                up += update.nbytes
+                up += update.nbytes if self.shares_models else update.extra_nbytes
                 reports.append(update.metrics)
                 self._tell("on_client_end", update, len(cohort))
                 yield update

@@ -1,8 +1,8 @@
-"""FedDistill+: clients share models and, for every label, their mean logits.
+"""FedDistill and FedDistill+: clients share, for every label, their mean logits.
 
-Seo et al., Federated Knowledge Distillation, 2020; the "+", sharing parameters too, is the FedGKD
-paper's. The local objective, with t(y) the mean over the *other* clients that hold label y of their
-mean logits for it:
+Seo et al., Federated Knowledge Distillation, 2020. Plain, logits alone travel and every client
+keeps a model of its own; the "+", sharing models too, is the FedGKD paper's. The local objective,
+with t(y) the mean over the *other* clients that hold label y of their mean logits for it:
 
     CE(w) + c · 1/n_k Σ_i KL( softmax t(y_i) ‖ h(w, x_i) )
 
@@ -20,6 +20,8 @@ from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax
+
+OWN = "own model: "  # marks a client's model in its state
 
 
 class FedDistillPlus(FedAvg):
@@ -85,14 +87,64 @@ class FedDistillPlus(FedAvg):
         self.reports = checkpoint["fedgkd_pl"]["reports"]
 
 
+class FedDistill(FedDistillPlus):
+    """FedDistill: logits alone travel, and every client keeps a model of its own.
+
+    There is no global model to test. What is evaluated, logged and saved as such is the weighted
+    mean of the models of the round's clients, which in this method nobody ever sends.
+
+    Args:
+        net: the model that every client starts from; any module from inputs to logits.
+        coefficient: the weight of the distillation (paper: 0.1).
+        kwargs: those of :class:`FedAvg`.
+    """
+
+    shares_models = False
+
+    def __init__(self, net: nn.Module, coefficient: float = 0.1, **kwargs: Any) -> None:
+        super().__init__(net, coefficient, **kwargs)
+        self.start = {name: t.detach().clone() for name, t in net.state_dict().items()}
+
+    def broadcast(self) -> Message:
+        """The sum of all clients' reports, and no model."""
+        message = super().broadcast()
+        del message.models["global"]
+        return message
+
+    def client(self) -> "FedDistillClient":
+        """The client half, which knows w_0."""
+        return FedDistillClient(
+            self.net, self.optimizer, self.scheduler, self.coefficient, start=self.start
+        )
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Adds w_0, which clients that have not trained yet start from.
+
+        Args:
+            checkpoint: Lightning's.
+        """
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["fedgkd_pl"]["start"] = self.start
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restores w_0.
+
+        Args:
+            checkpoint: Lightning's.
+        """
+        super().on_load_checkpoint(checkpoint)
+        self.start = checkpoint["fedgkd_pl"]["start"]
+
+
 class FedDistillClient(FedAvgClient):
-    """The client half of FedDistill+; its last report is its state.
+    """The client half of both; its last report is its state and, in the plain one, its model.
 
     Args:
         net: the model.
         optimizer: built anew for every client and round.
         scheduler: of the learning rate.
         coefficient: the weight of the distillation.
+        start: w_0, for clients that keep a model of their own.
     """
 
     def __init__(
@@ -101,9 +153,11 @@ class FedDistillClient(FedAvgClient):
         optimizer: OptimizerCallable,
         scheduler: LRSchedulerCallable | None,
         coefficient: float,
+        start: State | None = None,
     ) -> None:
         super().__init__(net, optimizer, scheduler)
         self.coefficient = coefficient
+        self.start = start
         self.targets: Tensor | None = None
 
     def receive(self, message: Message, state: State) -> None:
@@ -113,6 +167,11 @@ class FedDistillClient(FedAvgClient):
             message: with w_t and, from round 2 on, the sum of all reports.
             state: this client's own last report.
         """
+        state = dict(state)
+        own = {name.removeprefix(OWN): state.pop(name) for name in list(state) if OWN in name}
+        if self.start is not None:
+            models = {**message.models, "global": own or self.start}
+            message = Message(message.round, models, message.numbers)
         super().receive(message, state)
         self.gathered: Tensor | None = None
         self.targets = None
@@ -153,7 +212,9 @@ class FedDistillClient(FedAvgClient):
                 "means": sums / counts.clamp(min=1)[:, None],
                 "holds": (counts > 0).to(sums),
             }
-            update.state = update.extra
+            update.state = dict(update.extra)
+        if self.start is not None:
+            update.state |= {OWN + name: tensor for name, tensor in update.weights.items()}
         return update
 
     def _gather(self, logits: Tensor, y: Tensor) -> None:

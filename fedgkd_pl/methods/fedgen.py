@@ -1,0 +1,332 @@
+"""FedGen: a generator on the server learns what the clients' heads agree on.
+
+Zhu et al., Data-Free Knowledge Distillation for Heterogeneous Federated Learning, ICML 2021.
+Server, after averaging, with head_k the classifiers of the cohort and w_k(y) client k's share of
+label y in it:
+
+    G ← argmin  E_{ε,y} Σ_k w_k(y) · CE(head_k(G(ε, y)), y)
+                + exp( −mean_{i,j} ‖ε_i − ε_j‖² · ‖z_i − z_j‖₁ )       means inside the norms
+
+Client, from round 2 on, with α_t = α·decay^{t−1} and β_t alike:
+
+    CE(w) + α_t · CE(head(G(ỹ)), ỹ) + β_t · KL( head(G(y)) ‖ h(w, x) )   the target detached
+
+Clients report how many samples of each label they hold. Labels are drawn uniformly from those that
+anybody has reported so far.
+"""
+
+from typing import Any
+
+import torch
+from fedgkd_pl.data.resident import Batch
+from fedgkd_pl.errors import require
+from fedgkd_pl.federation.message import ClientUpdate, Message, State
+from fedgkd_pl.federation.seeds import derive
+from fedgkd_pl.federation.teachers import FrozenNet
+from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
+from fedgkd_pl.methods.fedgkd import distillation
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, one_hot
+
+
+class Generator(nn.Sequential):
+    """[noise ‖ one-hot label] → Linear → BatchNorm → ReLU → Linear → what a classifier sees.
+
+    Args:
+        num_classes: number of classes.
+        latent: width of the net's features.
+        noise: width of the noise.
+        hidden: width between.
+    """
+
+    def __init__(self, num_classes: int, latent: int, noise: int, hidden: int) -> None:
+        super().__init__(
+            nn.Linear(noise + num_classes, hidden),
+            nn.BatchNorm1d(hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, latent),
+        )
+        self.num_classes = num_classes
+        self.noise = noise
+
+    def forward(self, noise: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Features that a sample of these labels might have.
+
+        Args:
+            noise: batch × noise; alone, it is noise and one-hot labels already side by side.
+            labels: batch.
+        """
+        if labels is not None:
+            noise = torch.cat([noise, one_hot(labels, self.num_classes).to(noise)], dim=1)
+        for layer in self:
+            noise = layer(noise)
+        return noise
+
+
+class FedGen(FedAvg):
+    """FedGen: clients are regularised by a generator of features that the server trains.
+
+    Args:
+        net: a net with ``features`` and a ``Linear`` ``classifier``.
+        alpha: α, the weight of the generated samples in the client's loss (tuned in the paper over
+            0.1, 1, 10).
+        beta: β, the weight of the distillation from them.
+        decay: both shrink by this factor every round.
+        noise: width of the generator's noise.
+        hidden: width of its hidden layer (paper: 512 for ResNet-8, 2048 for ResNet-50, 768 for
+            DistilBERT).
+        generator_steps: Adam steps of the generator after every round.
+        generator_lr: their rate.
+        generator_weight_decay: their weight decay.
+        generator_batch_size: generated samples per step, on the server and on clients.
+        kwargs: those of :class:`FedAvg`.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        alpha: float = 1.0,
+        beta: float = 1.0,
+        decay: float = 0.98,
+        noise: int = 64,
+        hidden: int = 512,
+        generator_steps: int = 50,
+        generator_lr: float = 1e-4,
+        generator_weight_decay: float = 1e-2,
+        generator_batch_size: int = 32,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(net, **kwargs)
+        for key, value in ("alpha", alpha), ("beta", beta):
+            require(0 <= value < float("inf"), key, "must not be negative", value)
+        require(0 < decay <= 1, "decay", "must be in (0, 1]", decay)
+        require(generator_batch_size >= 2, "generator_batch_size", "must be at least 2")
+        last = getattr(net, "classifier", None)
+        require(
+            isinstance(last, nn.Linear) and hasattr(net, "features"),
+            "net",
+            "FedGen needs features and a Linear classifier (SplitNet gives them to any net)",
+        )
+        assert isinstance(last, nn.Linear)
+        self.alpha, self.beta, self.decay = alpha, beta, decay
+        self.generator_steps = generator_steps
+        self.generator_lr = generator_lr
+        self.generator_weight_decay = generator_weight_decay
+        self.generator_batch_size = generator_batch_size
+        self.generator = Generator(last.out_features, last.in_features, noise, hidden)
+        self._fresh = {n: t.clone() for n, t in self.generator.state_dict().items()}
+        self._heads: list[tuple[Tensor, Tensor]] = []
+        self._counts: list[Tensor] = []
+        self.labels: list[int] = []  # that somebody has reported
+
+    @property
+    def regularises(self) -> bool:
+        """Whether the generator is used at all."""
+        return self.alpha > 0 or self.beta > 0
+
+    def forget(self) -> None:
+        """Starts the generator anew, too."""
+        super().forget()
+        self.generator.load_state_dict(self._fresh)
+        self.labels = []
+
+    def broadcast(self) -> Message:
+        """w_t and, once it has learned, the generator."""
+        message = super().broadcast()
+        self._heads, self._counts = [], []
+        if self.labels:
+            shrink = self.decay ** (self.round - 1)
+            message.models["generator"] = self.generator.state_dict()
+            message.models["labels"] = {"labels": torch.tensor(self.labels)}
+            message.numbers.update(alpha=self.alpha * shrink, beta=self.beta * shrink)
+        return message
+
+    def take(self, update: ClientUpdate) -> None:
+        """Keeps a client's head and label counts until the generator has learned from them.
+
+        Args:
+            update: the client's answer.
+        """
+        if self.regularises:
+            weights = update.weights
+            self._heads.append((weights["classifier.weight"], weights["classifier.bias"]))
+            self._counts.append(update.extra["counts"])
+
+    def server_step(self, mean: State) -> None:
+        """As FedAvg; then the generator learns from the cohort's heads.
+
+        Args:
+            mean: the n_k-weighted mean of the clients' models.
+        """
+        super().server_step(mean)
+        if self.regularises:
+            counts = torch.stack(self._counts)
+            self.labels = sorted({*self.labels, *counts.sum(0).nonzero().flatten().tolist()})
+            self.train_generator(counts)
+
+    def train_generator(self, counts: Tensor) -> None:
+        """The generator's steps of one round; all its randomness comes from (seed, round).
+
+        Args:
+            counts: samples of each label, for every client of the cohort.
+        """
+        like = next(self.generator.parameters())
+        shares = (counts / counts.sum(0).clamp(min=1)).to(like)
+        heads = [(weight.to(like), bias.to(like)) for weight, bias in self._heads]
+        present = counts.sum(0).nonzero().flatten()
+        random = torch.Generator().manual_seed(
+            derive(self.datamodule.seed, "generator", self.round)
+        )
+        optimizer = torch.optim.Adam(
+            self.generator.parameters(),
+            lr=self.generator_lr,
+            weight_decay=self.generator_weight_decay,
+        )
+        self.generator.train()
+        with torch.enable_grad():
+            for _ in range(self.generator_steps):
+                size = self.generator_batch_size
+                noise = torch.rand(
+                    size, self.generator.noise, generator=random, dtype=torch.float32
+                ).to(like)
+                labels = present[torch.randint(len(present), (size,), generator=random)]
+                optimizer.zero_grad()
+                z = self.generator(noise, labels.to(like.device))
+                loss = generator_loss(z, noise, labels.to(like.device), heads, shares)
+                loss.backward()
+                optimizer.step()
+        optimizer.zero_grad()
+
+    def client(self) -> "FedGenClient":
+        """The client half."""
+        size = self.generator_batch_size if self.regularises else 0
+        return FedGenClient(self.net, self.optimizer, self.scheduler, self.generator, size)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Adds the labels; the generator is saved as a part of the module.
+
+        Args:
+            checkpoint: Lightning's.
+        """
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["fedgkd_pl"]["labels"] = self.labels
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restores the labels.
+
+        Args:
+            checkpoint: Lightning's.
+        """
+        super().on_load_checkpoint(checkpoint)
+        self.labels = checkpoint["fedgkd_pl"]["labels"]
+
+
+class FedGenClient(FedAvgClient):
+    """The client half of FedGen.
+
+    Args:
+        net: the model.
+        optimizer: built anew for every client and round.
+        scheduler: of the learning rate.
+        generator: copied; its weights come with the message.
+        generated: generated samples per step; 0 if the generator is not used at all.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        optimizer: OptimizerCallable,
+        scheduler: LRSchedulerCallable | None,
+        generator: Generator,
+        generated: int,
+    ) -> None:
+        super().__init__(net, optimizer, scheduler)
+        self.generator = FrozenNet(generator)
+        self.generated = generated
+        self.noise, self.num_classes = generator.noise, generator.num_classes
+        self.labels: Tensor | None = None
+
+    def receive(self, message: Message, state: State) -> None:
+        """Loads w_t and the generator.
+
+        Args:
+            message: with both, and the weights of this round.
+            state: not used.
+        """
+        super().receive(message, state)
+        self.counts: Tensor | None = None
+        self.labels = None
+        if "generator" in message.models:
+            self.generator.load(message.models["generator"])
+            self.labels = message.models["labels"]["labels"]
+            self.alpha, self.beta = message.numbers["alpha"], message.numbers["beta"]
+
+    def on_train_epoch_start(self) -> None:
+        """Counts labels over one pass; the report is of the last."""
+        super().on_train_epoch_start()
+        self.counts = torch.zeros(self.num_classes, dtype=torch.int64, device=self.device)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """CE(w) + α_t · CE(head(G(ỹ)), ỹ) + β_t · KL(head(G(y)) ‖ h(w, x)).
+
+        Args:
+            batch: inputs and labels.
+            batch_idx: Lightning's.
+        """
+        x, y = batch
+        assert self.counts is not None
+        self.counts += torch.bincount(y, minlength=self.num_classes)
+        if self.labels is None:
+            return super().training_step(batch, batch_idx)
+        logits = self.net(x)
+        choice = torch.randint(len(self.labels), (self.generated,))
+        fake = self.labels[choice].to(y.device)
+        size = (self.generated + len(y), self.noise)
+        noise = torch.rand(size, dtype=torch.float32).to(logits)  # the same at every precision
+        both = self._generate(noise, torch.cat([fake, y]))
+        head = self.net.classifier
+        taught = cross_entropy(head(both[: self.generated]), fake)  # type: ignore[operator]
+        target = head(both[self.generated :]).detach()  # type: ignore[operator]
+        kd = distillation(logits, target)
+        loss = cross_entropy(logits, y) + self.alpha * taught + self.beta * kd
+        acc = (logits.argmax(1) == y).float().mean()
+        self.report(len(y), loss=loss, acc=acc, generated=taught, kd=kd)
+        return loss
+
+    def reply(self) -> ClientUpdate:
+        """Reports how many samples of each label the client holds."""
+        update = super().reply()
+        if self.counts is not None and self.generated:
+            update.extra = {"counts": self.counts.cpu()}
+        return update
+
+    def _generate(self, noise: Tensor, labels: Tensor) -> Tensor:
+        return self.generator(torch.cat([noise, one_hot(labels, self.num_classes).to(noise)], 1))
+
+
+def generator_loss(
+    z: Tensor,
+    noise: Tensor,
+    labels: Tensor,
+    heads: list[tuple[Tensor, Tensor]],
+    shares: Tensor,
+) -> Tensor:
+    """How little the clients' heads believe the generated features, and how alike these are.
+
+    Args:
+        z: generated features, with a gradient.
+        noise: what they were made from.
+        labels: what they should be taken for.
+        heads: weight and bias of every client's classifier.
+        shares: clients × classes: w_k(y).
+    """
+    believed = torch.stack(
+        [
+            shares[client, labels] * cross_entropy(z @ weight.T + bias, labels, reduction="none")
+            for client, (weight, bias) in enumerate(heads)
+        ]
+    )
+    apart = (noise[:, None] - noise[None]).square().mean(2)
+    different = (z[:, None] - z[None]).abs().mean(2)
+    return believed.sum(0).mean() + (-(apart * different).mean()).exp()
