@@ -51,6 +51,10 @@ def _other(words: list[str]) -> int:
     commands.add_parser("configs", help="list the configurations that come with the package")
     report = commands.add_parser("report", help="the accuracies of finished runs in one table")
     report.add_argument("runs", nargs="+", help="run folders, or folders above them")
+    report.add_argument(
+        "--over_seeds", action="store_true", help="all runs, as mean ± std over a method's seeds"
+    )
+    report.add_argument("--markdown", action="store_true", help="a Markdown table")
     arguments = parser.parse_args(words)
     if arguments.command == "configs":
         from fedgkd_pl.config_files import available
@@ -60,7 +64,7 @@ def _other(words: list[str]) -> int:
     elif arguments.command == "report":
         from fedgkd_pl.report import report as show
 
-        show(arguments.runs)
+        show(arguments.runs, arguments.over_seeds, arguments.markdown)
     else:
         parser.print_help()
         return 2

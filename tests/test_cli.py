@@ -492,6 +492,20 @@ def test_top_level(run: Run) -> None:
     assert code == 2 and err.startswith("error: runs: no finished run")
 
 
+def test_report_over_seeds(run: Run, tmp_path: Path) -> None:
+    for seed, best in enumerate((0.5, 0.7, 0.9)):
+        folder = tmp_path / "runs" / "x" / f"version_{seed}"
+        folder.mkdir(parents=True)
+        summary = {"method": "FedAvg", "dataset": "d", "seed": seed, "rounds": 3}
+        summary |= {"bytes_down": 2_000_000, "best_test_acc": best, "final_test_acc": 0.25}
+        summary |= {"mean_last_10_test_acc": 0.3, "test_acc_at_best_val": None}
+        (folder / "summary.json").write_text(json.dumps(summary))
+    code, out, _ = run("report", "--over_seeds", "--markdown", "runs")
+    assert code == 0
+    row = "| FedAvg | d | 3 | 0, 1, 2 | 70.00 ± 20.00 | 25.00 ± 0.00 | 30.00 ± 0.00 | - | 2.0 |"
+    assert out.splitlines()[-1] == row
+
+
 def test_summary_of_no_rounds() -> None:
     assert accuracy_summary([])["best_test_acc"] is None
     rows = [{"round": n, "test/acc": n / 100, "val/acc": -n} for n in range(1, 13)]
