@@ -52,7 +52,7 @@ def test_the_explained_config_is_the_shipped_one(
 
 
 def test_every_flag_and_file_it_names_exists(run: Callable[..., tuple[int, str, str]]) -> None:
-    out = run("fit", "--help")[1]
+    out = run("fit", "--help")[1] + run("report", "--help")[1]
     classes = [getattr(fedgkd_pl, name) for name in fedgkd_pl.__all__ if name[0].isupper()]
     settings = {name for class_ in classes for name in parameters(class_)}
     for flag in set(re.findall(r"(--[\w.]+)", README)) - {"--model.epsilon", "--logdir", "--help"}:
