@@ -58,7 +58,7 @@ class ClientIndex(Sequence[Indices]):
 class Partition(ABC):
     """Cuts a labelled dataset into clients; every sample goes to exactly one of them."""
 
-    keys: Labels | None = None
+    by_owner = False  # whether ``split`` is given the samples' owners instead of their labels
 
     def __call__(
         self,
@@ -82,7 +82,10 @@ class Partition(ABC):
             f"there are only {len(labels)} training samples to share",
             num_clients,
         )
-        self.keys = keys
+        if self.by_owner:
+            if keys is None:
+                raise SettingError("partition", "this dataset names no owners to cut by")
+            labels = keys
         parts = list(self.split(labels, num_clients, generator))
         return ClientIndex([generator.permutation(part) for part in parts])
 
@@ -316,13 +319,13 @@ class ByKey(Partition):
     always to the client that has least.
     """
 
+    by_owner = True
+
     def split(
         self, labels: Labels, num_clients: int, generator: np.random.Generator
     ) -> Iterator[Indices]:
         """See :meth:`Partition.split`."""
-        if self.keys is None:
-            raise SettingError("partition", "this dataset names no owners to cut by")
-        owners, where, sizes = np.unique(self.keys, return_inverse=True, return_counts=True)
+        owners, where, sizes = np.unique(labels, return_inverse=True, return_counts=True)
         require(
             num_clients <= len(owners),
             "num_clients",
