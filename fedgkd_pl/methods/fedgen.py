@@ -25,6 +25,7 @@ from fedgkd_pl.federation.seeds import derive
 from fedgkd_pl.federation.teachers import FrozenNet
 from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
 from fedgkd_pl.methods.fedgkd import distillation
+from fedgkd_pl.models.heads import require_classifier
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
@@ -102,13 +103,7 @@ class FedGen(FedAvg):
             require(0 <= value < float("inf"), key, "must not be negative", value)
         require(0 < decay <= 1, "decay", "must be in (0, 1]", decay)
         require(generator_batch_size >= 2, "generator_batch_size", "must be at least 2")
-        last = getattr(net, "classifier", None)
-        require(
-            isinstance(last, nn.Linear) and hasattr(net, "features"),
-            "net",
-            "FedGen needs features and a Linear classifier (SplitNet gives them to any net)",
-        )
-        assert isinstance(last, nn.Linear)
+        last = require_classifier(net, "FedGen")
         self.alpha, self.beta, self.decay = alpha, beta, decay
         self.generator_steps = generator_steps
         self.generator_lr = generator_lr

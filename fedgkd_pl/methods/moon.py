@@ -16,7 +16,7 @@ from fedgkd_pl.errors import require
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.federation.teachers import FrozenNet
 from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
-from fedgkd_pl.models.heads import require_projection
+from fedgkd_pl.models.heads import require_classifier, require_projection
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy
@@ -34,6 +34,7 @@ class MOON(FedAvg):
 
     def __init__(self, net: nn.Module, mu: float = 5.0, tau: float = 0.5, **kwargs: Any) -> None:
         require_projection(net, "MOON")
+        require_classifier(net, "MOON")
         super().__init__(net, **kwargs)
         require(0 <= mu < float("inf"), "mu", "must not be negative", mu)
         require(0 < tau < float("inf"), "tau", "must be positive", tau)

@@ -70,6 +70,22 @@ class SplitNet(nn.Module):
         return logits
 
 
+def require_classifier(net: nn.Module, method: str) -> nn.Linear:
+    """The last layer of a net that is split into features and classifier; others are refused.
+
+    Args:
+        net: the model to learn.
+        method: who looks inside.
+    """
+    last = getattr(net, "classifier", None)
+    if isinstance(last, nn.Linear) and hasattr(net, "features"):
+        return last
+    raise SettingError(
+        "net",
+        f"{method} needs features and a Linear classifier (SplitNet gives them to any net)",
+    )
+
+
 def require_projection(net: nn.Module, method: str) -> None:
     """Refuses a net without a projection head, rather than change it silently.
 
