@@ -59,8 +59,9 @@ def _other(words: list[str]) -> int:
     if arguments.command == "configs":
         from fedgkd_pl.config_files import available
 
-        for name, text in available().items():
-            print(f"{name:<28}{text}")
+        configs = available()
+        for name, text in configs.items():
+            print(f"{name:<{max(map(len, configs)) + 2}}{text}")
     elif arguments.command == "report":
         from fedgkd_pl.report import report as show
 

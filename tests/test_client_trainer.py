@@ -42,7 +42,8 @@ def message(round: int, distil: bool = False) -> Message:
 def test_reused_equals_fresh(trainer: dict[str, Any], optimizer: Any) -> None:
     def client() -> FedGKDClient:
         scheduler = partial(StepLR, step_size=1, gamma=0.5)
-        return FedGKDClient(net(), optimizer, scheduler, 0.4, "kl", 1.0)
+        kd = {"gamma": 0.4, "distance": "kl", "temperature": 1.0}
+        return FedGKDClient(net(), optimizer, scheduler, **kd)
 
     tasks = [(1, 0), (1, 2), (2, 1), (2, 0), (3, 2)]
     reused = ClientTrainer(job(client(), trainer))

@@ -33,7 +33,7 @@ def test_the_method_in_thirty_lines(
     code, _, err = run(*words.split(), "--rounds", "2")
     assert code == 0, err
 
-    client = sys.modules["my_methods"].SmoothClient(torch.nn.Linear(2, 2), None, None, 0.5)
+    client = sys.modules["my_methods"].SmoothClient(torch.nn.Linear(2, 2), None, epsilon=0.5)
     x, y = torch.randn(4, 2), torch.tensor([0, 1, 1, 0])
     p = client.net(x).log_softmax(1)
     expected = -(0.5 * p[range(4), y] + 0.5 * p.mean(1)).mean()  # half of the label, half of all

@@ -21,6 +21,7 @@ class FederatedClient(LightningModule):
         net: copied; its weights come with every message.
         optimizer: built anew for every client and round.
         scheduler: of the learning rate, stepped once per local epoch.
+        settings: a method's own, which become attributes of the same names.
     """
 
     def __init__(
@@ -28,8 +29,11 @@ class FederatedClient(LightningModule):
         net: nn.Module,
         optimizer: OptimizerCallable,
         scheduler: LRSchedulerCallable | None = None,
+        **settings: Any,
     ) -> None:
         super().__init__()
+        for name, value in settings.items():
+            setattr(self, name, value)
         self.net = deepcopy(net).cpu()  # layers that the user froze in eval mode stay so
         self.optimizer = optimizer
         self.scheduler = scheduler

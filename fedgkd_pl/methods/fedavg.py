@@ -50,12 +50,7 @@ class FedAvg(FederatedServer):
         self.server_optimizer = server_optimizer
 
     def training_step(self, cohort: list[int], batch_idx: int) -> None:
-        """One communication round (Algorithm 1).
-
-        Args:
-            cohort: the clients that take part.
-            batch_idx: Lightning's; a round is a batch.
-        """
+        """One communication round (Algorithm 1)."""
         message = self.broadcast()
         total = WeightedMean()
         for update in self.local_updates(message, cohort):
@@ -68,19 +63,11 @@ class FedAvg(FederatedServer):
         return Message(self.round, {"global": self.global_state()})
 
     def take(self, update: ClientUpdate) -> None:
-        """What else a method makes of a client's answer; nothing here.
-
-        Args:
-            update: the client's answer.
-        """
+        """What else a method makes of a client's answer; nothing here."""
 
     @torch.no_grad()
     def server_step(self, mean: State) -> None:
-        """Moves the global model towards the clients' mean.
-
-        Args:
-            mean: the n_k-weighted mean of the clients' models, in double precision.
-        """
+        """Moves the global model towards the clients' mean."""
         for name, parameter in self.net.named_parameters():
             gradient = parameter.cpu().double() - mean[name]  # some devices have no doubles
             parameter.grad = gradient.to(parameter)
@@ -104,12 +91,7 @@ class FedAvgClient(FederatedClient):
     """The client half of FedAvg: cross-entropy."""
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """CE(w).
-
-        Args:
-            batch: inputs and labels.
-            batch_idx: Lightning's.
-        """
+        """CE(w)."""
         x, y = batch
         logits = self.net(x)
         loss = cross_entropy(logits, y)

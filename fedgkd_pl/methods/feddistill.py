@@ -17,7 +17,6 @@ from fedgkd_pl.data.resident import Batch
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
-from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax
 
@@ -56,33 +55,23 @@ class FedDistillPlus(FedAvg):
         return message
 
     def take(self, update: ClientUpdate) -> None:
-        """Keeps a client's report.
-
-        Args:
-            update: with the report as its ``extra``.
-        """
+        """Keeps a client's report."""
         if update.extra:
             self.reports[update.client] = update.extra
 
     def client(self) -> "FedDistillClient":
         """The client half."""
-        return FedDistillClient(self.net, self.optimizer, self.scheduler, self.coefficient)
+        return FedDistillClient(
+            self.net, self.optimizer, self.scheduler, coefficient=self.coefficient
+        )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds the reports.
-
-        Args:
-            checkpoint: Lightning's.
-        """
+        """Adds the reports."""
         super().on_save_checkpoint(checkpoint)
         checkpoint["fedgkd_pl"]["reports"] = self.reports
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restores the reports.
-
-        Args:
-            checkpoint: Lightning's.
-        """
+        """Restores the reports."""
         super().on_load_checkpoint(checkpoint)
         self.reports = checkpoint["fedgkd_pl"]["reports"]
 
@@ -114,59 +103,31 @@ class FedDistill(FedDistillPlus):
     def client(self) -> "FedDistillClient":
         """The client half, which knows w_0."""
         return FedDistillClient(
-            self.net, self.optimizer, self.scheduler, self.coefficient, start=self.start
+            *(self.net, self.optimizer, self.scheduler),
+            coefficient=self.coefficient,
+            start=self.start,
         )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds w_0, which clients that have not trained yet start from.
-
-        Args:
-            checkpoint: Lightning's.
-        """
+        """Adds w_0, which clients that have not trained yet start from."""
         super().on_save_checkpoint(checkpoint)
         checkpoint["fedgkd_pl"]["start"] = self.start
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restores w_0.
-
-        Args:
-            checkpoint: Lightning's.
-        """
+        """Restores w_0."""
         super().on_load_checkpoint(checkpoint)
         self.start = checkpoint["fedgkd_pl"]["start"]
 
 
 class FedDistillClient(FedAvgClient):
-    """The client half of both; its last report is its state and, in the plain one, its model.
+    """The client half of both; its last report is its state and, in the plain one, its model."""
 
-    Args:
-        net: the model.
-        optimizer: built anew for every client and round.
-        scheduler: of the learning rate.
-        coefficient: the weight of the distillation.
-        start: w_0, for clients that keep a model of their own.
-    """
-
-    def __init__(
-        self,
-        net: nn.Module,
-        optimizer: OptimizerCallable,
-        scheduler: LRSchedulerCallable | None,
-        coefficient: float,
-        start: State | None = None,
-    ) -> None:
-        super().__init__(net, optimizer, scheduler)
-        self.coefficient = coefficient
-        self.start = start
-        self.targets: Tensor | None = None
+    coefficient: float
+    start: State | None = None  # w_0, for clients that keep a model of their own
+    targets: Tensor | None = None
 
     def receive(self, message: Message, state: State) -> None:
-        """Loads w_t, and makes the others' means out of everybody's.
-
-        Args:
-            message: with w_t and, from round 2 on, the sum of all reports.
-            state: this client's own last report.
-        """
+        """Loads w_t, and makes the others' means out of everybody's."""
         state = dict(state)
         own = {name.removeprefix(OWN): state.pop(name) for name in list(state) if OWN in name}
         if self.start is not None:
@@ -183,12 +144,7 @@ class FedDistillClient(FedAvgClient):
             self.targets = (means / holds.clamp(min=1)[:, None]).to(means.dtype)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """CE(w) + c · KL(softmax t(y) ‖ h(w)).
-
-        Args:
-            batch: inputs and labels.
-            batch_idx: Lightning's.
-        """
+        """CE(w) + c · KL(softmax t(y) ‖ h(w))."""
         x, y = batch
         logits = self.net(x)
         loss = cross_entropy(logits, y)

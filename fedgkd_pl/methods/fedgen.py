@@ -26,7 +26,6 @@ from fedgkd_pl.federation.teachers import FrozenNet
 from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
 from fedgkd_pl.methods.fedgkd import distillation
 from fedgkd_pl.models.heads import require_classifier
-from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
@@ -52,12 +51,7 @@ class Generator(nn.Sequential):
         self.noise = noise
 
     def forward(self, noise: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Features that a sample of these labels might have.
-
-        Args:
-            noise: batch × noise; alone, it is noise and one-hot labels already side by side.
-            labels: batch.
-        """
+        """Features that a sample of these labels might have."""
         if labels is not None:
             noise = torch.cat([noise, one_hot(labels, self.num_classes).to(noise)], dim=1)
         for layer in self:
@@ -138,22 +132,14 @@ class FedGen(FedAvg):
         return message
 
     def take(self, update: ClientUpdate) -> None:
-        """Keeps a client's head and label counts until the generator has learned from them.
-
-        Args:
-            update: the client's answer.
-        """
+        """Keeps a client's head and label counts until the generator has learned from them."""
         if self.regularises:
             weights = update.weights
             self._heads.append((weights["classifier.weight"], weights["classifier.bias"]))
             self._counts.append(update.extra["counts"])
 
     def server_step(self, mean: State) -> None:
-        """As FedAvg; then the generator learns from the cohort's heads.
-
-        Args:
-            mean: the n_k-weighted mean of the clients' models.
-        """
+        """As FedAvg; then the generator learns from the cohort's heads."""
         super().server_step(mean)
         if self.regularises:
             counts = torch.stack(self._counts)
@@ -161,11 +147,7 @@ class FedGen(FedAvg):
             self.train_generator(counts)
 
     def train_generator(self, counts: Tensor) -> None:
-        """The generator's steps of one round; all its randomness comes from (seed, round).
-
-        Args:
-            counts: samples of each label, for every client of the cohort.
-        """
+        """The generator's steps of one round; all its randomness comes from (seed, round)."""
         like = next(self.generator.parameters())
         shares = (counts / counts.sum(0).clamp(min=1)).to(like)
         heads = [(weight.to(like), bias.to(like)) for weight, bias in self._heads]
@@ -196,59 +178,34 @@ class FedGen(FedAvg):
     def client(self) -> "FedGenClient":
         """The client half."""
         size = self.generator_batch_size if self.regularises else 0
-        return FedGenClient(self.net, self.optimizer, self.scheduler, self.generator, size)
+        return FedGenClient(
+            *(self.net, self.optimizer, self.scheduler), generator=self.generator, generated=size
+        )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds the labels; the generator is saved as a part of the module.
-
-        Args:
-            checkpoint: Lightning's.
-        """
+        """Adds the labels; the generator is saved as a part of the module."""
         super().on_save_checkpoint(checkpoint)
         checkpoint["fedgkd_pl"]["labels"] = self.labels
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restores the labels.
-
-        Args:
-            checkpoint: Lightning's.
-        """
+        """Restores the labels."""
         super().on_load_checkpoint(checkpoint)
         self.labels = checkpoint["fedgkd_pl"]["labels"]
 
 
 class FedGenClient(FedAvgClient):
-    """The client half of FedGen.
+    """The client half of FedGen."""
 
-    Args:
-        net: the model.
-        optimizer: built anew for every client and round.
-        scheduler: of the learning rate.
-        generator: copied; its weights come with the message.
-        generated: generated samples per step; 0 if the generator is not used at all.
-    """
+    generated: int  # samples per step; 0 if the generator is not used at all
+    labels: Tensor | None = None
 
-    def __init__(
-        self,
-        net: nn.Module,
-        optimizer: OptimizerCallable,
-        scheduler: LRSchedulerCallable | None,
-        generator: Generator,
-        generated: int,
-    ) -> None:
-        super().__init__(net, optimizer, scheduler)
+    def __init__(self, *args: Any, generator: Generator, **settings: Any) -> None:
+        super().__init__(*args, **settings)
         self.generator = FrozenNet(generator)
-        self.generated = generated
         self.noise, self.num_classes = generator.noise, generator.num_classes
-        self.labels: Tensor | None = None
 
     def receive(self, message: Message, state: State) -> None:
-        """Loads w_t and the generator.
-
-        Args:
-            message: with both, and the weights of this round.
-            state: not used.
-        """
+        """Loads w_t and the generator."""
         super().receive(message, state)
         self.counts: Tensor | None = None
         self.labels = None
@@ -263,12 +220,7 @@ class FedGenClient(FedAvgClient):
         self.counts = torch.zeros(self.num_classes, dtype=torch.int64, device=self.device)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """CE(w) + α_t · CE(head(G(ỹ)), ỹ) + β_t · KL(head(G(y)) ‖ h(w, x)).
-
-        Args:
-            batch: inputs and labels.
-            batch_idx: Lightning's.
-        """
+        """CE(w) + α_t · CE(head(G(ỹ)), ỹ) + β_t · KL(head(G(y)) ‖ h(w, x))."""
         x, y = batch
         assert self.counts is not None
         self.counts += torch.bincount(y, minlength=self.num_classes)

@@ -17,7 +17,6 @@ from fedgkd_pl.errors import require
 from fedgkd_pl.federation.message import Message, State
 from fedgkd_pl.federation.teachers import FrozenNet, TeacherBuffer
 from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
-from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div, log_softmax, mse_loss
 
@@ -78,87 +77,52 @@ class FedGKD(FedAvg):
         return message
 
     def server_step(self, mean: State) -> None:
-        """As FedAvg; the new global model enters the buffer.
-
-        Args:
-            mean: the n_k-weighted mean of the clients' models.
-        """
+        """As FedAvg; the new global model enters the buffer."""
         super().server_step(mean)
         self.buffer.append(self.global_state())
 
     def client(self) -> "FedGKDClient":
         """The client half."""
         return FedGKDClient(
-            self.net, self.optimizer, self.scheduler, self.gamma, self.distance, self.temperature
+            *(self.net, self.optimizer, self.scheduler),
+            gamma=self.gamma,
+            distance=self.distance,
+            temperature=self.temperature,
         )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds the buffer.
-
-        Args:
-            checkpoint: Lightning's.
-        """
+        """Adds the buffer."""
         super().on_save_checkpoint(checkpoint)
         checkpoint["fedgkd_pl"]["buffer"] = list(self.buffer.models)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restores the buffer.
-
-        Args:
-            checkpoint: Lightning's.
-        """
+        """Restores the buffer."""
         super().on_load_checkpoint(checkpoint)
         self.buffer.models.clear()
         self.buffer.models.extend(checkpoint["fedgkd_pl"]["buffer"])
 
 
 class FedGKDClient(FedAvgClient):
-    """The client half of FedGKD.
+    """The client half of FedGKD."""
 
-    Args:
-        net: the student.
-        optimizer: built anew for every client and round.
-        scheduler: of the learning rate.
-        gamma: γ.
-        distance: ``kl`` or ``mse``.
-        temperature: τ.
-    """
+    gamma: float
+    distance: Distance
+    temperature: float
 
-    def __init__(
-        self,
-        net: nn.Module,
-        optimizer: OptimizerCallable,
-        scheduler: LRSchedulerCallable | None,
-        gamma: float,
-        distance: Distance,
-        temperature: float,
-    ) -> None:
-        super().__init__(net, optimizer, scheduler)
-        self.gamma = gamma
-        self.distance: Distance = distance
-        self.temperature = temperature
+    def __init__(self, net: nn.Module, *args: Any, **settings: Any) -> None:
+        super().__init__(net, *args, **settings)
         self.teacher = FrozenNet(net)
         self.distil = False
 
     def receive(self, message: Message, state: State) -> None:
-        """Loads the student and the teacher.
-
-        Args:
-            message: with w_t, and w̄_t where it is another model.
-            state: not used.
-        """
+        """Loads the student and the teacher."""
         super().receive(message, state)
         self.distil = bool(message.numbers.get("distil"))
         if self.distil:
             self.teacher.load(message.models.get("teacher", message.models["global"]))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """CE(w) + γ/2 · KL(h(w̄_t) ‖ h(w)).
-
-        Args:
-            batch: inputs and labels; teacher and student see the same.
-            batch_idx: Lightning's.
-        """
+        """CE(w) + γ/2 · KL(h(w̄_t) ‖ h(w))."""
         if not self.distil:
             return super().training_step(batch, batch_idx)
         x, y = batch

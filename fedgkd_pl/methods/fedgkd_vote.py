@@ -20,7 +20,6 @@ from fedgkd_pl.federation.message import Message, State
 from fedgkd_pl.federation.teachers import FrozenNet, TeacherBuffer
 from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
 from fedgkd_pl.methods.fedgkd import distillation
-from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -46,11 +45,7 @@ class FedGKDVote(FedAvg):
         self.losses: deque[float] = deque(maxlen=buffer_size)  # of the buffer's models
 
     def check(self, data: FederatedDataModule) -> None:
-        """Asks for validation data, too.
-
-        Args:
-            data: loaded data.
-        """
+        """Asks for validation data, too."""
         require(len(data.val) > 0, "val_fraction", "FedGKD-Vote weighs its teachers by validation")
         super().check(data)
 
@@ -81,11 +76,7 @@ class FedGKDVote(FedAvg):
         return message
 
     def server_step(self, mean: State) -> None:
-        """As FedAvg; the new global model enters the buffer with its validation loss.
-
-        Args:
-            mean: the n_k-weighted mean of the clients' models.
-        """
+        """As FedAvg; the new global model enters the buffer with its validation loss."""
         super().server_step(mean)
         self.buffer.append(self.global_state())
         self.losses.append(self.validation_loss())
@@ -107,11 +98,7 @@ class FedGKDVote(FedAvg):
         return FedGKDVoteClient(self.net, self.optimizer, self.scheduler)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds the buffer and its losses.
-
-        Args:
-            checkpoint: Lightning's.
-        """
+        """Adds the buffer and its losses."""
         super().on_save_checkpoint(checkpoint)
         checkpoint["fedgkd_pl"] |= {
             "buffer": list(self.buffer.models),
@@ -119,42 +106,22 @@ class FedGKDVote(FedAvg):
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restores both.
-
-        Args:
-            checkpoint: Lightning's.
-        """
+        """Restores both."""
         super().on_load_checkpoint(checkpoint)
         self.buffer.models.extend(checkpoint["fedgkd_pl"]["buffer"])
         self.losses.extend(checkpoint["fedgkd_pl"]["losses"])
 
 
 class FedGKDVoteClient(FedAvgClient):
-    """The client half of FedGKD-Vote.
+    """The client half of FedGKD-Vote."""
 
-    Args:
-        net: the student.
-        optimizer: built anew for every client and round.
-        scheduler: of the learning rate.
-    """
-
-    def __init__(
-        self,
-        net: nn.Module,
-        optimizer: OptimizerCallable,
-        scheduler: LRSchedulerCallable | None,
-    ) -> None:
-        super().__init__(net, optimizer, scheduler)
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
         self.teachers: list[FrozenNet] = []
         self.half_gammas: list[float] = []
 
     def receive(self, message: Message, state: State) -> None:
-        """Loads the student and the teachers.
-
-        Args:
-            message: with w_t, the models before it and the coefficients of all.
-            state: not used.
-        """
+        """Loads the student and the teachers."""
         super().receive(message, state)
         self.half_gammas = [message.numbers[name] for name in sorted(message.numbers, key=_place)]
         while len(self.teachers) < len(self.half_gammas):
@@ -164,12 +131,7 @@ class FedGKDVoteClient(FedAvgClient):
             self.teachers[place].load(models.get(f"teacher{place}", models["global"]))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """CE(w) + Σ_m γ_m/2 · KL(h(w_{t−m+1}) ‖ h(w)).
-
-        Args:
-            batch: inputs and labels; teachers and student see the same.
-            batch_idx: Lightning's.
-        """
+        """CE(w) + Σ_m γ_m/2 · KL(h(w_{t−m+1}) ‖ h(w))."""
         if not self.half_gammas:
             return super().training_step(batch, batch_idx)
         x, y = batch

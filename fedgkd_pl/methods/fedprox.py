@@ -10,7 +10,6 @@ from typing import Any
 from fedgkd_pl.data.resident import Batch
 from fedgkd_pl.errors import require
 from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
-from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
 
@@ -30,41 +29,20 @@ class FedProx(FedAvg):
 
     def client(self) -> "FedProxClient":
         """The client half."""
-        return FedProxClient(self.net, self.optimizer, self.scheduler, self.mu)
+        return FedProxClient(self.net, self.optimizer, self.scheduler, mu=self.mu)
 
 
 class FedProxClient(FedAvgClient):
-    """The client half of FedProx.
+    """The client half of FedProx."""
 
-    Args:
-        net: the model.
-        optimizer: built anew for every client and round.
-        scheduler: of the learning rate.
-        mu: μ.
-    """
-
-    def __init__(
-        self,
-        net: nn.Module,
-        optimizer: OptimizerCallable,
-        scheduler: LRSchedulerCallable | None,
-        mu: float,
-    ) -> None:
-        super().__init__(net, optimizer, scheduler)
-        self.mu = mu
-        self.start: list[Tensor] = []
+    mu: float
 
     def on_train_start(self) -> None:
         """Remembers w_t, on the device."""
         self.start = [parameter.detach().clone() for parameter in self.net.parameters()]
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """CE(w) + μ/2 ‖w − w_t‖².
-
-        Args:
-            batch: inputs and labels.
-            batch_idx: Lightning's.
-        """
+        """CE(w) + μ/2 ‖w − w_t‖²."""
         loss = super().training_step(batch, batch_idx)
         if not self.mu:
             return loss

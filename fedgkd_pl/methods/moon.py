@@ -17,7 +17,6 @@ from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.federation.teachers import FrozenNet
 from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
 from fedgkd_pl.models.heads import require_classifier, require_projection
-from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 
@@ -43,42 +42,22 @@ class MOON(FedAvg):
 
     def client(self) -> "MOONClient":
         """The client half."""
-        return MOONClient(self.net, self.optimizer, self.scheduler, self.mu, self.tau)
+        return MOONClient(self.net, self.optimizer, self.scheduler, mu=self.mu, tau=self.tau)
 
 
 class MOONClient(FedAvgClient):
-    """The client half of MOON; its previous model is its state.
+    """The client half of MOON; its previous model is its state."""
 
-    Args:
-        net: the model.
-        optimizer: built anew for every client and round.
-        scheduler: of the learning rate.
-        mu: μ.
-        tau: τ.
-    """
+    mu: float
+    tau: float
 
-    def __init__(
-        self,
-        net: nn.Module,
-        optimizer: OptimizerCallable,
-        scheduler: LRSchedulerCallable | None,
-        mu: float,
-        tau: float,
-    ) -> None:
-        super().__init__(net, optimizer, scheduler)
-        self.mu = mu
-        self.tau = tau
-        self.anchor = FrozenNet(net)
-        self.previous = FrozenNet(net)
+    def __init__(self, net: nn.Module, *args: Any, **settings: Any) -> None:
+        super().__init__(net, *args, **settings)
+        self.anchor, self.previous = FrozenNet(net), FrozenNet(net)
         self.contrasts = False
 
     def receive(self, message: Message, state: State) -> None:
-        """Loads w_t and, where there is one, this client's previous model.
-
-        Args:
-            message: with w_t.
-            state: the client's model after its last round.
-        """
+        """Loads w_t and, where there is one, this client's previous model."""
         super().receive(message, state)
         self.contrasts = bool(state) and self.mu > 0
         if self.contrasts:
@@ -92,12 +71,7 @@ class MOONClient(FedAvgClient):
         return update
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """CE(w) + μ · contrast(z; z_glob, z_prev).
-
-        Args:
-            batch: inputs and labels; all three models see the same.
-            batch_idx: Lightning's.
-        """
+        """CE(w) + μ · contrast(z; z_glob, z_prev)."""
         if not self.contrasts:
             return super().training_step(batch, batch_idx)
         x, y = batch
