@@ -172,7 +172,8 @@ class FederatedCLI(LightningCLI):
         self.keeps_files = self.subcommand == "fit" and not config["fast_dev_run"]
         if not self.keeps_files or config["enable_checkpointing"] is False:
             callbacks = []
-        else:
+        else:  # without a score there is no best round, only a last one
+            callbacks = [c for c in callbacks if not isinstance(c, BestRound) or c.monitor]
             callbacks.append(LastRound())
         if self.keeps_files:
             self.fixed = self._fixed_settings()

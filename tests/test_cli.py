@@ -248,7 +248,8 @@ trainer:
 def test_without_validation_data_the_last_round_is_kept(run: Run, tmp_path: Path) -> None:
     code, _, err = run("fit", *QUICK, "--data.val_fraction", "0")
     assert code == 0, err
-    assert (version(tmp_path) / "checkpoints" / "last.ckpt").is_file()
+    kept = [file.name for file in (version(tmp_path) / "checkpoints").iterdir()]
+    assert kept == ["last.ckpt"]
     summary = json.loads((version(tmp_path) / "summary.json").read_text())
     assert summary["test_acc_at_best_val"] is None and summary["best_test_acc"] > 0
 

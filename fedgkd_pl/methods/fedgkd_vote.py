@@ -108,6 +108,8 @@ class FedGKDVote(FedAvg):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restores both."""
         super().on_load_checkpoint(checkpoint)
+        self.buffer.models.clear()
+        self.losses.clear()
         self.buffer.models.extend(checkpoint["fedgkd_pl"]["buffer"])
         self.losses.extend(checkpoint["fedgkd_pl"]["losses"])
 
