@@ -18,7 +18,7 @@ Norm = Callable[[int], nn.Module]
 
 
 def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
-    """He's initialisation; with torch's own, skewed clients stay at their majority class."""
+    """A convolution with He's initialisation (see PAPERS.md)."""
     conv = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
     nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
     return conv
