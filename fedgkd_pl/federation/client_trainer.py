@@ -86,7 +86,7 @@ def restart(trainer: Trainer) -> None:
     """Makes a used Trainer train again from epoch 0, as a new one would.
 
     A second ``fit`` on the same Trainer trains zero steps: the loops remember that they are done.
-    This is the one place that touches Lightning's private progress; a test holds it against a
+    This is the one place that touches the loops' private progress; a test holds it against a
     fresh Trainer.
 
     Args:
