@@ -1,5 +1,6 @@
-"""The error of a wrong setting, told in one line by the command line."""
+"""The errors that the command line tells in one line, each kind with an exit code of its own."""
 
+from pathlib import Path
 from typing import Any
 
 _NOTHING = object()
@@ -24,6 +25,23 @@ class SettingError(ValueError):
     def has_value(self) -> bool:
         """Whether the value at fault is known."""
         return self.got is not _NOTHING
+
+
+class RunFailed(RuntimeError):
+    """A run that cannot go on, though its settings are right: exit code 3."""
+
+
+class StorageError(RuntimeError):
+    """A file that cannot be written, or nothing sound left to read: exit code 4.
+
+    Args:
+        path: the file or folder.
+        reason: the system's or ours.
+    """
+
+    def __init__(self, path: str | Path, reason: object) -> None:
+        text = getattr(reason, "strerror", None) or reason
+        super().__init__(f"{path}: {text}")
 
 
 def require(condition: bool, key: str, reason: str, got: Any = _NOTHING) -> None:

@@ -89,7 +89,7 @@ def small_image(root: Path) -> str:
 def unknown_class(root: Path) -> str:
     file = root / "val" / "val_annotations.txt"
     file.write_text(file.read_text().replace("n03", "n99"))
-    return "val_annotations.txt: val_2.JPEG has no known class"
+    return "val_annotations.txt: 'val_2.JPEG' is no image of a known class"
 
 
 def short_annotations(root: Path) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fedgkd_pl.data.files import fetch, read_checked
+from fedgkd_pl.data.files import fetch, read_text
 from fedgkd_pl.data.text import TextDataModule, Texts
 from fedgkd_pl.errors import SettingError, require
 
@@ -87,12 +87,15 @@ class AGNews(TextDataModule):
         return found
 
     def _read(self, name: str) -> Texts:
-        content = read_checked(self.data_dir / name, self.MD5.get(name))
+        content = read_text(self.data_dir / name, self.MD5.get(name))
+        rows = csv.reader(io.StringIO(content), strict=True)
         texts, labels = [], []
-        for number, row in enumerate(csv.reader(io.StringIO(content.decode())), 1):
-            if len(row) != 3 or row[0] not in ("1", "2", "3", "4"):
-                raise SettingError("data_dir", f"{name}:{number} is not label (1-4), title, text")
-            labels.append(int(row[0]) - 1)
-            text = f"{row[1]} {row[2]}".replace("\\", " ")  # a backslash stands for a line's end
-            texts.append(" ".join(text.split()))
+        try:
+            for label, title, body in rows:
+                labels.append(("1", "2", "3", "4").index(label))
+                text = f"{title} {body}".replace("\\", " ")  # a backslash stands for a line's end
+                texts.append(" ".join(text.split()))
+        except (csv.Error, ValueError) as error:
+            where = f"{name}:{rows.line_num}"
+            raise SettingError("data_dir", f"{where} is not label (1-4), title, text") from error
         return texts, labels

@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
-from fedgkd_pl.data.files import read_checked, unpickle_arrays
+from fedgkd_pl.data.files import extract, fetch, read_checked
 from fedgkd_pl.data.resident import Examples, Splits
 from fedgkd_pl.data.transforms import ImageTransform
+from fedgkd_pl.data.unpickle import unpickle_arrays
 from fedgkd_pl.errors import SettingError, require
 
 
@@ -45,24 +46,18 @@ class CIFAR10(FederatedDataModule):
         self.augment = augment
 
     def prepare_data(self) -> None:
-        """Downloads the archive if it is missing and that is allowed."""
+        """Downloads and extracts the archive if it is missing and that is allowed."""
         source = self._source()
         folder = self.data_dir / source.base_folder
-        if folder.is_dir():
-            return
-        there, reason = self.data_dir.is_dir(), "download is off"
-        if self.download:
-            try:
-                source(str(self.data_dir), download=True)
-                return
-            except (RuntimeError, OSError) as error:
-                reason = " ".join(str(error).split()) or type(error).__name__
-        if not there and self.data_dir.is_dir() and not any(self.data_dir.iterdir()):
-            self.data_dir.rmdir()  # torchvision made it, and nothing came
-        raise SettingError(
+        instead = f"put the folder {folder.name} into it"
+        if self.download and not folder.is_dir():
+            archive = self.data_dir / source.filename
+            fetch(source.url, archive, source.tgz_md5, instead)
+            extract(archive, source.tgz_md5, [folder.name], self.data_dir)
+        require(
+            folder.is_dir(),
             "data_dir",
-            f"{source.base_folder} is not there and could not be downloaded ({reason}): "
-            "put that folder into it",
+            f"{folder.name} is not there: {instead}",
             str(self.data_dir),
         )
 
@@ -82,19 +77,19 @@ class CIFAR10(FederatedDataModule):
         for name, checksum in files:
             file = self.data_dir / self._source().base_folder / name
             content = unpickle_arrays(read_checked(file, checksum), name)
-            pixels, classes = np.asarray(content["data"]), np.asarray(content[self.LABELS])
-            require(
-                pixels.dtype == np.uint8 and pixels.shape == (len(classes), 3072),
-                "data_dir",
-                f"{name} does not hold one 32 × 32 image for each of its {len(classes)} labels",
-            )
-            require(
-                bool(((classes >= 0) & (classes < self.num_classes)).all()),
-                "data_dir",
-                f"{name} has a label outside 0..{self.num_classes - 1}",
-            )
+            match content:
+                case {"data": np.ndarray(shape=(rows, 3072)) as pixels, self.LABELS: list(classes)}:
+                    fits = rows == len(classes)
+                case _:
+                    fits = False
+            what = f"data (32 × 32 images) and {self.LABELS}, one for each"
+            require(fits, "data_dir", f"{name} does not hold {what}")
+            for row, label in enumerate(classes):
+                if type(label) is not int or not 0 <= label < self.num_classes:
+                    reason = f"{name} has a label outside 0..{self.num_classes - 1} at {row}"
+                    raise SettingError("data_dir", reason)
             images.append(torch.from_numpy(pixels).view(-1, 3, 32, 32))
-            labels.append(torch.from_numpy(classes.astype(np.int64)))
+            labels.append(torch.tensor(classes, dtype=torch.int64))
         padding = 4 if self.augment else 0
         transform = ImageTransform(self.MEAN, self.STD, padding=padding, flip=self.augment)
         return Examples(torch.cat(images), torch.cat(labels), transform)

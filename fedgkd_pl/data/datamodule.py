@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from fedgkd_pl.data.heterogeneity import heterogeneity
 from fedgkd_pl.data.partition import IID, Partition
-from fedgkd_pl.data.resident import Batches, ClientData, Examples, Splits
+from fedgkd_pl.data.resident import Batches, ClientData, Examples, Splits, digest
+from fedgkd_pl.data.validate import check_splits
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.seeds import default_seed, derive
 from lightning.pytorch import LightningDataModule
@@ -129,10 +130,14 @@ class FederatedDataModule(LightningDataModule):
         self.seed = default_seed() if seed is None else seed
         self.partition_seed = self.seed if partition_seed is None else partition_seed
         self.clients: ClientData | None = None
+        self._fingerprint: str | None = None
 
     @abstractmethod
     def load(self) -> Splits:
-        """Reads the data into memory; what is damaged is refused here, with the file's name."""
+        """Reads the data into memory; what is damaged is refused here, with the file's name.
+
+        What it gives is checked by :meth:`setup`: lengths, types, labels, NaN.
+        """
 
     def check_net(self, net: nn.Module) -> None:
         """Raises a clear error where a net cannot take this data though its shapes fit.
@@ -150,6 +155,7 @@ class FederatedDataModule(LightningDataModule):
         if self.clients is not None:
             return
         splits = self.load()
+        check_splits(splits, getattr(self, "num_classes", 0))
         owned, self.test = splits.train, splits.test
         if splits.val is None:
             kept = len(owned) - round(self.val_fraction * len(owned))
@@ -175,6 +181,20 @@ class FederatedDataModule(LightningDataModule):
             self.setup()
         assert self.clients is not None
         return self.clients
+
+    def fingerprint(self) -> str:
+        """The SHA-256 of all samples, labels and of who owns which: other data, another number.
+
+        It does not depend on where the data lies, nor on the machine. A run can be resumed only
+        where it is the same.
+        """
+        if self._fingerprint is None:
+            data = self.client_data
+            splits = (data.examples, self.val, self.test)
+            tensors = [t for split in splits for t in (split.inputs, split.targets)]
+            index = [torch.from_numpy(part) for part in (data.index.offsets, data.index.samples)]
+            self._fingerprint = digest(*tensors, *index)
+        return self._fingerprint
 
     def summary(self) -> dict[str, Any]:
         """Who holds how much of what, for ``partition.json``."""

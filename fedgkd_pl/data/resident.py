@@ -1,5 +1,6 @@
 """Data that stays in memory as tensors, and the batches cut from it on the device."""
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -54,6 +55,20 @@ class Splits:
     test: Examples
     val: Examples | None = None
     keys: NDArray[np.int64] | None = None
+
+
+def digest(*tensors: Tensor) -> str:
+    """The SHA-256 of tensors: of their bytes, shapes and types.
+
+    Args:
+        tensors: any, of at least one dimension; read in pieces and not copied.
+    """
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(f"{tensor.dtype} {tuple(tensor.shape)};".encode())
+        for rows in tensor.detach().split(4096):
+            found.update(rows.cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return found.hexdigest()
 
 
 class Batches:

@@ -1,15 +1,16 @@
 """SST-5: the Stanford Sentiment Treebank, sentences only."""
 
 import re
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from fedgkd_pl.data.files import fetch, read_checked, unzip
+from fedgkd_pl.data.files import extract, fetch, read_text
 from fedgkd_pl.data.text import TextDataModule, Texts
 from fedgkd_pl.errors import SettingError, require
 
-LEAF = re.compile(r"\(\d ([^()]+)\)")
-ROOT = re.compile(r"\(([0-4]) ")
+LEAF = re.compile(r"\([0-4] ([^()]+)\)")
+BRANCHES = re.compile(r"\(([0-4]) [0-4() ]*")  # what is left of a tree without its leaves
 ESCAPED = {
     "``": '"',
     "''": '"',
@@ -60,9 +61,7 @@ class SST5(TextDataModule):
         if self.download:
             archive = self.data_dir / "trainDevTestTrees_PTB.zip"
             fetch(self.URL, archive, None, instead)
-            unzip(archive, self.data_dir)
-            for name in self.FILES.values():
-                (self.data_dir / "trees" / name).replace(self.data_dir / name)
+            extract(archive, None, [f"trees/{n}" for n in self.FILES.values()], self.data_dir)
         for file in self.files():
             require(
                 file.is_file(), "data_dir", f"{file.name} is missing: {instead}", str(self.data_dir)
@@ -72,8 +71,8 @@ class SST5(TextDataModule):
         """See :meth:`TextDataModule.texts`."""
         found: dict[str, Texts] = {}
         for split, name in self.FILES.items():
-            content = read_checked(self.data_dir / name, self.SHA256[split])
-            trees = [line for line in content.decode().splitlines() if line.strip()]
+            content = read_text(self.data_dir / name, self.SHA256[split])
+            trees = [line for line in content.splitlines() if line.strip()]
             parsed = [parse_tree(tree, f"{name}:{row}") for row, tree in enumerate(trees, 1)]
             found[split] = ([text for text, _ in parsed], [label for _, label in parsed])
         return found
@@ -86,8 +85,9 @@ def parse_tree(tree: str, where: str) -> tuple[str, int]:
         tree: such as ``(3 (2 Good) (2 film))``.
         where: file and line, for the error.
     """
-    root, words = ROOT.match(tree), LEAF.findall(tree)
-    if root is None or not words or tree.count("(") != tree.count(")"):
+    root, words = BRANCHES.fullmatch(LEAF.sub("", tree)), LEAF.findall(tree)
+    depths = list(accumulate((sign == "(") - (sign == ")") for sign in tree))
+    if root is None or not words or depths[-1] or 0 in depths[:-1]:
         raise SettingError("data_dir", f"{where} is not a tree with a label of 0 to 4")
     sentence = " ".join(words)
     for escaped, plain in ESCAPED.items():

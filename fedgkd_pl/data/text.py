@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
-from fedgkd_pl.data.files import write_atomically
+from fedgkd_pl.data.files import read_checked, read_text, write_atomically
 from fedgkd_pl.data.resident import Examples, Splits
+from fedgkd_pl.data.validate import check_splits
 from fedgkd_pl.errors import SettingError, require
 from torch import Tensor, nn
 
@@ -70,23 +71,39 @@ class TextDataModule(FederatedDataModule):
 
     def load(self) -> Splits:
         """See :meth:`FederatedDataModule.load`."""
-        from safetensors.torch import load
+        from safetensors import SafetensorError
 
         self.prepare_data()
-        cache = self.data_dir / "tokenised" / f"{self.name}-{self._fingerprint()}.safetensors"
-        blob = cache.read_bytes() if cache.is_file() else self._tokenise(cache)
+        cache = self.data_dir / "tokenised" / f"{self.name}-{self._cache_key()}.tokens"
+        with suppress(ValueError, KeyError, RuntimeError, SafetensorError):  # none, or damaged
+            sealed = read_checked(cache, None)
+            if hashlib.sha256(sealed[32:]).digest() == sealed[:32]:
+                return self._splits(sealed[32:])
+        blob = self._tokenise()
+        with suppress(OSError):  # a folder that cannot be written to: tokenise again next time
+            write_atomically(cache, hashlib.sha256(blob).digest() + blob)
+        return self._splits(blob)
+
+    def _splits(self, blob: bytes) -> Splits:
+        """What a cache holds, checked again: a checksum keeps damage out, not ill will."""
+        from safetensors.torch import load
+
         tensors = load(blob)
         self.pad_id = int(tensors["pad_id"])
-        self.top_id = int(tensors["top_id"])
+        ids = [tensor for name, tensor in tensors.items() if name.endswith("/ids")]
+        self.top_id = max(int(tensor.max()) for tensor in ids)
+        for tensor in ids:
+            if tensor.ndim != 2 or tensor.shape[1] > self.max_length or int(tensor.min()) < 0:
+                raise ValueError("not token ids")
         transform = TrimPadding(self.pad_id)
-        train, test, val = (
-            Examples(tensors[f"{split}/ids"], tensors[f"{split}/labels"], transform)
-            if f"{split}/ids" in tensors
-            else None
+        found = {
+            split: Examples(tensors[f"{split}/ids"], tensors[f"{split}/labels"], transform)
             for split in ("train", "test", "val")
-        )
-        assert train is not None and test is not None
-        return Splits(train, test, val)
+            if split != "val" or "val/ids" in tensors
+        }
+        splits = Splits(found["train"], found["test"], found.get("val"))
+        check_splits(splits, self.num_classes)
+        return splits
 
     def check_net(self, net: nn.Module) -> None:
         """Refuses a net with fewer words, or another padding, than the tokenizer.
@@ -108,21 +125,21 @@ class TextDataModule(FederatedDataModule):
             self.tokenizer,
         )
 
-    def _fingerprint(self) -> str:
+    def _cache_key(self) -> str:
         """Of all that decides the ids, without loading the tokenizer."""
         digest = hashlib.sha256(repr((self.tokenizer, self.max_length, self.cut())).encode())
         local = Path(self.tokenizer)
         own = [local / name for name in ("tokenizer.json", "vocab.txt", "tokenizer_config.json")]
         for file in [local, *own, *self.files()]:
             if file.is_file():
-                digest.update(hashlib.sha256(file.read_bytes()).digest())
+                digest.update(hashlib.sha256(read_checked(file, None)).digest())
         return digest.hexdigest()[:16]
 
     def cut(self) -> Any:
         """Whatever else of the settings decides which texts there are."""
         return None
 
-    def _tokenise(self, cache: Path) -> bytes:
+    def _tokenise(self) -> bytes:
         from fedgkd_pl.federation.message import to_safetensors
 
         tokenizer = load_tokenizer(self.tokenizer)
@@ -141,13 +158,7 @@ class TextDataModule(FederatedDataModule):
             tensors[f"{split}/ids"] = encoded["input_ids"].int()
             tensors[f"{split}/labels"] = torch.tensor(labels, dtype=torch.int64)
         tensors["pad_id"] = torch.tensor(tokenizer.pad_token_id)
-        tensors["top_id"] = torch.stack(
-            [t.max() for name, t in tensors.items() if name.endswith("ids")]
-        ).max()
-        blob = to_safetensors(tensors)
-        with suppress(OSError):  # a folder that cannot be written to: tokenise again next time
-            write_atomically(cache, blob)
-        return blob
+        return to_safetensors(tensors)
 
 
 def load_tokenizer(name: str) -> Any:
@@ -160,14 +171,18 @@ def load_tokenizer(name: str) -> Any:
         from transformers import AutoTokenizer, BertTokenizer
     except ImportError as error:
         raise SettingError("tokenizer", "text needs pip install 'fedgkd-pl[text]'", name) from error
-    if Path(name).is_file():
-        words = Path(name).read_text(encoding="utf-8").splitlines()
-        return BertTokenizer(vocab={word: number for number, word in enumerate(words)})
     try:
-        return AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError) as error:
+        if Path(name).is_file():
+            words = read_text(Path(name), None).splitlines()
+            found: Any = BertTokenizer(vocab={word: number for number, word in enumerate(words)})
+        else:
+            found = AutoTokenizer.from_pretrained(name)
+        found(["a text"], padding="longest")  # it can: not all have a token to fill up with
+    except Exception as error:  # a damaged one fails in any way
         raise SettingError(
             "tokenizer",
-            "not found here nor on the hub: give a local folder or a vocab.txt",
+            "not found here nor on the hub, or damaged, or without a padding token: "
+            "give a local folder or a vocab.txt",
             name,
         ) from error
+    return found

@@ -1,16 +1,19 @@
 """Tiny-ImageNet-200: decoded once into memory-mapped arrays."""
 
 import hashlib
+import io
+import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
-from fedgkd_pl.data.files import fetch, read_checked, unzip
-from fedgkd_pl.data.resident import Examples, Splits
+from fedgkd_pl.data.files import extract, fetch, read_checked, read_text, write_atomically
+from fedgkd_pl.data.resident import Examples, Splits, digest
 from fedgkd_pl.data.transforms import ImageTransform
-from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.errors import SettingError, StorageError, require
 
 Listing = list[tuple[Path, int]]
 
@@ -20,7 +23,8 @@ class TinyImageNet(FederatedDataModule):
 
     Its test labels are secret, so its 10,000 validation images are the test set here, and the
     server keeps a tenth of the 100,000 training images for validation. The first start decodes
-    the images into ``<data_dir>/tiny-imagenet-200/decoded`` (1.4 GB); later ones map that file.
+    the images into ``<data_dir>/tiny-imagenet-200/decoded`` (1.4 GB); later ones check that file
+    and map it.
 
     Args:
         data_dir: the folder that holds, or is to hold, ``tiny-imagenet-200``.
@@ -55,7 +59,7 @@ class TinyImageNet(FederatedDataModule):
         archive = self.data_dir / "tiny-imagenet-200.zip"
         if self.download:
             fetch(self.URL, archive, self.MD5, instead)
-            unzip(archive, self.data_dir)
+            extract(archive, self.MD5, [self.root.name], self.data_dir)
         require(
             self.root.is_dir(),
             "data_dir",
@@ -69,9 +73,9 @@ class TinyImageNet(FederatedDataModule):
         names = self._text("wnids.txt").split()
         annotations = self._text("val/val_annotations.txt")
         require(
-            len(set(names)) == self.num_classes,
+            len(set(names)) == self.num_classes and all(map(_is_name, names)),
             "data_dir",
-            f"wnids.txt names {len(set(names))} classes, not {self.num_classes}",
+            f"wnids.txt names {len(set(names))} classes, not {self.num_classes}, or has a bad name",
         )
         classes = {name: number for number, name in enumerate(names)}
         key = hashlib.sha256(("\n".join(names) + annotations).encode()).hexdigest()[:12]
@@ -100,9 +104,9 @@ class TinyImageNet(FederatedDataModule):
         for line in annotations.splitlines():
             file, name = line.split("\t")[:2] if "\t" in line else (line, "")
             require(
-                name in classes,
+                name in classes and _is_name(file),
                 "data_dir",
-                f"val_annotations.txt: {file} has no known class",
+                f"val_annotations.txt: {file!r:.80} is no image of a known class",
             )
             listing.append((self.root / "val" / "images" / file, classes[name]))
         require(
@@ -113,38 +117,62 @@ class TinyImageNet(FederatedDataModule):
         return listing
 
     def _decoded(self, name: str, files: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """The images of a listing, from the decoded file if there is one."""
-        target = self.root / "decoded" / f"{name}.npy"
-        labels = target.with_suffix(".labels.npy")
-        if not (target.is_file() and labels.is_file()):
-            _decode(files(), target, labels)
-        images = np.load(target, mmap_mode="c")  # pages are read when used, and never written
-        return torch.from_numpy(images), torch.from_numpy(np.load(labels))
+        """The images of a listing, from the decoded file if there is one that is sound."""
+        target = self.root / "decoded" / f"{name}.pixels"
+        labels = target.with_suffix(".labels")  # and before them the digest of both
+        with suppress(OSError, ValueError):
+            content = labels.read_bytes()
+            found = _mapped(target, content[64:])
+            if digest(*found).encode() == content[:64]:
+                return found
+        listing = files()
+        try:
+            known = _decode(listing, target)
+            found = _mapped(target, known)
+            write_atomically(labels, digest(*found).encode() + known)
+        except OSError as error:
+            raise StorageError(target.parent, error) from error
+        return found
 
     def _text(self, name: str) -> str:
-        return read_checked(self.root / name, None).decode()
+        return read_text(self.root / name, None)
 
 
-def _decode(listing: Listing, target: Path, labels: Path) -> None:
-    from PIL import Image, UnidentifiedImageError
+def _is_name(name: str) -> bool:
+    return Path(name).name == name and name.isprintable() and len(name) < 100
+
+
+def _mapped(pixels: Path, labels: bytes) -> tuple[torch.Tensor, torch.Tensor]:
+    known = np.frombuffer(bytearray(labels), np.int64)
+    # Pages are read when used, and never written.
+    images = np.memmap(pixels, np.uint8, "c", shape=(len(known), 3, 64, 64))
+    return torch.from_numpy(images), torch.from_numpy(known)
+
+
+def _decode(listing: Listing, target: Path) -> bytes:
+    """Writes the pixels, and returns the labels."""
     from rich.progress import track
 
     target.parent.mkdir(exist_ok=True)
-    part = target.with_suffix(".part")
-    shape = (len(listing), 3, 64, 64)
-    array = np.lib.format.open_memmap(part, mode="w+", dtype=np.uint8, shape=shape)
+    part = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:
-        for row, (file, _) in enumerate(track(listing, f"decoding {target.stem.split('-')[0]}")):
-            with Image.open(file) as image:
-                pixels = np.asarray(image.convert("RGB"))
-            require(pixels.shape == (64, 64, 3), "data_dir", f"{file.name} is not 64 × 64")
-            array[row] = pixels.transpose(2, 0, 1)
-    except (OSError, UnidentifiedImageError) as error:
-        part.unlink()
-        raise SettingError("data_dir", f"{file.name} cannot be decoded", str(file)) from error
-    except SettingError:
-        part.unlink()
-        raise
-    array.flush()
-    np.save(labels, np.array([label for _, label in listing], dtype=np.int64))
-    part.replace(target)
+        with part.open("wb") as out:
+            for file, _ in track(listing, f"decoding {target.stem.split('-')[0]}"):
+                out.write(_pixels(file))
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+    return np.array([label for _, label in listing], dtype=np.int64).tobytes()
+
+
+def _pixels(file: Path) -> bytes:
+    from PIL import Image
+
+    content = read_checked(file, None)
+    try:
+        with Image.open(io.BytesIO(content), formats=["JPEG"]) as image:
+            if image.size == (64, 64):  # known before it is decoded, so a bomb never is
+                return np.asarray(image.convert("RGB")).transpose(2, 0, 1).tobytes()
+    except Exception as error:  # Pillow's errors on damage are of many kinds
+        raise SettingError("data_dir", f"{file} cannot be decoded: fetch it again") from error
+    raise SettingError("data_dir", f"{file} is not 64 × 64: fetch it again")
