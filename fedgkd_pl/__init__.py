@@ -14,6 +14,7 @@ from fedgkd_pl import _torchvision
 if TYPE_CHECKING:
     from fedgkd_pl.callbacks.progress import RoundProgress as RoundProgress
     from fedgkd_pl.callbacks.run_files import RunFiles as RunFiles
+    from fedgkd_pl.checkpoint import read_checkpoint as read_checkpoint
     from fedgkd_pl.data.ag_news import AGNews as AGNews
     from fedgkd_pl.data.cifar import CIFAR10 as CIFAR10
     from fedgkd_pl.data.cifar import CIFAR100 as CIFAR100
@@ -90,6 +91,7 @@ _HOME = {
     "TextDataModule": "data.text",
     "TinyImageNet": "data.tiny_imagenet",
     "Toy2D": "data.toy",
+    "read_checkpoint": "checkpoint",
 }
 __all__ = ["__version__", *sorted(_HOME)]
 

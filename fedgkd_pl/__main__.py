@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import fedgkd_pl
 from fedgkd_pl.errors import SettingError
+from fedgkd_pl.signals import Stopped, stoppable
 
 TRAINER_COMMANDS = {
-    "fit": "train: every round of the config, from start or from --ckpt_path",
+    "fit": "train: every round of the config; --resume DIR goes on with an interrupted run",
     "validate": "evaluate a checkpoint on the server's validation set",
     "test": "evaluate a checkpoint on the test set",
     "partition": "show who would hold what, before anything is trained: table, JSON, chart",
@@ -23,9 +24,19 @@ def main(args: Sequence[str] | None = None) -> int:
         args: the words after ``fedgkd-pl``; by default those of the process.
 
     Returns:
-        The exit code: 0 done, 2 bad input, 3 the run failed.
+        The exit code: 0 done, 2 bad input, 3 the run failed, 4 storage, 130 or 143 stopped.
     """
     words = list(sys.argv[1:] if args is None else args)
+    try:
+        with stoppable():
+            return _command(words)
+    except Stopped as stop:
+        hint = f"; go on with: fedgkd-pl fit --resume {stop.folder}" if stop.folder else ""
+        print(f"stopped by {stop.name}{hint}", file=sys.stderr)
+        return stop.exit_code
+
+
+def _command(words: list[str]) -> int:
     if words and words[0] in TRAINER_COMMANDS:
         from fedgkd_pl.cli import run
 

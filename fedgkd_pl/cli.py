@@ -1,8 +1,10 @@
 """``fedgkd-pl fit | validate | test | predict``: LightningCLI, with rounds for epochs."""
 
+import errno
 import json
 import logging
 import sys
+import threading
 import warnings
 from importlib import import_module
 from pathlib import Path
@@ -11,25 +13,36 @@ from typing import Any
 import fedgkd_pl
 import torch
 import yaml
+from fedgkd_pl import strict_yaml
+from fedgkd_pl.allowed import allow, only_these_packages
 from fedgkd_pl.callbacks.checkpoints import BestRound, LastRound
+from fedgkd_pl.callbacks.event_files import rewind
 from fedgkd_pl.callbacks.progress import RoundProgress
 from fedgkd_pl.callbacks.run_files import RunFiles
+from fedgkd_pl.cli_checks import check_groups, check_meaning
 from fedgkd_pl.cli_help import common_flags
-from fedgkd_pl.cli_messages import one_line, setting_error
+from fedgkd_pl.cli_messages import cut, one_line, setting_error
 from fedgkd_pl.cli_runs import (
     check_net,
     check_settings,
+    drop_uncommitted,
+    find_checkpoint,
     flatten,
+    is_finished,
+    last_checkpoint,
     load_checkpoint,
     new_version,
+    rows_of,
     write_predictions,
 )
 from fedgkd_pl.config_files import resolve
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.show import show_partition
-from fedgkd_pl.engines.base import ClientFailed
-from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.errors import RunFailed, SettingError, StorageError, require
 from fedgkd_pl.federation.server import FederatedServer
+from fedgkd_pl.signals import Stopped
+from fedgkd_pl.storage import lock, write_text
+from filelock import BaseFileLock
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ProgressBar
@@ -38,9 +51,12 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 # What may differ when a run is resumed: where it runs and what is recorded, not what is computed.
 FIXED = ("seed_everything", "model", "data", "trainer.precision", "trainer.gradient_clip")
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)  # no run can go on after these
 FREE = (
     "model.init_args.engine.class_path",
     "model.init_args.engine.init_args.workers",
+    "model.init_args.engine.init_args.timeout",
+    "model.init_args.max_failed_rounds",
     "data.init_args.data_dir",
     "data.init_args.download",
     "data.init_args.eval_batch_size",
@@ -49,6 +65,8 @@ FREE = (
 
 for _name in fedgkd_pl.__all__:
     getattr(fedgkd_pl, _name)  # imported, so that a config may name a class without its module
+only_these_packages()
+strict_yaml.install()
 
 
 class Parser(LightningArgumentParser):
@@ -66,6 +84,26 @@ class Parser(LightningArgumentParser):
         sys.stderr.write(f"error: {one_line(message)}\n")
         raise SystemExit(2)
 
+    def parse_path(self, path: Any, *args: Any, **kwargs: Any) -> Any:
+        """Reads a config, from a flag, a variable or another config.
+
+        Args:
+            path: the file.
+            args: jsonargparse's.
+            kwargs: jsonargparse's.
+        """
+        check_groups(strict_yaml.read(path))
+        return super().parse_path(path, *args, **kwargs)
+
+    def validate(self, *args: Any, **kwargs: Any) -> None:
+        """Checks the types, of null too, which jsonargparse takes for not given.
+
+        Args:
+            args: jsonargparse's.
+            kwargs: jsonargparse's.
+        """
+        super().validate(*args, **kwargs | {"skip_unset": False})
+
     def format_help(self, *args: Any) -> str:
         """The common flags, then all of them.
 
@@ -81,10 +119,16 @@ class FederatedCLI(LightningCLI):
     Args:
         args: the words of the command line.
         only_partition: show what ``fit`` would train on, and stop.
+        resume: the folder of an interrupted run to go on with.
     """
 
-    def __init__(self, args: ArgsType, only_partition: bool = False) -> None:
+    def __init__(
+        self, args: ArgsType, only_partition: bool = False, resume: Path | None = None
+    ) -> None:
         self.only_partition = only_partition
+        self.folder = resume
+        self.lock: BaseFileLock | None = None
+        self.checkpoint: dict[str, Any] = {}
         super().__init__(
             FederatedServer,
             FederatedDataModule,
@@ -120,7 +164,13 @@ class FederatedCLI(LightningCLI):
             parser: the parser.
             args: the words.
         """
-        self.config = parser.parse_args(args)  # type: ignore[arg-type]
+        try:
+            self.config = parser.parse_args(args)  # type: ignore[arg-type]
+        except SettingError:
+            raise
+        except Exception as error:  # jsonargparse does not expect everything
+            raise SettingError("config", f"{type(error).__name__}: {cut(error, 400)}") from error
+        check_meaning(self.config[self.config.subcommand])
 
     def _parse_ckpt_path(self) -> None:
         """Lightning would let a checkpoint's hyper-parameters beat the flags; ours holds none."""
@@ -154,15 +204,28 @@ class FederatedCLI(LightningCLI):
             require(config.ckpt_path is not None, "ckpt_path", "which model? give a checkpoint")
         if config.data.init_args.get("val_fraction") == 0:
             config.checkpoint.monitor = None  # nothing to choose a best round by
-        if config.ckpt_path is not None:
-            self.checkpoint = load_checkpoint(config.ckpt_path)
+        file: Path | None = None
+        if self.folder is not None:
+            self.lock = lock(self.folder)
+            file = last_checkpoint(self.folder)
+        if file is None and config.ckpt_path is not None:
+            file = find_checkpoint(config.ckpt_path, Path(config.output_dir) / config.name)
+            config.ckpt_path = str(file)
+        if file is not None:
+            self.checkpoint, file = load_checkpoint(file, self.folder)
+        self.checkpoint_file = file
 
     def instantiate_classes(self) -> None:
         """Instantiates; what a constructor refuses is told with its whole key."""
         try:
             super().instantiate_classes()
-        except (ValueError, TypeError, MisconfigurationException) as error:
+        except (OSError, RunFailed, StorageError):
+            raise
+        except Exception as error:  # a constructor may not expect what it is given
             raise setting_error(error, flatten(self._dump())) from error
+        devices = self.trainer.num_devices * self.trainer.num_nodes
+        text = "the server takes one device; the engine spreads clients over all GPUs"
+        require(devices == 1, "trainer.devices", text, devices)
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
         """Adds the callbacks that a run has unless it asks for others."""
@@ -195,20 +258,38 @@ class FederatedCLI(LightningCLI):
             if self.only_partition:
                 show_partition(self.datamodule, Path(self.config.fit.output_dir) / "partitions")
                 return
+            if self.checkpoint_file is not None and self.keeps_files:
+                self._check_settings()
             self.datamodule.prepare_data()
             self.datamodule.setup()
             self.model.check(self.datamodule)
-            if self.config[subcommand].ckpt_path is not None:
-                self._check_checkpoint()
+            if self.checkpoint_file is not None:
+                if self.keeps_files:
+                    self.model.check_data(self.datamodule, self.checkpoint["fedgkd_pl"])
+                check_net(self.checkpoint, self.model)
+                self.config_init[subcommand].ckpt_path = str(self.checkpoint_file)
             super()._run_subcommand(subcommand)
         except SettingError as error:
             raise setting_error(error, flatten(self._dump())) from error
+        except Stopped as stop:
+            stop.folder = self.folder
+            raise
+        finally:
+            if self.lock is not None:
+                self.lock.release()
 
     def before_fit(self) -> None:
         """Makes the folder of the run, now that nothing can be wrong any more."""
         if not self.keeps_files:
             return
-        folder = new_version(Path(self.config.fit.output_dir) / self.config.fit.name)
+        if self.folder is None:
+            self.folder = new_version(Path(self.config.fit.output_dir) / self.config.fit.name)
+            self.lock = lock(self.folder)
+            write_text(self.folder / "config.yaml", self.files.config_text)
+        else:
+            drop_uncommitted(self.folder, self.checkpoint)
+            rewind(self.folder, rows_of(self.checkpoint))
+        folder = self.folder
         self.files.folder = str(folder)
         for callback in self.trainer.checkpoint_callbacks:
             if isinstance(callback, BestRound | LastRound) and callback.dirpath is None:
@@ -255,11 +336,17 @@ class FederatedCLI(LightningCLI):
         dump = self.parser.dump(self.config, skip_none=False, format="yaml", skip_validation=True)
         return yaml.safe_load(dump)[self.subcommand]
 
-    def _check_checkpoint(self) -> None:
-        """Refuses a checkpoint of another net and, to go on from, of other settings."""
-        if self.subcommand == "fit" and self.keeps_files:
-            check_settings(self.checkpoint, self.fixed, self.config.fit.rounds)
-        check_net(self.checkpoint, self.model)
+    def _check_settings(self) -> None:
+        """Refuses to go on with other settings than a checkpoint's, or where nothing is left."""
+        check_settings(self.checkpoint, self.fixed)
+        done, rounds = self.checkpoint["global_step"], self.config.fit.rounds
+        finished = self.folder is None or is_finished(self.folder, done)
+        require(
+            done < rounds or (done == rounds and not finished),
+            "rounds",
+            f"the checkpoint has done {done}: ask for more",
+            rounds,
+        )
 
 
 def run(words: list[str]) -> int:
@@ -280,44 +367,73 @@ def run(words: list[str]) -> int:
     for text in (
         "`isinstance\\(treespec, LeafSpec\\)` is deprecated",
         "Be aware that when using `ckpt_path`, callbacks",
+        "Checkpoint directory .* exists and is not empty",
     ):
         warnings.filterwarnings("ignore", text)
+    threading.excepthook = _quiet_if_full
     try:
-        words = prepare(words)
+        words, resume = prepare(words)
         only_partition = words[0] == "partition"
         if only_partition:
             words[0] = "fit"  # the same settings
-        FederatedCLI(words, only_partition)
-    except (SettingError, MisconfigurationException, ClientFailed) as error:
-        if debug:
-            print(getattr(error, "details", ""), file=sys.stderr)
-            raise
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 3 if isinstance(error, ClientFailed) else 2
+        FederatedCLI(words, only_partition, resume)
+    except (SettingError, MisconfigurationException) as error:
+        return _tell(error, 2, debug)
+    except RunFailed as error:
+        return _tell(error, 3, debug)
+    except StorageError as error:
+        return _tell(error, 4, debug)
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in FULL:
+            return _tell(StorageError(error.filename or "output_dir", error), 4, debug)
+        unexpected = RunFailed(f"{type(error).__name__}: {error} (--debug shows where)")
+        unexpected.__cause__ = error
+        return _tell(unexpected, 3, debug)
+    finally:
+        threading.excepthook = threading.__excepthook__
     return 0
 
 
-def prepare(words: list[str]) -> list[str]:
+def _quiet_if_full(failed: threading.ExceptHookArgs) -> None:
+    """TensorBoard's writer meets a full disk in a thread of its own; the main one will tell."""
+    if getattr(failed.exc_value, "errno", None) not in FULL:
+        threading.__excepthook__(failed)
+
+
+def _tell(error: Exception, code: int, debug: bool) -> int:
+    if debug:
+        raise error
+    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    return code
+
+
+def prepare(words: list[str]) -> tuple[list[str], Path | None]:
     """Imports what ``--import`` names, and finds the files that ``--config`` names.
 
     Args:
         words: the command and its arguments.
 
     Returns:
-        The words for the parser.
+        The words for the parser, and the folder that ``--resume`` names.
     """
     rest: list[str] = []
+    resume: Path | None = None
     waiting = iter(words)
     for word in waiting:
-        if word == "--import":
-            import_users(next(waiting, ""))
+        if word.split("=")[0] == "--import":
+            import_users(word[9:] or next(waiting, ""))
         elif word in ("-c", "--config"):
             rest += ["--config", *(resolve(name) for name in [next(waiting, "")] if name)]
         elif word.startswith("--config="):
             rest.append("--config=" + resolve(word.removeprefix("--config=")))
+        elif word.split("=")[0] == "--resume" and words[0] == "fit":
+            resume = Path(word[9:] or next(waiting, ""))
+            config = resume / "config.yaml"
+            require(config.is_file(), "resume", "no run was begun there: no config.yaml", resume)
+            rest[1:1] = ["--config", str(config)]
         else:
             rest.append(word)
-    return rest
+    return rest, resume
 
 
 def import_users(module: str) -> None:
@@ -327,9 +443,11 @@ def import_users(module: str) -> None:
         module: a name that Python can import, from the current folder too.
     """
     sys.path.insert(0, str(Path.cwd()))
+    require(all(map(str.isidentifier, module.split("."))), "import", "which module?", module)
     try:
         import_module(module)
+        allow(module)
     except ImportError as error:
         raise SettingError("import", str(error), module) from error
-    except ValueError as error:
-        raise SettingError("import", "which module?") from error
+    except Exception as error:  # it is the user's code
+        raise SettingError("import", f"{type(error).__name__}: {error}", module) from error

@@ -31,7 +31,9 @@ other classes: --model.help CLASS, --data.help CLASS, --model.net.help CLASS)
   --seed_everything N         seed of initial weights, partition, cohorts and clients (default: 0)
   --name NAME                 the run is written to <output_dir>/<name>/version_k (default: fedgkd)
   --output_dir DIR            where runs are kept (default: runs)
-  --ckpt_path FILE            the checkpoint to resume, validate, test or predict from
+  --resume DIR                fit: go on with an interrupted run, in its folder, with its settings
+  --ckpt_path PATH            a checkpoint to start, validate, test or predict from: a file, a
+                              folder of a run, or last (the newest run of this name)
   --import MODULE             import your own nets and methods (my_nets.py of this folder: my_nets),
                               so that --model and --model.net may name them
   --debug                     show the traceback of an error"""

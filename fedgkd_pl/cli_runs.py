@@ -1,13 +1,16 @@
 """Folders, checkpoints and predictions of runs, for the command line."""
 
 import csv
+import json
+import re
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-import torch
+from fedgkd_pl.checkpoint import Damaged, load_newest
 from fedgkd_pl.cli_messages import short
-from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.errors import SettingError, StorageError, require
+from fedgkd_pl.storage import PART, previous
 from torch import Tensor, nn
 
 
@@ -24,34 +27,115 @@ def new_version(parent: Path) -> Path:
             break
         except FileExistsError:
             require(parent.is_dir(), "output_dir", "is not a folder", str(parent))
+        except NotADirectoryError as error:
+            raise SettingError("output_dir", "is not a folder", str(parent)) from error
         except OSError as error:
-            raise SettingError("output_dir", str(error.strerror), str(parent)) from error
+            raise StorageError(folder, error) from error
     return folder
 
 
-def load_checkpoint(path: str) -> dict[str, Any]:
-    """A checkpoint's content, read without running anything in it.
+def versions(parent: Path) -> list[Path]:
+    """The runs of one name, the oldest first.
 
     Args:
-        path: the file.
+        parent: the folder of the name.
     """
-    require(Path(path).is_file(), "ckpt_path", "no such file", path)
+    found = [(re.fullmatch(r"version_(\d+)", path.name), path) for path in parent.glob("version_*")]
+    return [path for match, path in sorted((int(m[1]), path) for m, path in found if m)]
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint of a run; None if no round was ever committed.
+
+    Args:
+        folder: of the run.
+    """
+    last = folder / "checkpoints" / "last.ckpt"
+    return last if last.exists() or previous(last).exists() else None
+
+
+def find_checkpoint(name: str, parent: Path) -> Path:
+    """The file of a ``--ckpt_path``: a file, a run folder, or ``last``.
+
+    Args:
+        name: what was typed.
+        parent: the folder of the run's name, of whose versions ``last`` takes the newest.
+    """
+    folders = versions(parent)[::-1] if name == "last" else [Path(name)]
+    for folder in folders:
+        if (found := last_checkpoint(folder)) is not None:
+            return found
+    require(name != "last", "ckpt_path", f"no run in {parent} has a checkpoint", name)
+    file = Path(name)
+    require(not file.is_dir(), "ckpt_path", "no checkpoints/last.ckpt in this folder", name)
+    there = file.exists() or previous(file).exists()
+    require(there, "ckpt_path", "no such file", name)
+    return file
+
+
+def load_checkpoint(path: Path, run: Path | None = None) -> tuple[dict[str, Any], Path]:
+    """A checkpoint's content, read without running anything in it, and its file.
+
+    Args:
+        path: the file; if it is damaged, the one before it.
+        run: the folder of the run that it is the last commit of, if that is to be resumed.
+    """
     try:
-        checkpoint: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
-        whole = {"state_dict", "callbacks", "global_step", "fedgkd_pl"} <= checkpoint.keys()
-    except Exception as error:
-        raise SettingError("ckpt_path", "cannot be read as a checkpoint", path) from error
-    require(whole, "ckpt_path", "not a checkpoint of fedgkd_pl", path)
-    return checkpoint
+        checkpoint, path = load_newest(path)
+    except Damaged as error:
+        if run is not None:
+            raise StorageError(path, f"{error}, nor is the one before it sound") from error
+        raise SettingError("ckpt_path", str(error), str(path)) from error
+    whole = {"state_dict", "callbacks", "global_step", "fedgkd_pl"} <= checkpoint.keys()
+    require(whole, "ckpt_path", "not a checkpoint of fedgkd_pl", str(path))
+    return checkpoint, path
 
 
-def check_settings(checkpoint: dict[str, Any], settings: dict[str, Any], rounds: int) -> None:
+def drop_uncommitted(folder: Path, checkpoint: dict[str, Any]) -> None:
+    """Removes what an interrupted round left: half files, and a best round that is not yet one.
+
+    Args:
+        folder: of the run.
+        checkpoint: the last commit; empty if there is none.
+    """
+    for part in folder.rglob(f".*{PART}"):
+        part.unlink()
+    states = checkpoint.get("callbacks", {}).values()
+    known = {Path(path).name for state in states for path in state.get("best_k_models", {})}
+    for file in (folder / "checkpoints").glob("best-*.ckpt"):
+        if file.name not in known:
+            file.unlink()
+
+
+def rows_of(checkpoint: dict[str, Any]) -> list[dict[str, float]]:
+    """What a checkpoint knows of the rounds before it.
+
+    Args:
+        checkpoint: its content; empty where there is none.
+    """
+    rows: list[dict[str, float]] = (
+        checkpoint.get("callbacks", {}).get("RunFiles", {}).get("rows", [])
+    )
+    return rows
+
+
+def is_finished(folder: Path, rounds: int) -> bool:
+    """Whether a run has said how its last round went.
+
+    Args:
+        folder: of the run.
+        rounds: how many it has done.
+    """
+    summary = folder / "summary.json"
+    return summary.exists() and json.loads(summary.read_bytes())["rounds"] == rounds
+
+
+def check_settings(checkpoint: dict[str, Any], settings: dict[str, Any]) -> None:
     """Refuses to go on with other settings than a checkpoint's.
 
     Args:
         checkpoint: its content.
         settings: those that decide the result, by dotted key.
-        rounds: how many the run is to have in all.
     """
     saved = checkpoint["callbacks"].get("RunFiles", {}).get("config")
     require(saved is not None, "ckpt_path", "was not written by fedgkd-pl fit")
@@ -65,8 +149,6 @@ def check_settings(checkpoint: dict[str, Any], settings: dict[str, Any], rounds:
             f"a run is resumed with the settings it began with, here {saved.get(key)}{more}",
             settings.get(key),
         )
-    done = checkpoint["global_step"]
-    require(done < rounds, "rounds", f"the checkpoint has done {done}: ask for more", rounds)
 
 
 def check_net(checkpoint: dict[str, Any], model: nn.Module) -> None:

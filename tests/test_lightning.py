@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from fedgkd_pl import MLP, Digits, Dirichlet, FedAvg, FedGKD, LocalEngine, ResNet8
+from fedgkd_pl import (
+    MLP,
+    Digits,
+    Dirichlet,
+    FedAvg,
+    FedGKD,
+    LocalEngine,
+    ResNet8,
+    read_checkpoint,
+)
 from fedgkd_pl.errors import SettingError
 from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
@@ -256,7 +265,7 @@ def test_checkpoint_of_another_method_is_refused(tmp_path: Path) -> None:
 def test_checkpoints_hold_no_code(tmp_path: Path) -> None:
     save = ModelCheckpoint(tmp_path, save_last=True)
     fit(FedGKD(linear(), **LOCAL), table(), 2, callbacks=[save], enable_checkpointing=True)
-    checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    checkpoint = read_checkpoint(tmp_path / "last.ckpt")
     assert checkpoint["fedgkd_pl"]["method"] == "FedGKD"
     assert "hyper_parameters" not in checkpoint  # they would silently beat the command line
 

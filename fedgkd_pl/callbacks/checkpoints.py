@@ -1,9 +1,9 @@
 """The two checkpoints of a run: its best round and its last."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
+from fedgkd_pl.storage import commit
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 
@@ -11,23 +11,22 @@ class BestRound(ModelCheckpoint):
     """Lightning's ModelCheckpoint, which a resume into a new folder does not make forgetful."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes the best round so far over, file and all; Lightning would start anew.
+        """Takes the best rounds so far over, files and all; Lightning would start anew.
 
         Args:
             state_dict: what an earlier run saved.
         """
-        best = Path(state_dict["best_model_path"])
-        if state_dict["dirpath"] != self.dirpath and self.dirpath and best.is_file():
-            here = Path(self.dirpath) / best.name
-            here.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(best, here)
-            score = state_dict["best_model_score"]
+        if self.dirpath and state_dict["dirpath"] != self.dirpath:
+            kept: dict[str, Any] = state_dict["best_k_models"]
+            here = {path: str(Path(self.dirpath) / Path(path).name) for path in kept}
+            for path, new in here.items():
+                if Path(path).is_file() and not Path(new).exists():  # not one folder, two names
+                    commit(Path(new), [Path(path).read_bytes()])
             state_dict = state_dict | {
                 "dirpath": self.dirpath,
-                "best_model_path": str(here),
-                "best_k_models": {str(here): score},
-                "kth_best_model_path": str(here),
-                "kth_value": score,
+                "best_model_path": here.get(state_dict["best_model_path"], ""),
+                "best_k_models": {here[path]: score for path, score in kept.items()},
+                "kth_best_model_path": here.get(state_dict["kth_best_model_path"], ""),
                 "last_model_path": "",
             }
         super().load_state_dict(state_dict)
@@ -43,3 +42,10 @@ class LastRound(ModelCheckpoint):
         super().__init__(
             filename="last", save_on_train_epoch_end=True, enable_version_counter=False
         )
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Needs nothing of an earlier run; Lightning would warn of its folder.
+
+        Args:
+            state_dict: what an earlier run saved.
+        """

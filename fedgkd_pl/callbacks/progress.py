@@ -5,6 +5,7 @@ import time
 from datetime import timedelta
 from typing import Any
 
+from fedgkd_pl.engines.base import ClientFailure
 from fedgkd_pl.federation.message import ClientUpdate
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
@@ -68,6 +69,15 @@ class RoundProgress(ProgressBar):
         self, trainer: Trainer, pl_module: LightningModule, update: ClientUpdate, cohort_size: int
     ) -> None:
         """Counts a client."""
+        self._count(cohort_size)
+
+    def on_client_failed(
+        self, trainer: Trainer, pl_module: LightningModule, failure: ClientFailure, cohort_size: int
+    ) -> None:
+        """Counts a client that is left out, too."""
+        self._count(cohort_size)
+
+    def _count(self, cohort_size: int) -> None:
         if self.live:
             self.live.update(self.tasks["clients"], total=cohort_size, advance=1)
 

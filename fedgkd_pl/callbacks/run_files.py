@@ -1,46 +1,54 @@
 """What a run leaves in its folder, beside checkpoints and the TensorBoard file."""
 
 import csv
+import io
 import json
 import platform
 import time
+from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
+from traceback import format_exception
 from typing import Any
 
 import fedgkd_pl
 from fedgkd_pl.data.heterogeneity import bubble_chart
+from fedgkd_pl.engines.base import ClientFailure
+from fedgkd_pl.errors import RunFailed, StorageError
 from fedgkd_pl.federation.message import to_safetensors
 from fedgkd_pl.federation.server import FederatedServer
+from fedgkd_pl.storage import commit, write_text
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 
 Row = dict[str, float]
+FAILURES = ["round", "client", "reason", "traceback"]
 
 
 class RunFiles(Callback):
     """Writes ``partition.json``, ``metrics.csv``, ``global.safetensors`` and ``summary.json``.
 
-    The rows travel in the checkpoint, so a resumed run's files are as complete as those of a run
-    that was never stopped.
+    Where clients fail, ``failures.csv`` says which and why. All rows travel in the checkpoint, so
+    a resumed run's files are those of a run that was never stopped.
 
     Args:
         folder: where to; by default that of the Trainer's logger.
         config: the settings that decide the result, kept in the checkpoint so that a resume with
             other ones can be refused.
-        config_text: all settings, for ``config.yaml``; None writes no such file.
+        config_text: all settings, for ``config.yaml``; empty writes no such file.
     """
 
     def __init__(
         self,
         folder: str | None = None,
         config: dict[str, Any] | None = None,
-        config_text: str | None = None,
+        config_text: str = "",
     ) -> None:
         self.folder = folder
         self.config = config or {}
         self.config_text = config_text
         self.rows: dict[int, Row] = {}
+        self.failures: list[dict[str, Any]] = []
         self.seconds = 0.0  # of earlier sessions
         self.started = time.perf_counter()
 
@@ -49,6 +57,7 @@ class RunFiles(Callback):
         return {
             "config": self.config,
             "rows": list(self.rows.values()),
+            "failures": self.failures,
             "seconds": self.elapsed(),
         }
 
@@ -59,6 +68,7 @@ class RunFiles(Callback):
             state_dict: what :meth:`state_dict` gave.
         """
         self.rows = {int(row["round"]): row for row in state_dict["rows"]}
+        self.failures = state_dict["failures"]
         self.seconds = state_dict["seconds"]
 
     def elapsed(self) -> float:
@@ -66,15 +76,25 @@ class RunFiles(Callback):
         return self.seconds + time.perf_counter() - self.started
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes who owns what."""
+        """Writes who owns what, and drops the rows of rounds that were never committed."""
         self.started = time.perf_counter()
+        self._write_rows(trainer)
+        begun = (self._folder(trainer) / "partition.json").exists()
         summary = _server(pl_module).datamodule.summary()
         self._write(trainer, "partition.json", json.dumps(summary) + "\n")
-        if self.config_text is not None:
+        if self.config_text:
             self._write(trainer, "config.yaml", self.config_text)
-        if isinstance(trainer.logger, TensorBoardLogger):
+        if isinstance(trainer.logger, TensorBoardLogger) and not begun:
             chart = bubble_chart(summary["counts"], summary["dataset"])
             trainer.logger.experiment.add_figure("partition", chart)
+
+    def on_client_failed(
+        self, trainer: Trainer, pl_module: LightningModule, failure: ClientFailure, _: int
+    ) -> None:
+        """Records who was left out and why."""
+        number = _server(pl_module).round
+        values = (number, failure.client, failure.reason, failure.traceback[-2000:])
+        self.failures.append(dict(zip(FAILURES, values, strict=True)))
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Starts the round's row with what the clients told."""
@@ -92,19 +112,32 @@ class RunFiles(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes the rows."""
-        columns = ["round", "val/acc", "val/loss", "test/acc", "test/loss"]
-        columns += sorted({name for row in self.rows.values() for name in row} - set(columns))
-        rows = [self.rows[number] for number in sorted(self.rows)]
-        with (self._folder(trainer) / "metrics.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, columns)
-            writer.writeheader()
-            writer.writerows(rows)
+        self._write_rows(trainer)
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes the global model and the summary."""
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """What TensorBoard was told of the round must be on disk before the round is."""
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                logger.experiment.flush()
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Writes who failed in the round that was not finished, and an unexpected error."""
+        if isinstance(exception, StorageError | OSError):
+            return
+        if self.failures:
+            self._write(trainer, "failures.csv", _csv(FAILURES, self.failures))
+        if isinstance(exception, Exception) and not isinstance(exception, RunFailed):
+            self._write(trainer, "error.txt", "".join(format_exception(exception)))
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Writes the global model and the summary; also of a run that only lacked these."""
         server = _server(pl_module)
         model = to_safetensors(server.global_state())
-        (self._folder(trainer) / "global.safetensors").write_bytes(model)
+        commit(self._folder(trainer) / "global.safetensors", [model])
         accuracies = accuracy_summary(list(self.rows.values()))
         summary = {
             "method": type(server).__name__,
@@ -113,6 +146,9 @@ class RunFiles(Callback):
             **accuracies,
             "bytes_down": server.bytes_down,
             "bytes_up": server.bytes_up,
+            "failed_clients": len(self.failures),
+            "failed_rounds": server.failed_rounds,
+            "failures": dict(Counter(row["reason"] for row in self.failures).most_common(20)),
             "wall_seconds": round(self.elapsed(), 3),
             "versions": _versions(),
         }
@@ -123,12 +159,26 @@ class RunFiles(Callback):
             logger.log_hyperparams(self.config, scores)  # TensorBoard's HPARAMS page
 
     def _folder(self, trainer: Trainer) -> Path:
-        folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
+        return Path(self.folder or trainer.log_dir or trainer.default_root_dir)
 
     def _write(self, trainer: Trainer, name: str, text: str) -> None:
-        (self._folder(trainer) / name).write_text(text, encoding="utf-8")
+        write_text(self._folder(trainer) / name, text)
+
+    def _write_rows(self, trainer: Trainer) -> None:
+        columns = ["round", "val/acc", "val/loss", "test/acc", "test/loss"]
+        columns += sorted({name for row in self.rows.values() for name in row} - set(columns))
+        rows = [self.rows[number] for number in sorted(self.rows)]
+        self._write(trainer, "metrics.csv", _csv(columns, rows))
+        if self.failures or (self._folder(trainer) / "failures.csv").exists():
+            self._write(trainer, "failures.csv", _csv(FAILURES, self.failures))
+
+
+def _csv(columns: list[str], rows: list[Any]) -> str:
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, columns)
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 def accuracy_summary(rows: list[Row]) -> dict[str, float | None]:

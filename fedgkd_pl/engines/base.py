@@ -2,32 +2,38 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from traceback import format_exception
 
 from fedgkd_pl.federation.client_trainer import Job
 from fedgkd_pl.federation.message import ClientUpdate, Message
 
 
-class ClientFailed(RuntimeError):
-    """A client's training raised, or its worker died.
+@dataclass(frozen=True)
+class ClientFailure:
+    """What comes back for a client that raised, died, ran out of time or answered nonsense.
 
-    Args:
-        message: one line.
-        details: the traceback, where there is one.
+    Attributes:
+        client: its id.
+        reason: one line.
+        traceback: where it happened, if that is known.
     """
 
-    def __init__(self, message: str, details: str = "") -> None:
-        super().__init__(message)
-        self.details = details
+    client: int
+    reason: str
+    traceback: str = ""
 
 
 class Session(ABC):
     """A running engine: workers that hold the job's data and net."""
 
     @abstractmethod
-    def run(self, message: Message, cohort: Sequence[int]) -> Iterator[ClientUpdate]:
-        """Trains the clients of a round.
+    def run(
+        self, message: Message, cohort: Sequence[int]
+    ) -> Iterator[ClientUpdate | ClientFailure]:
+        """Trains the clients of a round; a client that fails does not disturb the others.
 
-        The updates come in an order that depends on the cohort's members and their sizes alone
+        The answers come in an order that depends on the cohort's members and their sizes alone
         (see :func:`schedule`), so that sums do not depend on who answered first.
 
         Args:
@@ -50,6 +56,17 @@ class Engine(ABC):
             job: what they will train.
             cohort_size: clients per round, which bounds the workers that make sense.
         """
+
+
+def failure(client: int, error: Exception) -> ClientFailure:
+    """The failure of a client that raised.
+
+    Args:
+        client: its id.
+        error: what it raised.
+    """
+    reason = " ".join(f"{type(error).__name__}: {error}".splitlines()[0].split())
+    return ClientFailure(client, reason, "".join(format_exception(error)))
 
 
 def schedule(job: Job, cohort: Sequence[int]) -> list[int]:

@@ -1,13 +1,12 @@
 """The engine of one machine: in this process, or a pool of processes."""
 
 import os
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
 import torch
-from fedgkd_pl.engines.base import ClientFailed, Engine, Session, schedule
+from fedgkd_pl.engines.base import ClientFailure, Engine, Session, failure, schedule
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.client_trainer import ClientTrainer, Job
 from fedgkd_pl.federation.message import ClientUpdate, Message
@@ -23,13 +22,21 @@ class LocalEngine(Engine):
         workers: 1 trains in this process; n in a pool of n processes; ``auto`` takes one per
             client of a cohort as far as there are cores, or GPUs if the Trainer uses them.
         threads: intra-op threads of each client's training; another number gives other rounding.
+        timeout: seconds that a client may take, after which it is left out of the round.
     """
 
-    def __init__(self, workers: int | Literal["auto"] = "auto", threads: int = 1) -> None:
+    def __init__(
+        self,
+        workers: int | Literal["auto"] = "auto",
+        threads: int = 1,
+        timeout: float | None = None,
+    ) -> None:
+        require(timeout is None or timeout > 0, "timeout", "must be positive", timeout)
         require(workers == "auto" or int(workers) >= 1, "workers", "must be auto or ≥ 1", workers)
         require(threads >= 1, "threads", "must be at least 1", threads)
         self.workers = workers
         self.threads = threads
+        self.timeout = timeout
 
     def open(self, job: Job, cohort_size: int) -> Session:
         """See :meth:`Engine.open`.
@@ -43,11 +50,11 @@ class LocalEngine(Engine):
         else:
             places = {"cuda": torch.cuda.device_count(), "cpu": _cores() // self.threads}
             workers = max(1, min(places.get(job.device.type, 1), cohort_size))
-        if workers == 1:
+        if workers == 1 and self.timeout is None:  # only another process can be stopped
             return InProcess(job, self.threads)
         from fedgkd_pl.engines.pool import Pool
 
-        return Pool(job, workers, self.threads)
+        return Pool(job, workers, self.threads, self.timeout)
 
 
 class InProcess(Session):
@@ -63,7 +70,9 @@ class InProcess(Session):
         self.threads = threads
         self.trainer = ClientTrainer(job)
 
-    def run(self, message: Message, cohort: Sequence[int]) -> Iterator[ClientUpdate]:
+    def run(
+        self, message: Message, cohort: Sequence[int]
+    ) -> Iterator[ClientUpdate | ClientFailure]:
         """See :meth:`Session.run`.
 
         Args:
@@ -71,15 +80,15 @@ class InProcess(Session):
             cohort: the clients' ids.
         """
         for client in schedule(self.job, cohort):
+            state = self.job.states.get(client, {})
             try:
                 with _threads(self.threads):
-                    update = self.trainer.update(message, client, self.job.states.get(client, {}))
-            except Exception as error:
-                text = f"client {client} failed: {type(error).__name__}: {error}"
-                raise ClientFailed(text.splitlines()[0], traceback.format_exc()) from error
-            if update.state:
-                self.job.states[client] = update.state
-            yield update
+                    answer: ClientUpdate | ClientFailure
+                    answer = self.trainer.update(message, client, state)
+            except Exception as error:  # a user's net or loss may fail in any way
+                answer = failure(client, error)
+                self.trainer = ClientTrainer(self.job)  # nothing of the failed fit stays
+            yield answer
 
 
 def _cores() -> int:

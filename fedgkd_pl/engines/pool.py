@@ -6,14 +6,17 @@ the parent's threads or accelerators comes along.
 """
 
 import io
+import json
 import multiprocessing
+import os
 import pickle
 import signal
 import sys
-import traceback
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from types import ModuleType
 from typing import Any, cast
@@ -21,7 +24,7 @@ from typing import Any, cast
 import cloudpickle
 import torch
 import torch.multiprocessing
-from fedgkd_pl.engines.base import ClientFailed, Session, schedule
+from fedgkd_pl.engines.base import ClientFailure, Session, failure, schedule
 from fedgkd_pl.federation.client_trainer import ClientTrainer, Job
 from fedgkd_pl.federation.message import (
     ClientUpdate,
@@ -32,6 +35,23 @@ from fedgkd_pl.federation.message import (
 from torch import Tensor
 
 
+@dataclass
+class Worker:
+    """A process of the pool, and what it is at.
+
+    Attributes:
+        process: the process.
+        connection: to it.
+        client: whom it trains; None if it waits.
+        started: when it began with that client.
+    """
+
+    process: Any
+    connection: Connection
+    client: int | None = None
+    started: float = 0.0
+
+
 class Pool(Session):
     """Processes that train clients side by side.
 
@@ -39,97 +59,138 @@ class Pool(Session):
         job: what they train.
         workers: how many processes.
         threads: intra-op threads of each.
+        timeout: seconds that a client may take.
     """
 
-    def __init__(self, job: Job, workers: int, threads: int) -> None:
+    def __init__(self, job: Job, workers: int, threads: int, timeout: float | None = None) -> None:
         self.job = job
-        self.connections: list[Connection] = []
-        self.processes: list[Any] = []
+        self.threads = threads
+        self.timeout = timeout
         fork = "forkserver" in multiprocessing.get_all_start_methods()
-        context = multiprocessing.get_context("forkserver" if fork else "spawn")
+        self.context = multiprocessing.get_context("forkserver" if fork else "spawn")
         if fork:
-            context.set_forkserver_preload([__name__])
-        for number in range(workers):
-            ours, theirs = context.Pipe()
-            process = context.Process(  # type: ignore[attr-defined]
-                target=_work,
-                args=(theirs, threads, _numerics()),
-                name=f"fedgkd-worker-{number}",
-                daemon=True,
-            )
-            with _without_main():
-                process.start()
-            theirs.close()
-            self.connections.append(ours)
-            self.processes.append(process)
-        tensors = [job.data.examples.inputs, job.data.examples.targets]
-        for number, connection in enumerate(self.connections):
-            connection.send((_dumps(_for_worker(job, number), tensors), tensors))
+            self.context.set_forkserver_preload([__name__])
+        self.message: Tensor | None = None
+        self.workers: list[Worker] = []
+        for place in range(workers):
+            self.workers.append(self._start(place))
 
-    def run(self, message: Message, cohort: Sequence[int]) -> Iterator[ClientUpdate]:
+    def run(
+        self, message: Message, cohort: Sequence[int]
+    ) -> Iterator[ClientUpdate | ClientFailure]:
         """See :meth:`Session.run`.
 
         Args:
             message: what every client gets.
             cohort: the clients' ids.
         """
-        blob = torch.frombuffer(bytearray(message.encode()), dtype=torch.uint8).share_memory_()
+        encoded = bytearray(message.encode())
+        self.message = torch.frombuffer(encoded, dtype=torch.uint8).share_memory_()
         order = schedule(self.job, cohort)
         waiting = iter(order)
-        busy: dict[Connection, int] = {}
-        done: dict[int, ClientUpdate] = {}
+        done: dict[int, ClientUpdate | ClientFailure] = {}
         try:
-            for connection in self.connections:
-                connection.send(blob)
-                self._assign(connection, waiting, busy)
+            for place in range(len(self.workers)):
+                self._tell(place, self.message)
+                self._assign(place, waiting)
             for client in order:
                 while client not in done:
-                    for connection in cast(list[Connection], wait(list(busy))):
-                        update = self._receive(connection, busy.pop(connection))
-                        done[update.client] = update
-                        self._assign(connection, waiting, busy)
-                update = done.pop(client)
-                if update.state:
-                    self.job.states[client] = update.state
-                yield update
+                    for place in self._ready():
+                        answer = self._receive(place)
+                        done[answer.client] = answer
+                        self._assign(place, waiting)
+                yield done.pop(client)
         except BaseException:  # a stopped round leaves workers in the middle of something
             self.close()
             raise
 
     def close(self) -> None:
         """See :meth:`Session.close`."""
-        for connection in self.connections:
-            connection.close()  # a worker that reads the end of its connection ends
-        for process in self.processes:
-            process.join(timeout=1)
-            if process.is_alive():
-                process.kill()
-                process.join()
-        self.connections, self.processes = [], []
+        for worker in self.workers:
+            worker.connection.close()  # a worker that reads the end of its connection ends
+        for worker in self.workers:
+            worker.process.join(timeout=1)
+            _kill(worker)
+        self.workers = []
 
-    def _assign(
-        self, connection: Connection, waiting: Iterator[int], busy: dict[Connection, int]
-    ) -> None:
+    def _start(self, place: int) -> Worker:
+        ours, theirs = self.context.Pipe()
+        process = self.context.Process(  # type: ignore[attr-defined]
+            target=_work,
+            args=(theirs, self.threads, _numerics()),
+            name=f"fedgkd-worker-{place}",
+            daemon=True,
+        )
+        with _without_main():
+            process.start()
+        theirs.close()
+        tensors = [self.job.data.examples.inputs, self.job.data.examples.targets]
+        ours.send((_dumps(_for_worker(self.job, place), tensors), tensors))
+        return Worker(process, ours)
+
+    def _tell(self, place: int, task: Any) -> None:
+        """Sends a task; a worker that has died since its last one is replaced."""
+        try:
+            self.workers[place].connection.send(task)
+        except OSError:
+            self._replace(place)
+            self.workers[place].connection.send(task)
+
+    def _replace(self, place: int) -> None:
+        _kill(self.workers[place])
+        self.workers[place].connection.close()
+        self.workers[place] = self._start(place)
+        if self.message is not None:
+            self.workers[place].connection.send(self.message)
+
+    def _assign(self, place: int, waiting: Iterator[int]) -> None:
         client = next(waiting, None)
         if client is not None:
-            connection.send((client, encode_state(self.job.states.get(client, {}))))
-            busy[connection] = client
+            self._tell(place, (client, encode_state(self.job.states.get(client, {}))))
+            self.workers[place].started = time.monotonic()
+        self.workers[place].client = client
 
-    def _receive(self, connection: Connection, client: int) -> ClientUpdate:
+    def _ready(self) -> list[int]:
+        """Waits until a worker has answered, died or run out of time."""
+        busy = {w.connection: n for n, w in enumerate(self.workers) if w.client is not None}
+        left = None
+        if self.timeout is not None:
+            first = min(self.workers[place].started for place in busy.values())
+            left = max(0.0, first + self.timeout - time.monotonic())
+        answered = cast(list[Connection], wait(list(busy), left))
+        return [busy[connection] for connection in answered] or [
+            place for place in busy.values() if self._late(place)
+        ]
+
+    def _late(self, place: int) -> bool:
+        taken = time.monotonic() - self.workers[place].started
+        return self.timeout is not None and taken >= self.timeout
+
+    def _receive(self, place: int) -> ClientUpdate | ClientFailure:
+        worker = self.workers[place]
+        assert worker.client is not None
+        if not worker.connection.poll():
+            self._replace(place)
+            return ClientFailure(worker.client, f"timed out after {self.timeout:g} s")
         try:
-            answer = connection.recv_bytes()
-        except (EOFError, OSError) as error:
-            process = self.processes[self.connections.index(connection)]
-            process.join(timeout=5)
-            raise ClientFailed(
-                f"the worker that trained client {client} died (exit code {process.exitcode}; "
-                "-9 is mostly a lack of memory: take fewer workers)"
-            ) from error
+            answer = worker.connection.recv_bytes()
+        except (EOFError, OSError):
+            worker.process.join(timeout=5)
+            code = worker.process.exitcode
+            self._replace(place)
+            hint = (
+                "; mostly a lack of memory: take fewer workers" if code == -signal.SIGKILL else ""
+            )
+            return ClientFailure(worker.client, f"its process died (exit code {code}{hint})")
         if answer[:1] == b"!":
-            details = answer[1:].decode()
-            reason = details.strip().splitlines()[-1]
-            raise ClientFailed(f"client {client} failed: {reason}", details)
+            return ClientFailure(worker.client, *json.loads(answer[1:]))
         return ClientUpdate.decode(answer[1:])
+
+
+def _kill(worker: Worker) -> None:
+    if worker.process.is_alive():
+        worker.process.kill()
+    worker.process.join()
 
 
 def _for_worker(job: Job, number: int) -> Job:
@@ -152,7 +213,9 @@ def _numerics() -> dict[str, Any]:
 
 
 def _work(connection: Connection, threads: int, numerics: dict[str, Any]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    for number in signal.SIGINT, signal.SIGTERM:
+        signal.signal(number, signal.SIG_IGN)  # the parent's to answer
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(numerics["deterministic"], warn_only=numerics["warn_only"])
     torch.backends.cudnn.benchmark = numerics["benchmark"]
@@ -171,10 +234,20 @@ def _work(connection: Connection, threads: int, numerics: dict[str, Any]) -> Non
                 trainer = trainer or ClientTrainer(_loads(*job))
                 update = trainer.update(message, client, decode_state(state))
                 connection.send_bytes(b"=" + update.encode())
-            except Exception:
-                connection.send_bytes(b"!" + traceback.format_exc().encode())
+            except Exception as error:  # a user's net or loss may fail in any way
+                failed = failure(client, error)
+                connection.send_bytes(b"!" + json.dumps([failed.reason, failed.traceback]).encode())
+                trainer = None  # nothing of the failed fit stays
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the pool was closed, or its process is gone
+
+
+def _end_with_parent() -> None:
+    """Ends a worker whose parent was killed, in the middle of a client too."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ On a wire and in shared memory both are one safetensors blob, so nothing is unpi
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 import torch
@@ -78,6 +79,28 @@ class ClientUpdate:
     def extra_nbytes(self) -> int:
         """The bytes of what it uploads beside its model."""
         return _nbytes(self.extra)
+
+    def fault(self, like: State) -> str:
+        """Why this cannot be averaged; empty if it can.
+
+        Args:
+            like: the global model.
+        """
+        if self.num_samples < 1:
+            return f"reports {self.num_samples} samples"
+        for name in sorted(like.keys() ^ self.weights.keys()):
+            return f"its model {'lacks' if name in like else 'has another entry,'} {name}"
+        for name, tensor in self.weights.items():
+            if tensor.shape != like[name].shape:
+                return f"its {name} is {tuple(tensor.shape)}, not {tuple(like[name].shape)}"
+        for group in self.weights, self.extra, self.state:
+            for name, tensor in group.items():
+                if tensor.is_floating_point() and not tensor.isfinite().all():
+                    return f"its {name} is not finite"
+        for name, value in self.metrics.items():
+            if not isfinite(value):
+                return f"its {name} is {value}"
+        return ""
 
     def encode(self) -> bytes:
         """The update as one safetensors blob."""

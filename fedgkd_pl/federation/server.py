@@ -1,23 +1,30 @@
 """The server's plumbing: evaluation, reports, checkpoints, the engine's life. No algorithm."""
 
+import logging
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
+from fedgkd_pl.checkpoint import SafeCheckpointIO, load_newest
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.resident import Batch
-from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.engines.base import ClientFailure
+from fedgkd_pl.errors import RunFailed, SettingError, require
 from fedgkd_pl.federation.client_trainer import Job
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.federation.metrics import Evaluation, cohort_statistics
 from lightning.pytorch import Callback, LightningModule
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 if TYPE_CHECKING:
     from fedgkd_pl.engines.base import Engine, Session
     from fedgkd_pl.federation.client import FederatedClient
+
+log = logging.getLogger("fedgkd_pl")
 
 
 class FederatedServer(LightningModule):
@@ -31,26 +38,40 @@ class FederatedServer(LightningModule):
         engine: where the clients train.
         local_epochs: passes of a client over its data in a round.
         local_steps: instead of epochs, this many batches.
+        min_clients: a round in which fewer clients succeed changes nothing.
+        max_failed_rounds: this many such rounds in a row end the run.
     """
 
     shares_models = True  # whether what clients send up includes their models
 
     def __init__(
-        self, net: nn.Module, engine: "Engine", local_epochs: int, local_steps: int | None
+        self,
+        net: nn.Module,
+        engine: "Engine",
+        local_epochs: int,
+        local_steps: int | None,
+        min_clients: int,
+        max_failed_rounds: int,
     ) -> None:
         super().__init__()
         require(local_epochs >= 1, "local_epochs", "must be at least 1", local_epochs)
         require(local_steps is None or local_steps >= 1, "local_steps", "must be ≥ 1", local_steps)
+        require(min_clients >= 1, "min_clients", "must be at least 1", min_clients)
+        require(max_failed_rounds >= 1, "max_failed_rounds", "must be ≥ 1", max_failed_rounds)
         self.automatic_optimization = False
         self.net = net
         self.engine = engine
         self.local_epochs = local_epochs
         self.local_steps = local_steps
+        self.min_clients = min_clients
+        self.max_failed_rounds = max_failed_rounds
+        self.failed_rounds: list[int] = []
         self.bytes_down = 0
         self.bytes_up = 0
-        self.report: dict[str, float] = {}  # what the clients of the last round told
+        self.report: dict[str, float] = {}  # what was logged of the last round
         self._session: Session | None = None
         self._client_states: dict[int, State] = {}
+        self._new_states: dict[int, State] = {}  # of this round, until it counts
 
     # -- for methods ---------------------------------------------------------------------------
 
@@ -70,27 +91,68 @@ class FederatedServer(LightningModule):
     def local_updates(self, message: Message, cohort: Sequence[int]) -> Iterator[ClientUpdate]:
         """Trains a cohort and streams what comes back; reports and counts on the way.
 
+        A client that fails, or answers what cannot be averaged, is left out and recorded.
+
         Args:
             message: what every client gets.
             cohort: the clients' ids.
         """
         assert self._session is not None
+        like = self.global_state()
         reports: list[dict[str, float]] = []
         down, up = message.nbytes * len(cohort), 0
+        self._new_states = {}
+        self._failures: list[ClientFailure] = []
         try:
-            for update in self._session.run(message, cohort):
-                up += update.nbytes if self.shares_models else update.extra_nbytes
-                reports.append(update.metrics)
-                self._tell("on_client_end", update, len(cohort))
-                yield update
+            for answer in self._session.run(message, cohort):
+                if isinstance(answer, ClientUpdate) and (fault := answer.fault(like)):
+                    answer = ClientFailure(answer.client, fault)
+                if isinstance(answer, ClientFailure):
+                    self._leave_out(answer, len(cohort))
+                    continue
+                self._tell("on_client_end", answer, len(cohort))
+                up += answer.nbytes if self.shares_models else answer.extra_nbytes
+                reports.append(answer.metrics)
+                if answer.state:
+                    self._new_states[answer.client] = answer.state
+                yield answer
         except BaseException:
             self.close()
             raise
         self.bytes_down += down
         self.bytes_up += up
-        self.report = cohort_statistics(reports)
-        self.report |= {"comm/bytes_down": down, "comm/bytes_up": up}
-        self.log_round(self.report)
+        self._survivors = len(reports)
+        self.log_round(cohort_statistics(reports))
+        self.log_round({"client/failed": len(self._failures)})
+        self.log_round({"comm/bytes_down": down, "comm/bytes_up": up})
+
+    def round_counts(self) -> bool:
+        """Whether enough clients of the round succeeded; if so, what they keep is kept.
+
+        A round that does not count leaves everything as it was; too many in a row end the run.
+        """
+        if self._survivors >= self.min_clients:
+            self._client_states |= self._new_states
+            return True
+        self.failed_rounds.append(self.round)
+        first = self._failures[0]
+        log.warning(
+            "round %d changes nothing: %d of %d clients succeeded, min_clients is %d",
+            *(self.round, self._survivors, self._survivors + len(self._failures), self.min_clients),
+        )
+        latest = range(self.round - self.max_failed_rounds + 1, self.round + 1)
+        if set(latest) <= set(self.failed_rounds):
+            raise RunFailed(
+                f"{self.max_failed_rounds} rounds in a row failed (max_failed_rounds); "
+                f"in this one, client {first.client}: {first.reason}"
+            )
+        self.optimizers().step()  # type: ignore[union-attr]  # no gradient, no change: a round more
+        return False
+
+    def _leave_out(self, failure: ClientFailure, cohort_size: int) -> None:
+        self._failures.append(failure)
+        log.warning("round %d: left out client %d: %s", self.round, failure.client, failure.reason)
+        self._tell("on_client_failed", failure, cohort_size)
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -109,6 +171,19 @@ class FederatedServer(LightningModule):
             data: loaded data.
         """
         data.check_net(self.net)
+        require(
+            self.min_clients <= data.cohort_size,
+            "min_clients",
+            f"must be at most the {data.cohort_size} clients of a round",
+            self.min_clients,
+        )
+        normed = any(isinstance(m, _BatchNorm) and m.training for m in self.net.modules())
+        require(
+            data.batch_size > 1 or not normed,
+            "batch_size",
+            "must be at least 2 for a net with BatchNorm (or norm: group)",
+            data.batch_size,
+        )
         examples = data.test[:2]
         modes = {module: module.training for module in self.net.modules()}
         self.net.eval()
@@ -128,7 +203,7 @@ class FederatedServer(LightningModule):
             for module, training in modes.items():
                 module.training = training
         require(
-            shape == (2, data.num_classes),
+            shape == (len(examples), data.num_classes),
             "num_classes",
             f"{data.name} has {data.num_classes} classes, the net gives {shape[-1]} logits",
         )
@@ -139,11 +214,13 @@ class FederatedServer(LightningModule):
                 raise SettingError(key, str(error)) from error
 
     def configure_callbacks(self) -> list[Any]:
-        """Ends the workers on errors, and hides the gradient clipping for a moment.
+        """Makes checkpoints commits, ends workers on errors, hides clipping for a moment.
 
         Clipping is the clients'; the server's own step is never clipped. Lightning refuses it with
         manual optimization just after this hook, so :meth:`setup` gives it back.
         """
+        if self.trainer.strategy._checkpoint_io is None:  # the user gave none
+            self.trainer.strategy.checkpoint_io = SafeCheckpointIO()
         self._clip = self.trainer.gradient_clip_val
         self.trainer.gradient_clip_val = None
         return [_CloseOnError()]
@@ -192,6 +269,15 @@ class FederatedServer(LightningModule):
         )
         self._session = self.engine.open(job, data.cohort_size)
 
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Starts the round's report.
+
+        Args:
+            batch: the cohort.
+            batch_idx: Lightning's.
+        """
+        self.report = {}
+
     def on_train_end(self) -> None:
         """Closes the engine."""
         self.close()
@@ -199,6 +285,7 @@ class FederatedServer(LightningModule):
     def forget(self) -> None:
         """Starts a new run: what an earlier one left beside the model goes."""
         self.bytes_down = self.bytes_up = 0
+        self.failed_rounds = []
         self._client_states = {}
 
     def close(self) -> None:
@@ -217,6 +304,8 @@ class FederatedServer(LightningModule):
             "method": type(self).__name__,
             "bytes": [self.bytes_down, self.bytes_up],
             "client_states": self._client_states,
+            "failed_rounds": self.failed_rounds,
+            "data": self.datamodule.fingerprint(),
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -234,8 +323,39 @@ class FederatedServer(LightningModule):
             "ckpt_path",
             f"was written by {saved['method']}, this run is {method}",
         )
+        if self._trainer is not None and self.trainer.state.fn == "fit":
+            self.check_data(self.datamodule, saved)
         self.bytes_down, self.bytes_up = saved["bytes"]
         self._client_states = saved["client_states"]
+        self.failed_rounds = saved["failed_rounds"]
+
+    @classmethod
+    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Self:
+        """A method as a checkpoint left it; Lightning's own reads pickles.
+
+        Args:
+            checkpoint_path: the file.
+            args: Lightning's, unused.
+            kwargs: those of the method, ``net`` among them.
+        """
+        checkpoint = load_newest(Path(checkpoint_path))[0]
+        model = cls(**kwargs)
+        model.on_load_checkpoint(checkpoint)
+        model.load_state_dict(checkpoint["state_dict"])
+        return model
+
+    def check_data(self, data: FederatedDataModule, saved: dict[str, Any]) -> None:
+        """Refuses to go on with other data than a checkpoint's.
+
+        Args:
+            data: loaded data.
+            saved: what the checkpoint keeps of ours.
+        """
+        require(
+            saved["data"] == data.fingerprint(),
+            "data",
+            "the checkpoint was trained on other data: its samples, labels or partition differ",
+        )
 
     # -- evaluation ----------------------------------------------------------------------------
 
@@ -303,6 +423,8 @@ class FederatedServer(LightningModule):
             values: by name.
         """
         fitting = self.trainer.state.fn == "fit" and not self.trainer.sanity_checking
+        if self.trainer.training:
+            self.report |= values
         for name, value in (values | {"step": self.round} if fitting else values).items():
             bar = name in ("val/acc", "test/acc")
             self.log(name, float(value), prog_bar=bar, on_step=False, on_epoch=True, batch_size=1)

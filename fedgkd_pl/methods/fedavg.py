@@ -32,6 +32,8 @@ class FedAvg(FederatedServer):
         scheduler: of the clients' learning rate, stepped once per local epoch.
         server_optimizer: takes w_t − Σ n_k/n w_k as its gradient; SGD at rate 1 is FedAvg.
         engine: where the clients train.
+        min_clients: a round in which fewer clients succeed changes nothing.
+        max_failed_rounds: this many such rounds in a row end the run.
     """
 
     def __init__(
@@ -43,8 +45,10 @@ class FedAvg(FederatedServer):
         scheduler: LRSchedulerCallable | None = None,
         server_optimizer: OptimizerCallable = lambda params: torch.optim.SGD(params, lr=1.0),
         engine: Engine = LocalEngine(),  # noqa: B008
+        min_clients: int = 1,
+        max_failed_rounds: int = 3,
     ) -> None:
-        super().__init__(net, engine, local_epochs=local_epochs, local_steps=local_steps)
+        super().__init__(*(net, engine, local_epochs, local_steps), min_clients, max_failed_rounds)
         self.optimizer = optimizer
         self.scheduler = scheduler
         self.server_optimizer = server_optimizer
@@ -56,7 +60,8 @@ class FedAvg(FederatedServer):
         for update in self.local_updates(message, cohort):
             total.add(update.weights, update.num_samples)
             self.take(update)
-        self.server_step(total.mean(exact=True))
+        if self.round_counts():
+            self.server_step(total.mean(exact=True))
 
     def broadcast(self) -> Message:
         """What every client gets: w_t."""

@@ -37,6 +37,7 @@ class FedDistillPlus(FedAvg):
         require(0 <= coefficient < float("inf"), "coefficient", "must not be negative", coefficient)
         self.coefficient = coefficient
         self.reports: dict[int, State] = {}  # the newest of every client
+        self._new_reports: dict[int, State] = {}
 
     def forget(self) -> None:
         """Forgets the reports, too."""
@@ -46,6 +47,7 @@ class FedDistillPlus(FedAvg):
     def broadcast(self) -> Message:
         """w_t, and the sum of all clients' reports; each client takes its own out."""
         message = super().broadcast()
+        self._new_reports = {}
         if self.reports and self.coefficient:
             reports = [self.reports[client] for client in sorted(self.reports)]
             message.models["logits"] = {
@@ -55,9 +57,14 @@ class FedDistillPlus(FedAvg):
         return message
 
     def take(self, update: ClientUpdate) -> None:
-        """Keeps a client's report."""
+        """Keeps a client's report until the round counts."""
         if update.extra:
-            self.reports[update.client] = update.extra
+            self._new_reports[update.client] = update.extra
+
+    def server_step(self, mean: State) -> None:
+        """As FedAvg; the new reports replace those of the same clients."""
+        super().server_step(mean)
+        self.reports |= self._new_reports
 
     def client(self) -> "FedDistillClient":
         """The client half."""

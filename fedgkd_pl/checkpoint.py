@@ -1,0 +1,269 @@
+"""Checkpoints: a commit of plain values and tensors, with a checksum over every bit.
+
+A file of ours is a safetensors file that any reader of that format opens. Its metadata hold the
+structure as JSON; its last 32 bytes, a tensor too, are the SHA-256 of all bytes before them.
+Nothing in it can be run. Lightning's own ``.ckpt`` files are read as well, as plain data.
+"""
+
+import hashlib
+import json
+import logging
+import stat
+import struct
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from fedgkd_pl.errors import StorageError
+from fedgkd_pl.storage import commit, previous
+from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
+from torch import Tensor
+
+FORMAT, VERSION = "fedgkd_pl", "1"
+DIGEST = "sha256"
+LARGEST_HEADER = 100_000_000  # of the safetensors format
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+log = logging.getLogger("fedgkd_pl")
+
+
+class Damaged(ValueError):
+    """A file that is no sound checkpoint; the text says why."""
+
+
+class SafeCheckpointIO(CheckpointIO):
+    """Lightning's extension point for checkpoints; every server installs it on its Trainer.
+
+    A file that is replaced is kept as the generation before (``last.previous.ckpt``), and used
+    where the newest one is damaged or missing.
+    """
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
+    ) -> None:
+        """Commits a checkpoint.
+
+        Args:
+            checkpoint: Lightning's.
+            path: the file.
+            storage_options: Lightning's, unused.
+        """
+        commit(Path(path), encode(checkpoint), keep_previous=True)
+
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Reads a checkpoint, or the one before it.
+
+        Args:
+            path: the file.
+            map_location: tensors are read to the CPU whatever it says.
+            weights_only: nothing is ever run, whatever it says.
+        """
+        return load_newest(Path(path))[0]
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        """Removes a checkpoint and the one before it.
+
+        Args:
+            path: the file.
+        """
+        for file in Path(path), previous(Path(path)):
+            file.unlink(missing_ok=True)
+
+
+def load_newest(path: Path) -> tuple[dict[str, Any], Path]:
+    """The content of a checkpoint and its file: the one asked for, or the one before it.
+
+    Args:
+        path: the file asked for.
+    """
+    try:
+        return read_checkpoint(path), path
+    except Damaged as error:
+        before = previous(path)
+        try:
+            checkpoint = read_checkpoint(before)
+        except Damaged:
+            raise error from None
+        log.warning("%s %s: going on from %s, the one before", path, error, before.name)
+        return checkpoint, before
+
+
+def fingerprint(settings: Any) -> str:
+    """A short name of what decides a result.
+
+    Args:
+        settings: plain values.
+    """
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+
+# -- writing -----------------------------------------------------------------------------------
+
+
+def encode(checkpoint: dict[str, Any]) -> Iterator[bytes | memoryview]:
+    """A checkpoint's file, piece by piece, without a copy of its tensors.
+
+    Args:
+        checkpoint: plain values and tensors in dicts, lists and tuples.
+    """
+    tensors: dict[str, Tensor] = {}
+    tree = _to_json(checkpoint, "", tensors)
+    settings = checkpoint.get("callbacks", {}).get("RunFiles", {}).get("config")
+    manifest = {
+        "format": FORMAT,
+        "version": VERSION,
+        "round": str(checkpoint.get("global_step")),
+        "fingerprint": fingerprint(settings),
+        "tree": json.dumps(tree),
+    }
+    header: dict[str, Any] = {"__metadata__": manifest}
+    end = 0
+    for name in sorted(tensors, key=lambda name: -tensors[name].element_size()):  # aligned
+        tensor = tensors[name]
+        header[name] = _entry(_DTYPES[tensor.dtype], tensor.shape, end, tensor.nbytes)
+        end += tensor.nbytes
+    header[DIGEST] = _entry("U8", [32], end, 32)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    digest = hashlib.sha256()
+    for chunk in _chunks(text, [tensors[name] for name in header if name in tensors]):
+        digest.update(chunk)
+        yield chunk
+    yield digest.digest()
+
+
+def _chunks(header: bytes, tensors: list[Tensor]) -> Iterator[bytes | memoryview]:
+    yield struct.pack("<Q", len(header)) + header
+    for tensor in tensors:
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        yield flat.view(torch.uint8).numpy().data
+
+
+def _entry(dtype: str, shape: Any, start: int, size: int) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": [start, start + size]}
+
+
+def _to_json(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    """A value as JSON; what JSON has no word for is an object of one key."""
+    if isinstance(value, Tensor) and value.dtype in _DTYPES:
+        while path in tensors or path == DIGEST:  # {"a.b": …} beside {"a": {"b": …}}
+            path += "'"
+        tensors[path] = value
+        return {"tensor": path}
+    if isinstance(value, dict):
+        pairs = [
+            [key, _to_json(item, f"{path}.{key}" if path else str(key), tensors)]
+            for key, item in value.items()
+        ]
+        if all(type(key) is str for key in value):
+            return {"dict": dict(pairs)}
+        if all(type(key) in (str, int) for key in value):
+            return {"pairs": pairs}
+    if isinstance(value, list | tuple):
+        items = [_to_json(item, f"{path}.{n}", tensors) for n, item in enumerate(value)]
+        return items if isinstance(value, list) else {"tuple": items}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if hasattr(value, "item") and getattr(value, "shape", None) == ():  # a NumPy number
+        return value.item()
+    raise StorageError(path, f"a checkpoint keeps plain values and tensors, not {type(value)}")
+
+
+# -- reading -----------------------------------------------------------------------------------
+
+
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
+    """A checkpoint's content, on the CPU, checked before it is looked at.
+
+    Args:
+        path: the file.
+
+    Raises:
+        Damaged: it is not whole, not a checkpoint, or not to be trusted.
+    """
+    path = Path(path)
+    try:
+        info = path.lstat()
+        if stat.S_ISLNK(info.st_mode):
+            target = path.resolve(strict=True)
+            if target.parent != path.parent.resolve():
+                raise Damaged("is a link to another folder")
+            info = target.stat()
+        if not stat.S_ISREG(info.st_mode):
+            raise Damaged("is not a file")
+        with path.open("rb") as file:
+            start = file.read(4)
+        if start == b"PK\x03\x04":
+            return _read_lightning(path, info.st_size)
+        return _decode(path.read_bytes())
+    except FileNotFoundError as error:
+        raise Damaged("is not there") from error
+    except OSError as error:
+        raise Damaged(f"cannot be read: {error.strerror}") from error
+
+
+def _decode(content: bytes) -> dict[str, Any]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    size = int.from_bytes(content[:8], "little")
+    if len(content) < 8 + 32 or size > min(len(content), LARGEST_HEADER):
+        raise Damaged("cannot be read as a checkpoint")
+    if hashlib.sha256(memoryview(content)[:-32]).digest() != content[-32:]:
+        raise Damaged("is damaged or no checkpoint (its checksum is wrong)")
+    try:
+        manifest = json.loads(content[8 : 8 + size])["__metadata__"]
+        if (manifest["format"], manifest["version"]) != (FORMAT, VERSION):
+            raise Damaged(f"has format version {manifest['version']}, this is {VERSION}")
+        tensors = load(content)
+        checkpoint: dict[str, Any] = _from_json(json.loads(manifest["tree"]), tensors)
+    except (KeyError, TypeError, ValueError, SafetensorError, RecursionError) as error:
+        raise error if isinstance(error, Damaged) else Damaged("is not a checkpoint") from error
+    return checkpoint
+
+
+def _from_json(value: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_from_json(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "tuple":
+        return tuple(_from_json(item, tensors) for item in content)
+    pairs = content.items() if kind == "dict" else content
+    return {key: _from_json(item, tensors) for key, item in pairs}
+
+
+def _read_lightning(path: Path, size: int) -> dict[str, Any]:
+    """A file of ``torch.save``, by torch's reader that runs nothing."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+        if any(member.compress_type != zipfile.ZIP_STORED for member in members) or size < sum(
+            member.file_size for member in members
+        ):
+            raise Damaged("unpacks to more than it holds")
+        checkpoint: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
+    except Damaged:
+        raise
+    except Exception as error:  # torch.load fails in many ways, all of which mean this
+        raise Damaged("cannot be read as a checkpoint") from error
+    if not isinstance(checkpoint, dict):
+        raise Damaged("is not a checkpoint")
+    return checkpoint

@@ -1,0 +1,109 @@
+"""Files that are whole or not there, and one process per run."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedgkd_pl.errors import SettingError, StorageError
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
+PART = ".part"  # ends the name of a file that is being written
+LOCK = ".lock"
+
+
+def commit(target: Path, chunks: Iterable[bytes | memoryview], keep_previous: bool = False) -> None:
+    """Writes a file so that no fault leaves it half written.
+
+    It is written beside its target, forced to the disk, and then takes the target's name.
+
+    Args:
+        target: the file; its folder is made.
+        chunks: its content.
+        keep_previous: keep what was there as :func:`previous`.
+
+    Raises:
+        StorageError: it could not be written; what was there before is untouched.
+    """
+    part = target.with_name(f".{target.name}{PART}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with part.open("wb") as file:
+                reached("opened", target)
+                for chunk in chunks:
+                    file.write(chunk)
+                    reached("writing", target)
+                file.flush()
+                reached("written", target)
+                os.fsync(file.fileno())
+            reached("synced", target)
+            if keep_previous and target.exists():
+                target.replace(previous(target))
+                reached("rotated", target)
+            part.replace(target)
+            reached("replaced", target)
+        finally:
+            part.unlink(missing_ok=True)
+        _sync_folder(target.parent)
+        reached("committed", target)
+    except OSError as error:
+        raise StorageError(target, error) from error
+
+
+def reached(step: str, target: Path) -> None:
+    """Does nothing; tests stop the process here.
+
+    Args:
+        step: the step of :func:`commit` that is done.
+        target: the file.
+    """
+
+
+def previous(target: Path) -> Path:
+    """Where :func:`commit` keeps the file that a new one took the name of.
+
+    Args:
+        target: the file.
+    """
+    return target.with_suffix(f".previous{target.suffix}")
+
+
+def write_text(target: Path, text: str) -> None:
+    """Commits a text file.
+
+    Args:
+        target: the file.
+        text: its content.
+    """
+    commit(target, [text.encode()])
+
+
+def lock(folder: Path) -> "BaseFileLock":
+    """Takes a run folder for this process, which the system gives back however it ends.
+
+    Args:
+        folder: of the run.
+    """
+    from filelock import FileLock, Timeout
+
+    holder = FileLock(folder / LOCK)
+    try:
+        holder.acquire(timeout=0)
+    except Timeout as error:
+        raise SettingError("resume", "another process is at this run", str(folder)) from error
+    except OSError as error:
+        raise StorageError(folder, error) from error
+    return holder
+
+
+def _sync_folder(folder: Path) -> None:
+    """Forces a folder's names to the disk, where the system can."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
