@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help setup demo digits test test-slow lint format wheel clean
+.PHONY: help setup demo digits test test-faults fuzz test-slow lint format wheel clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -31,6 +31,13 @@ digits: $(STAMP)  ## every method on the digits, three seeds, one table: a quart
 
 test: $(STAMP)  ## the tests (the long ones: make test-slow)
 	@$(BIN)/python -m pytest -m 'not slow'
+
+test-faults: $(STAMP)  ## 50 kills, signals and stops per method, full disks: an hour
+	@FEDGKD_TRIALS=50 $(BIN)/python -m pytest -v tests/test_faults.py tests/test_client_failures.py \
+	  tests/test_checkpoint.py
+
+fuzz: $(STAMP)  ## mutated configs, checkpoints and data files for 20 minutes
+	@$(BIN)/python -m tests.fuzz --minutes 20
 
 test-slow: $(STAMP)  ## the long tests; the real data through FEDGKD_DATA=<dir>
 	@$(BIN)/python -m pytest -m slow

@@ -1,9 +1,10 @@
 """The configurations that come with the package."""
 
+import os
 from difflib import get_close_matches
 from pathlib import Path
 
-from fedgkd_pl.errors import SettingError
+from fedgkd_pl.errors import SettingError, require
 
 
 def folder() -> Path:
@@ -27,10 +28,11 @@ def resolve(name: str) -> str:
     Args:
         name: what was typed.
     """
-    if Path(name).exists() or Path(name).is_absolute():
+    require(not os.path.isdir(name), "config", "is a folder", name)
+    if os.path.exists(name):
         return name
     for ours in (folder() / name, folder() / f"{name}.yaml"):
-        if ours.is_file():
+        if os.path.isfile(ours):
             return str(ours)
     near = get_close_matches(name, available(), n=1)
     hint = f", did you mean {near[0]}?" if near else ""

@@ -1,6 +1,6 @@
 """What stands between a net's features and its classes."""
 
-from fedgkd_pl.errors import SettingError
+from fedgkd_pl.errors import SettingError, require
 from torch import Tensor, nn
 
 
@@ -108,4 +108,5 @@ def projection_of(width: int, projection: int | None) -> tuple[nn.Module, int]:
     """
     if projection is None:
         return nn.Identity(), width
+    require(projection >= 1, "projection", "must be at least 1", projection)
     return ProjectionHead(width, projection), projection

@@ -1,0 +1,1 @@
+"""Measurements, each in one run and as ratios."""

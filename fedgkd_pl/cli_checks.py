@@ -1,0 +1,74 @@
+"""What is wrong with settings whose types are right, or that jsonargparse would pass over."""
+
+from collections.abc import Callable, Iterator
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from fedgkd_pl.cli_messages import GROUPS, NO_CLASS, NO_GROUP, cut, short
+from fedgkd_pl.errors import SettingError, require
+from jsonargparse import Namespace
+
+TRAINER: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "accumulate_grad_batches": (lambda n: n == 1, "a round is one step: nothing to accumulate"),
+    "check_val_every_n_epoch": (lambda n: n is not None and n >= 1, "must be at least 1"),
+    "gradient_clip_val": (lambda norm: norm is None or norm >= 0, "must not be negative"),
+    "val_check_interval": (lambda n: n in (None, 1), "is for batches: check_val_every_n_epoch"),
+}
+
+
+def check_groups(settings: dict[str, Any]) -> None:
+    """Refuses a scalar where a group belongs, and the like, which jsonargparse may ignore.
+
+    Args:
+        settings: a config file's.
+    """
+    for key, value in _walk(settings):
+        name = key.rpartition(".")[2]
+        is_group = isinstance(value, dict) or (key in GROUPS and isinstance(value, str))
+        if (name == "init_args" or key in GROUPS) and not is_group:
+            raise SettingError(key, NO_GROUP, cut(value))
+        if name == "class_path" and not isinstance(value, str):
+            raise SettingError(key, NO_CLASS, cut(value))
+        if isinstance(value, dict) and {"class_path", "init_args"} <= value.keys():
+            for other in value.keys() - {"class_path", "init_args", "dict_kwargs"}:
+                raise SettingError(f"{key}.{other}", "belongs below init_args")
+    if "max_epochs" in settings.get("trainer", ()):
+        raise SettingError("trainer.max_epochs", "is set by rounds")
+
+
+def check_meaning(settings: Namespace) -> None:
+    """Refuses what Lightning would find out after the run's folder was made, or never.
+
+    Args:
+        settings: all of them.
+    """
+    for key, value in _walk(settings):
+        if isinstance(value, float):
+            require(isfinite(value), short(key), "must be a finite number", value)
+        if isinstance(value, int):
+            require(abs(value) < 2**63, short(key), "is too large a number", value)
+    seed, rounds = settings.seed_everything, settings.rounds
+    require(0 <= seed < 2**32, "seed_everything", "must be from 0 to 4294967295", seed)
+    require(rounds < 2**31, "rounds", "must be less than 2147483648", rounds)
+    for key, value in (
+        ("name", settings.name),
+        ("checkpoint.filename", settings.checkpoint.filename),
+    ):
+        path = Path("x" if value is None else value)
+        inside = bool(path.parts) and not path.is_absolute() and ".." not in path.parts
+        require(inside, key, "must be a path below output_dir", value)
+    for name, (is_right, reason) in TRAINER.items():
+        value = settings.trainer[name]
+        require(is_right(value), f"trainer.{name}", reason, value)
+
+
+def _walk(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Everything in a tree of settings, by dotted key."""
+    yield key, value
+    value = vars(value) if isinstance(value, Namespace) else value
+    items = value.items() if isinstance(value, dict) else ()
+    for name, item in items:
+        yield from _walk(item, f"{key}.{name}" if key else str(name))
+    for item in value if isinstance(value, list | tuple) else ():
+        yield from _walk(item, key)
