@@ -7,6 +7,7 @@ import sys
 import threading
 import warnings
 from importlib import import_module
+from os.path import isfile  # which, unlike Path's, takes a name of any length
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from fedgkd_pl.callbacks.checkpoints import BestRound, LastRound
 from fedgkd_pl.callbacks.event_files import rewind
 from fedgkd_pl.callbacks.progress import RoundProgress
 from fedgkd_pl.callbacks.run_files import RunFiles
-from fedgkd_pl.cli_checks import check_groups, check_meaning
+from fedgkd_pl.cli_checks import check_groups, check_meaning, check_monitors
 from fedgkd_pl.cli_help import common_flags
 from fedgkd_pl.cli_messages import cut, one_line, setting_error
 from fedgkd_pl.cli_runs import (
@@ -240,7 +241,7 @@ class FederatedCLI(LightningCLI):
             callbacks.append(LastRound())
         if self.keeps_files:
             self.fixed = self._fixed_settings()
-            text = self._parser("fit").dump(self.config.fit, skip_none=False)
+            text = self._parser("fit").dump(self.config.fit, skip_unset=False)
             self.files = RunFiles(config=self.fixed, config_text=text)
             callbacks.append(self.files)
         given = config["callbacks"] or []
@@ -258,6 +259,7 @@ class FederatedCLI(LightningCLI):
             if self.only_partition:
                 show_partition(self.datamodule, Path(self.config.fit.output_dir) / "partitions")
                 return
+            check_monitors(self.trainer.callbacks)  # type: ignore[attr-defined]
             if self.checkpoint_file is not None and self.keeps_files:
                 self._check_settings()
             self.datamodule.prepare_data()
@@ -333,7 +335,7 @@ class FederatedCLI(LightningCLI):
         }
 
     def _dump(self) -> Any:
-        dump = self.parser.dump(self.config, skip_none=False, format="yaml", skip_validation=True)
+        dump = self.parser.dump(self.config, skip_unset=False, format="yaml", skip_validation=True)
         return yaml.safe_load(dump)[self.subcommand]
 
     def _check_settings(self) -> None:
@@ -368,6 +370,7 @@ def run(words: list[str]) -> int:
         "`isinstance\\(treespec, LeafSpec\\)` is deprecated",
         "Be aware that when using `ckpt_path`, callbacks",
         "Checkpoint directory .* exists and is not empty",
+        "Initializing zero-element tensors is a no-op",
     ):
         warnings.filterwarnings("ignore", text)
     threading.excepthook = _quiet_if_full
@@ -429,7 +432,7 @@ def prepare(words: list[str]) -> tuple[list[str], Path | None]:
         elif word.split("=")[0] == "--resume" and words[0] == "fit":
             resume = Path(word[9:] or next(waiting, ""))
             config = resume / "config.yaml"
-            require(config.is_file(), "resume", "no run was begun there: no config.yaml", resume)
+            require(isfile(config), "resume", "no run was begun there: no config.yaml", resume)
             rest[1:1] = ["--config", str(config)]
         else:
             rest.append(word)

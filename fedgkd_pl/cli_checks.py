@@ -1,6 +1,7 @@
 """What is wrong with settings whose types are right, or that jsonargparse would pass over."""
 
 from collections.abc import Callable, Iterator
+from difflib import get_close_matches
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,22 @@ def check_meaning(settings: Namespace) -> None:
     for name, (is_right, reason) in TRAINER.items():
         value = settings.trainer[name]
         require(is_right(value), f"trainer.{name}", reason, value)
+
+
+def check_monitors(callbacks: list[Any]) -> None:
+    """Refuses a score that no round will have, where it is a slip of a name we know.
+
+    Args:
+        callbacks: the Trainer's.
+    """
+    names = [f"{split}/{score}" for split in ("val", "test") for score in ("acc", "loss", "f1")]
+    for callback in callbacks:
+        monitor = getattr(callback, "monitor", None)
+        if isinstance(monitor, str) and monitor not in names and "/class_acc/" not in monitor:
+            slip = get_close_matches(monitor, names, n=1)
+            ours = monitor.startswith(("val/", "test/"))
+            hint = f", did you mean {slip[0]}?" if slip else f": {', '.join(names)}"
+            require(not slip and not ours, "monitor", f"no such score{hint}", monitor)
 
 
 def _walk(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:

@@ -4,6 +4,7 @@ import csv
 import json
 import re
 from itertools import count
+from os.path import exists, isdir  # which, unlike Path's, take a name of any length
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ def last_checkpoint(folder: Path) -> Path | None:
         folder: of the run.
     """
     last = folder / "checkpoints" / "last.ckpt"
-    return last if last.exists() or previous(last).exists() else None
+    return last if exists(last) or exists(previous(last)) else None
 
 
 def find_checkpoint(name: str, parent: Path) -> Path:
@@ -67,8 +68,8 @@ def find_checkpoint(name: str, parent: Path) -> Path:
             return found
     require(name != "last", "ckpt_path", f"no run in {parent} has a checkpoint", name)
     file = Path(name)
-    require(not file.is_dir(), "ckpt_path", "no checkpoints/last.ckpt in this folder", name)
-    there = file.exists() or previous(file).exists()
+    require(not isdir(file), "ckpt_path", "no checkpoints/last.ckpt in this folder", name)
+    there = exists(file) or exists(previous(file))
     require(there, "ckpt_path", "no such file", name)
     return file
 

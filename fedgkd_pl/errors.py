@@ -19,7 +19,9 @@ class SettingError(ValueError):
         self.key = key
         self.reason = reason
         self.got = got
-        super().__init__(f"{key}: {reason}" + ("" if got is _NOTHING else f" (got {got})"))
+        text = "" if got is _NOTHING else f" (got {got})"
+        text = text if len(text) <= 120 else f"{text[:110]} ...)"
+        super().__init__(f"{key}: {reason}{text}")
 
     @property
     def has_value(self) -> bool:

@@ -100,7 +100,7 @@ class Launcher:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.faults"],
             cwd=REPO,
-            env={**os.environ, "PYTHONPATH": str(REPO)},
+            env={**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"},  # two side by side
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

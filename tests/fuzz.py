@@ -131,16 +131,17 @@ def try_checkpoint(content: bytes) -> tuple[str, str]:
     return wrong(code, said, {Path("bad.ckpt")}), f"checkpoint {code} {said[:80]}"
 
 
-def unchecked() -> Path:
+def unchecked(patch: pytest.MonkeyPatch) -> Path:
     """A folder with small texts of both datasets, whose checksums are not compared any more."""
     from fedgkd_pl import SST5, AGNews
 
     from tests.test_hostile_data import WORDS, write_ag_news, write_sst5
 
-    patch, folder = pytest.MonkeyPatch(), Path(tempfile.mkdtemp())
+    folder = Path(tempfile.mkdtemp())
     write_sst5(folder / "sst5", patch)
     write_ag_news(folder / "ag_news", patch)
-    SST5.SHA256, AGNews.MD5 = dict.fromkeys(SST5.SHA256), {}  # type: ignore[assignment]
+    patch.setattr(SST5, "SHA256", dict.fromkeys(SST5.SHA256))
+    patch.setattr(AGNews, "MD5", {})
     (folder / "vocab.txt").write_text("\n".join(WORDS) + "\n")
     return folder
 
@@ -172,7 +173,7 @@ def main() -> int:
 
     from tests.test_hostile_data import FORMATS
 
-    folder = unchecked()
+    folder = unchecked(pytest.MonkeyPatch())
     CORPUS.mkdir(exist_ok=True)
     with contextlib.chdir(tempfile.mkdtemp()):
         here = Path.cwd()

@@ -250,6 +250,8 @@ VARIABLES = [
     ("SEED_EVERYTHING", "-1", "seed_everything: must be from 0"),
     ("TRAINER", "5", "trainer: expected settings below it, key: value (got 5)"),
     ("TRAINER__DEVICES", "4", "trainer.devices: the server takes one device"),
+    ("CHECKPOINT__MONITOR", "val_acc", "checkpoint.monitor: no such score, did you mean val/acc?"),
+    ("CKPT_PATH", "x" * 300, "ckpt_path: no such file (got xxx"),
     ("CONFIG", "twice.yaml", "rounds: is given twice, again in line 2"),
     ("CONFIG", "{rounds: 1, rounds: 2}", "config: rounds: is given twice, again in line 1"),
     ("CONFIG", "nowhere.yaml", "config: File does not exist"),

@@ -33,6 +33,7 @@ STEPS = ("opened", "writing", "written", "synced", "rotated", "replaced", "commi
 
 def words(method: str) -> tuple[str, ...]:
     extra = ("--model.buffer_size", "5") if method in ("fedgkd", "fedgkd_vote") else ()
+    extra = ("--model.generator_steps", "5") if method == "fedgen" else extra
     return ("fit", "--config", f"digits/{method}.yaml", *SMALL, *extra)
 
 
@@ -243,8 +244,14 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-@pytest.mark.parametrize("free", [4, 40, 150, 600, 2048])  # KB
-@pytest.mark.parametrize("tmpdir", ["same", "other"])
+FULL = [(free, tmpdir) for free in (4, 40, 150, 600, 2048) for tmpdir in ("same", "other")]
+FAST = [(4, "same"), (2048, "other")]
+
+
+@pytest.mark.parametrize(
+    ("free", "tmpdir"),  # free in KB
+    [pytest.param(*case, marks=[] if case in FAST else pytest.mark.faults) for case in FULL],
+)
 def test_a_full_disk_ends_a_run_and_loses_nothing(
     launcher: Launcher, small_disk: Path, free: int, tmpdir: str, tmp_path: Path
 ) -> None:
@@ -321,7 +328,7 @@ def test_no_sound_checkpoint_is_a_storage_error(launcher: Launcher, tmp_path: Pa
     assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == before
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_thousands_of_clients_leave_no_memory_and_no_files_open() -> None:
     """R16: 2,000 client updates, in this process."""
     import gc

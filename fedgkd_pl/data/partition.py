@@ -297,6 +297,12 @@ class QuantitySkew(Partition):
         self, labels: Labels, num_clients: int, generator: np.random.Generator
     ) -> Iterator[Indices]:
         """See :meth:`Partition.split`."""
+        require(
+            self.min_size * num_clients <= len(labels),
+            "min_size",
+            f"{num_clients} clients cannot each have this many of {len(labels)} samples",
+            self.min_size,
+        )
         for _ in range(self.max_tries):
             p = generator.dirichlet(np.full(num_clients, self.beta))
             cuts = (np.cumsum(p)[:-1] * len(labels)).astype(int)

@@ -1,0 +1,29 @@
+"""What fuzzing found or had never seen before, again (``make fuzz`` adds to it)."""
+
+from pathlib import Path
+
+import pytest
+
+from tests import fuzz
+
+CASES = sorted(fuzz.CORPUS.glob("*-*"))
+
+
+@pytest.mark.parametrize("file", CASES, ids=lambda file: file.name)
+def test_the_corpus_is_answered(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    kind, content = file.name.removeprefix("FOUND-").rsplit("-", 1)[0], file.read_bytes()
+    if kind == "config":
+        reason, _ = fuzz.try_config(content)
+    elif kind == "checkpoint":
+        reason, _ = fuzz.try_checkpoint(content)
+    else:
+        folder = fuzz.unchecked(monkeypatch)
+        reason, _ = fuzz.try_data(kind.replace("-", " "), content, folder)
+    assert not reason
+
+
+def test_there_is_a_corpus() -> None:
+    assert len(CASES) > 20
