@@ -30,7 +30,7 @@ digits: $(STAMP)  ## every method on the digits, three seeds, one table: a quart
 	@$(BIN)/fedgkd-pl report --over_seeds --markdown runs/table
 
 test: $(STAMP)  ## the tests (the long ones: make test-slow)
-	@$(BIN)/python -m pytest -m 'not slow and not faults'
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not faults'
 
 test-faults: $(STAMP)  ## 50 kills, signals and stops per method, full disks: an hour
 	@FEDGKD_TRIALS=50 $(BIN)/python -m pytest -v tests/test_faults.py tests/test_client_failures.py

@@ -1,5 +1,6 @@
 """Processes killed, stopped and cut short, and what a resume makes of what they left."""
 
+import contextlib
 import json
 import os
 import random
@@ -228,6 +229,33 @@ def test_two_processes_cannot_be_at_one_run(launcher: Launcher, tmp_path: Path) 
     os.kill(pid, signal.SIGTERM)
     assert other.wait() == 143
     other.close()
+
+
+def test_workers_end_with_their_parent(launcher: Launcher, tmp_path: Path) -> None:
+    """In the middle of a client, too."""
+
+    def processes() -> list[str]:
+        """Those that run in the folder, zombies excepted."""
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if (process / "cwd").readlink() == tmp_path:
+                    found.append(process.name)
+        return found
+
+    endless = ("--model.local_epochs", "100000", "--model.engine.workers", "2")
+    long = [word for word in words("fedavg") if word not in ("--model.local_steps", "2")]
+    pid = launcher.start(tmp_path, *long, *endless)
+    deadline = time.monotonic() + 60
+    while len(processes()) < 5 and time.monotonic() < deadline:  # run, tracker, server, 2 workers
+        time.sleep(0.1)
+    time.sleep(3)
+    assert len(processes()) >= 5
+    assert kill(launcher, pid, 0) == -signal.SIGKILL
+    deadline = time.monotonic() + 10
+    while processes() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not processes()
 
 
 @pytest.fixture

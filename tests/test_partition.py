@@ -47,6 +47,7 @@ def test_union_is_everything_and_nothing_is_shared(
         assert error.key in (
             "alpha",
             "beta",
+            "min_size",
             "classes_per_client",
             "shards_per_client",
             "num_clients",

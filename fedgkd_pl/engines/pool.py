@@ -34,6 +34,8 @@ from fedgkd_pl.federation.message import (
 )
 from torch import Tensor
 
+BEGUN = b">"
+
 
 @dataclass
 class Worker:
@@ -43,13 +45,13 @@ class Worker:
         process: the process.
         connection: to it.
         client: whom it trains; None if it waits.
-        started: when it began with that client.
+        started: when it began with that client; None until it says that it has.
     """
 
     process: Any
     connection: Connection
     client: int | None = None
-    started: float = 0.0
+    started: float | None = None
 
 
 class Pool(Session):
@@ -97,8 +99,9 @@ class Pool(Session):
                 while client not in done:
                     for place in self._ready():
                         answer = self._receive(place)
-                        done[answer.client] = answer
-                        self._assign(place, waiting)
+                        if answer is not None:
+                            done[answer.client] = answer
+                            self._assign(place, waiting)
                 yield done.pop(client)
         except BaseException:  # a stopped round leaves workers in the middle of something
             self.close()
@@ -147,26 +150,28 @@ class Pool(Session):
         client = next(waiting, None)
         if client is not None:
             self._tell(place, (client, encode_state(self.job.states.get(client, {}))))
-            self.workers[place].started = time.monotonic()
-        self.workers[place].client = client
+        self.workers[place].client, self.workers[place].started = client, None
 
     def _ready(self) -> list[int]:
         """Waits until a worker has answered, died or run out of time."""
         busy = {w.connection: n for n, w in enumerate(self.workers) if w.client is not None}
         left = None
-        if self.timeout is not None:
-            first = min(self.workers[place].started for place in busy.values())
-            left = max(0.0, first + self.timeout - time.monotonic())
+        started = [w.started for w in self.workers if w.client is not None and w.started]
+        if self.timeout is not None and started:
+            left = max(0.0, min(started) + self.timeout - time.monotonic())
         answered = cast(list[Connection], wait(list(busy), left))
         return [busy[connection] for connection in answered] or [
             place for place in busy.values() if self._late(place)
         ]
 
     def _late(self, place: int) -> bool:
-        taken = time.monotonic() - self.workers[place].started
-        return self.timeout is not None and taken >= self.timeout
+        started = self.workers[place].started
+        if started is None or self.timeout is None:
+            return False
+        return time.monotonic() - started >= self.timeout
 
-    def _receive(self, place: int) -> ClientUpdate | ClientFailure:
+    def _receive(self, place: int) -> ClientUpdate | ClientFailure | None:
+        """A worker's answer; None if it only says that it has begun."""
         worker = self.workers[place]
         assert worker.client is not None
         if not worker.connection.poll():
@@ -182,6 +187,9 @@ class Pool(Session):
                 "; mostly a lack of memory: take fewer workers" if code == -signal.SIGKILL else ""
             )
             return ClientFailure(worker.client, f"its process died (exit code {code}{hint})")
+        if answer == BEGUN:
+            worker.started = time.monotonic()
+            return None
         if answer[:1] == b"!":
             return ClientFailure(worker.client, *json.loads(answer[1:]))
         return ClientUpdate.decode(answer[1:])
@@ -232,6 +240,7 @@ def _work(connection: Connection, threads: int, numerics: dict[str, Any]) -> Non
             assert message is not None
             try:
                 trainer = trainer or ClientTrainer(_loads(*job))
+                connection.send_bytes(BEGUN)
                 update = trainer.update(message, client, decode_state(state))
                 connection.send_bytes(b"=" + update.encode())
             except Exception as error:  # a user's net or loss may fail in any way
