@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from shlex import quote
 
 import fedgkd_pl
 from fedgkd_pl.errors import SettingError
@@ -31,7 +32,9 @@ def main(args: Sequence[str] | None = None) -> int:
         with stoppable():
             return _command(words)
     except Stopped as stop:
-        hint = f"; go on with: fedgkd-pl fit --resume {stop.folder}" if stop.folder else ""
+        hint = (
+            f"; go on with: fedgkd-pl fit --resume {quote(str(stop.folder))}" if stop.folder else ""
+        )
         print(f"stopped by {stop.name}{hint}", file=sys.stderr)
         return stop.exit_code
 

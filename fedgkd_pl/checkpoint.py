@@ -22,7 +22,8 @@ from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 from torch import Tensor
 
 FORMAT, VERSION = "fedgkd_pl", "1"
-DIGEST = "sha256"
+DIGEST, TREE = "sha256", "tree"
+ZIP = b"PK\x03\x04"
 LARGEST_HEADER = 100_000_000  # of the safetensors format
 _DTYPES = {
     torch.float64: "F64",
@@ -36,6 +37,11 @@ _DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+# Constructor arguments: engines, nets, functions. A method is built from its config instead.
+_NEVER_READ = (
+    *("hyper_parameters", "hparams_name", "hparams_type"),
+    *("datamodule_hyper_parameters", "datamodule_hparams_name"),
+)
 log = logging.getLogger("fedgkd_pl")
 
 
@@ -60,7 +66,8 @@ class SafeCheckpointIO(CheckpointIO):
             path: the file.
             storage_options: Lightning's, unused.
         """
-        commit(Path(path), encode(checkpoint), keep_previous=True)
+        kept = {key: value for key, value in checkpoint.items() if key not in _NEVER_READ}
+        commit(Path(path), encode(kept), keep_previous=_is_sound(Path(path)))
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
@@ -72,7 +79,12 @@ class SafeCheckpointIO(CheckpointIO):
             map_location: tensors are read to the CPU whatever it says.
             weights_only: nothing is ever run, whatever it says.
         """
-        return load_newest(Path(path))[0]
+        checkpoint = load_newest(Path(path))[0]
+        for state in checkpoint.get("callbacks", {}).values():
+            for name in state.get("best_k_models", {}) if isinstance(state, dict) else ():
+                if ".." in Path(name).parts:  # Lightning will remove it, wherever that leads
+                    raise Damaged(f"names a file outside its folder: {name}")
+        return checkpoint
 
     def remove_checkpoint(self, path: str | Path) -> None:
         """Removes a checkpoint and the one before it.
@@ -128,8 +140,8 @@ def encode(checkpoint: dict[str, Any]) -> Iterator[bytes | memoryview]:
         "version": VERSION,
         "round": str(checkpoint.get("global_step")),
         "fingerprint": fingerprint(settings),
-        "tree": json.dumps(tree),
     }
+    tensors[TREE] = torch.frombuffer(bytearray(json.dumps(tree).encode()), dtype=torch.uint8)
     header: dict[str, Any] = {"__metadata__": manifest}
     end = 0
     for name in sorted(tensors, key=lambda name: -tensors[name].element_size()):  # aligned
@@ -139,6 +151,8 @@ def encode(checkpoint: dict[str, Any]) -> Iterator[bytes | memoryview]:
     header[DIGEST] = _entry("U8", [32], end, 32)
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
+    if len(text) > LARGEST_HEADER:
+        raise StorageError("checkpoint", f"{len(tensors)} tensors are more than one file can hold")
     digest = hashlib.sha256()
     for chunk in _chunks(text, [tensors[name] for name in header if name in tensors]):
         digest.update(chunk)
@@ -160,7 +174,7 @@ def _entry(dtype: str, shape: Any, start: int, size: int) -> dict[str, Any]:
 def _to_json(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     """A value as JSON; what JSON has no word for is an object of one key."""
     if isinstance(value, Tensor) and value.dtype in _DTYPES:
-        while path in tensors or path == DIGEST:  # {"a.b": …} beside {"a": {"b": …}}
+        while path in tensors or path in (DIGEST, TREE):  # {"a.b": …} beside {"a": {"b": …}}
             path += "'"
         tensors[path] = value
         return {"tensor": path}
@@ -207,22 +221,45 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
             raise Damaged("is not a file")
         with path.open("rb") as file:
             start = file.read(4)
-        if start == b"PK\x03\x04":
-            return _read_lightning(path, info.st_size)
-        return _decode(path.read_bytes())
+            if start == ZIP:
+                return _read_lightning(path, info.st_size)
+            size = int.from_bytes(start + file.read(4), "little")
+            if size > min(info.st_size, LARGEST_HEADER):
+                raise Damaged("cannot be read as a checkpoint")
+            if _whole_size(file.read(size)) != info.st_size:
+                raise Damaged("is cut off, or no checkpoint")
+        return _decode(path.read_bytes(), size)
     except FileNotFoundError as error:
         raise Damaged("is not there") from error
     except OSError as error:
         raise Damaged(f"cannot be read: {error.strerror}") from error
 
 
-def _decode(content: bytes) -> dict[str, Any]:
+def _whole_size(header: bytes) -> int:
+    """The bytes of a file with this header, so that no more is read than there is."""
+    try:
+        entries = json.loads(header).items()
+        ends = [entry["data_offsets"][1] for name, entry in entries if name != "__metadata__"]
+        return 8 + len(header) + int(max(ends))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise Damaged("cannot be read as a checkpoint") from error
+
+
+def _is_sound(path: Path) -> bool:
+    """Whether a file is worth keeping as the one before."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return False
+    if content[:4] == ZIP:  # Lightning's has no checksum
+        return True
+    return hashlib.sha256(memoryview(content)[:-32]).digest() == content[-32:]
+
+
+def _decode(content: bytes, size: int) -> dict[str, Any]:
     from safetensors import SafetensorError
     from safetensors.torch import load
 
-    size = int.from_bytes(content[:8], "little")
-    if len(content) < 8 + 32 or size > min(len(content), LARGEST_HEADER):
-        raise Damaged("cannot be read as a checkpoint")
     if hashlib.sha256(memoryview(content)[:-32]).digest() != content[-32:]:
         raise Damaged("is damaged or no checkpoint (its checksum is wrong)")
     try:
@@ -230,10 +267,31 @@ def _decode(content: bytes) -> dict[str, Any]:
         if (manifest["format"], manifest["version"]) != (FORMAT, VERSION):
             raise Damaged(f"has format version {manifest['version']}, this is {VERSION}")
         tensors = load(content)
-        checkpoint: dict[str, Any] = _from_json(json.loads(manifest["tree"]), tensors)
-    except (KeyError, TypeError, ValueError, SafetensorError, RecursionError) as error:
-        raise error if isinstance(error, Damaged) else Damaged("is not a checkpoint") from error
+        checkpoint = _from_json(json.loads(tensors[TREE].numpy().tobytes()), tensors)
+    except Damaged:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, SafetensorError) as error:
+        raise Damaged("is not a checkpoint") from error
+    except (RecursionError, MemoryError) as error:
+        raise Damaged("is not a checkpoint") from error
+    if not isinstance(checkpoint, dict):
+        raise Damaged("is not a checkpoint")
     return checkpoint
+
+
+def round_of(path: Path) -> int | None:
+    """The round that a checkpoint says it was written after; None if it says nothing.
+
+    Args:
+        path: a file of ours, which is not checked.
+    """
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(min(size, LARGEST_HEADER)))
+        return int(header["__metadata__"]["round"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 def _from_json(value: Any, tensors: dict[str, Tensor]) -> Any:

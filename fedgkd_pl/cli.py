@@ -26,6 +26,7 @@ from fedgkd_pl.cli_messages import cut, one_line, setting_error
 from fedgkd_pl.cli_runs import (
     check_net,
     check_settings,
+    compare_settings,
     drop_uncommitted,
     find_checkpoint,
     flatten,
@@ -46,13 +47,20 @@ from fedgkd_pl.storage import lock, write_text
 from filelock import BaseFileLock
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 
 # What may differ when a run is resumed: where it runs and what is recorded, not what is computed.
 FIXED = ("seed_everything", "model", "data", "trainer.precision", "trainer.gradient_clip")
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)  # no run can go on after these
+FULL = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EIO,
+    errno.EACCES,
+    errno.EPERM,
+)  # no run can go on after these
 FREE = (
     "model.init_args.engine.class_path",
     "model.init_args.engine.init_args.workers",
@@ -194,6 +202,7 @@ class FederatedCLI(LightningCLI):
                 "checkpoint.filename": "best-round{step}",
                 "checkpoint.auto_insert_metric_name": False,
                 "checkpoint.save_on_train_epoch_end": True,
+                "checkpoint.enable_version_counter": False,
             }
         )
 
@@ -211,7 +220,7 @@ class FederatedCLI(LightningCLI):
             file = last_checkpoint(self.folder)
         if file is None and config.ckpt_path is not None:
             file = find_checkpoint(config.ckpt_path, Path(config.output_dir) / config.name)
-            config.ckpt_path = str(file)
+            config.ckpt_path = str(file.absolute())
         if file is not None:
             self.checkpoint, file = load_checkpoint(file, self.folder)
         self.checkpoint_file = file
@@ -260,7 +269,7 @@ class FederatedCLI(LightningCLI):
                 show_partition(self.datamodule, Path(self.config.fit.output_dir) / "partitions")
                 return
             check_monitors(self.trainer.callbacks)  # type: ignore[attr-defined]
-            if self.checkpoint_file is not None and self.keeps_files:
+            if self.keeps_files and (self.folder or self.checkpoint):
                 self._check_settings()
             self.datamodule.prepare_data()
             self.datamodule.setup()
@@ -294,6 +303,8 @@ class FederatedCLI(LightningCLI):
         folder = self.folder
         self.files.folder = str(folder)
         for callback in self.trainer.checkpoint_callbacks:
+            if isinstance(callback, ModelCheckpoint) and not isinstance(callback, LastRound):
+                callback.CHECKPOINT_NAME_LAST = "newest"  # last.ckpt is LastRound's
             if isinstance(callback, BestRound | LastRound) and callback.dirpath is None:
                 callback.dirpath = str(folder / "checkpoints")
         if self.own_logger:
@@ -328,11 +339,7 @@ class FederatedCLI(LightningCLI):
         print(f"wrote {file}")
 
     def _fixed_settings(self) -> dict[str, Any]:
-        return {
-            key: value
-            for key, value in flatten(self._dump()).items()
-            if key.startswith(FIXED) and not key.startswith(FREE)
-        }
+        return _fixed(self._dump())
 
     def _dump(self) -> Any:
         dump = self.parser.dump(self.config, skip_unset=False, format="yaml", skip_validation=True)
@@ -340,15 +347,46 @@ class FederatedCLI(LightningCLI):
 
     def _check_settings(self) -> None:
         """Refuses to go on with other settings than a checkpoint's, or where nothing is left."""
+        if not self.checkpoint and self.folder is not None:  # killed before its first commit
+            require(
+                not (self.folder / "summary.json").exists(),
+                "resume",
+                "the run is finished and kept no checkpoint",
+                self.folder,
+            )
+            begun = yaml.safe_load((self.folder / "config.yaml").read_bytes())
+            compare_settings(_fixed(begun), self.fixed)
+            return
         check_settings(self.checkpoint, self.fixed)
         done, rounds = self.checkpoint["global_step"], self.config.fit.rounds
         finished = self.folder is None or is_finished(self.folder, done)
+        stopped = self.folder is not None and self.checkpoint["fedgkd_pl"].get("stopped")
+        require(
+            not (stopped and finished), "resume", f"a callback ended this run after round {done}"
+        )
+        if stopped:
+            self.trainer.callbacks.append(_OnlyFinish())  # type: ignore[attr-defined]
         require(
             done < rounds or (done == rounds and not finished),
             "rounds",
             f"the checkpoint has done {done}: ask for more",
             rounds,
         )
+
+
+def _fixed(settings: Any) -> dict[str, Any]:
+    return {
+        key: value
+        for key, value in flatten(settings).items()
+        if key.startswith(FIXED) and not key.startswith(FREE)
+    }
+
+
+class _OnlyFinish(Callback):
+    """Ends a run that a callback had ended when it was killed; Lightning would train on."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        trainer.should_stop = True
 
 
 def run(words: list[str]) -> int:

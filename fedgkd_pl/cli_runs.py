@@ -1,6 +1,5 @@
 """Folders, checkpoints and predictions of runs, for the command line."""
 
-import csv
 import json
 import re
 from itertools import count
@@ -8,10 +7,10 @@ from os.path import exists, isdir  # which, unlike Path's, take a name of any le
 from pathlib import Path
 from typing import Any
 
-from fedgkd_pl.checkpoint import Damaged, load_newest
+from fedgkd_pl.checkpoint import Damaged, load_newest, round_of
 from fedgkd_pl.cli_messages import short
 from fedgkd_pl.errors import SettingError, StorageError, require
-from fedgkd_pl.storage import PART, previous
+from fedgkd_pl.storage import PART, previous, write_text
 from torch import Tensor, nn
 
 
@@ -101,10 +100,9 @@ def drop_uncommitted(folder: Path, checkpoint: dict[str, Any]) -> None:
     """
     for part in folder.rglob(f".*{PART}"):
         part.unlink()
-    states = checkpoint.get("callbacks", {}).values()
-    known = {Path(path).name for state in states for path in state.get("best_k_models", {})}
-    for file in (folder / "checkpoints").glob("best-*.ckpt"):
-        if file.name not in known:
+    done = checkpoint.get("global_step", 0)
+    for file in (folder / "checkpoints").glob("*.ckpt"):
+        if (round_of(file) or 0) > done:
             file.unlink()
 
 
@@ -128,7 +126,10 @@ def is_finished(folder: Path, rounds: int) -> bool:
         rounds: how many it has done.
     """
     summary = folder / "summary.json"
-    return summary.exists() and json.loads(summary.read_bytes())["rounds"] == rounds
+    try:
+        return bool(json.loads(summary.read_bytes())["rounds"] == rounds)
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
 
 
 def check_settings(checkpoint: dict[str, Any], settings: dict[str, Any]) -> None:
@@ -140,6 +141,16 @@ def check_settings(checkpoint: dict[str, Any], settings: dict[str, Any]) -> None
     """
     saved = checkpoint["callbacks"].get("RunFiles", {}).get("config")
     require(saved is not None, "ckpt_path", "was not written by fedgkd-pl fit")
+    compare_settings(saved, settings)
+
+
+def compare_settings(saved: dict[str, Any], settings: dict[str, Any]) -> None:
+    """Refuses other settings than those a run began with.
+
+    Args:
+        saved: those, by dotted key.
+        settings: these.
+    """
     keys = sorted(saved.keys() | settings.keys())
     changed = [key for key in keys if saved.get(key) != settings.get(key)]
     if changed:
@@ -178,11 +189,10 @@ def write_predictions(file: Path, probabilities: Tensor, labels: Tensor) -> None
         labels: the truth.
     """
     confidence, classes = probabilities.max(dim=1)
-    with file.open("w", newline="") as stream:
-        writer = csv.writer(stream)
-        writer.writerow(["index", "label", "prediction", "probability"])
-        for index, row in enumerate(zip(labels, classes, confidence, strict=True)):
-            writer.writerow([index, *(value.item() for value in row)])
+    lines = ["index,label,prediction,probability"]
+    for index, row in enumerate(zip(labels, classes, confidence, strict=True)):
+        lines.append(",".join(str(value) for value in (index, *(v.item() for v in row))))
+    write_text(file, "\n".join(lines) + "\n")
 
 
 def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:

@@ -20,7 +20,7 @@ class SettingError(ValueError):
         self.reason = reason
         self.got = got
         text = "" if got is _NOTHING else f" (got {got})"
-        text = text if len(text) <= 120 else f"{text[:110]} ...)"
+        text = text if len(text) <= 300 else f"{text[:290]} ...)"
         super().__init__(f"{key}: {reason}{text}")
 
     @property

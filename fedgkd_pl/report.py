@@ -14,6 +14,7 @@ ACCURACIES = {
     "last 10": "mean_last_10_test_acc",
     "at best val": "test_acc_at_best_val",
 }
+KEYS = ("method", "dataset", "seed", "rounds", "bytes_down")
 Summary = dict[str, Any]
 
 
@@ -30,8 +31,19 @@ def read_summaries(paths: Sequence[str], newest: bool = True) -> list[tuple[Path
         if not files:
             raise SettingError("runs", "no finished run (summary.json) below", path)
         for file in files[-1:] if newest else files:
-            found.append((file.parent, json.loads(file.read_text(encoding="utf-8"))))
+            found.append((file.parent, _read(file)))
     return found
+
+
+def _read(file: Path) -> Summary:
+    try:
+        summary: Summary = json.loads(file.read_bytes())
+        whole = {*ACCURACIES.values(), *KEYS} <= summary.keys()
+    except (OSError, ValueError, AttributeError, RecursionError):
+        whole = False
+    if not whole:
+        raise SettingError("runs", "not a summary.json of fedgkd-pl", file)
+    return summary
 
 
 def report(paths: Sequence[str], over_seeds: bool = False, markdown: bool = False) -> None:
@@ -66,7 +78,7 @@ def report(paths: Sequence[str], over_seeds: bool = False, markdown: bool = Fals
 def _each(runs: list[tuple[Path, Summary]]) -> list[dict[str, str]]:
     return [
         {
-            **{key: str(summary[key]) for key in ("method", "dataset", "seed", "rounds")},
+            **{key: str(summary[key]) for key in KEYS[:-1]},
             **{name: _percent([summary[key]]) for name, key in ACCURACIES.items()},
             "MB down": f"{summary['bytes_down'] / 1e6:.1f}",
             "run": str(folder),

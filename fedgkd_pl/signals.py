@@ -32,7 +32,7 @@ def stoppable() -> Iterator[None]:
     Where that does not get through within :data:`GRACE` seconds, and on a second signal, the
     process ends at once: a commit needs no farewell.
     """
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) != signal.SIG_IGN]
     if threading.current_thread() is not threading.main_thread():
         yield
         return

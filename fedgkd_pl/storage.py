@@ -25,7 +25,7 @@ def commit(target: Path, chunks: Iterable[bytes | memoryview], keep_previous: bo
         keep_previous: keep what was there as :func:`previous`.
 
     Raises:
-        StorageError: it could not be written; what was there before is untouched.
+        StorageError: it could not be written; what was there before is there, or kept.
     """
     part = target.with_name(f".{target.name}{PART}")
     try:
@@ -78,7 +78,7 @@ def write_text(target: Path, text: str) -> None:
         target: the file.
         text: its content.
     """
-    commit(target, [text.encode()])
+    commit(target, [text.encode(errors="backslashreplace")])
 
 
 def lock(folder: Path) -> "BaseFileLock":

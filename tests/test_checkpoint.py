@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from fedgkd_pl import FedAvg, FedGKD, LocalEngine, read_checkpoint, storage
+from fedgkd_pl.callbacks.checkpoints import BestRound
 from fedgkd_pl.checkpoint import Damaged, SafeCheckpointIO, encode
 from fedgkd_pl.errors import SettingError, StorageError
 from fedgkd_pl.storage import previous
@@ -103,8 +104,8 @@ def _resealed(content: bytes, change: Any) -> bytes:
         (lambda header: header.pop("__metadata__"), "is not a checkpoint"),
         (lambda header: header["__metadata__"].update(version="9"), "has format version 9"),
         (lambda header: header["__metadata__"].update(format="x"), "has format version"),
-        (lambda header: header["__metadata__"].update(tree="[" * 100_000), "is not a checkpoint"),
-        (lambda header: header["__metadata__"].update(tree='{"run": 1}'), "is not a checkpoint"),
+        (lambda header: header.pop("tree"), "is not a checkpoint"),
+        (lambda header: header.update(state=header.pop("tree")), "is not a checkpoint"),
         (lambda header: header.pop("fedgkd_pl.buffer.0.bias"), "is not a checkpoint"),
     ],
 )
@@ -112,6 +113,61 @@ def test_a_sound_file_of_something_else_is_refused(saved: Path, change: Any, ans
     saved.write_bytes(_resealed(saved.read_bytes(), change))
     with pytest.raises(Damaged, match=answer):
         read_checkpoint(saved)
+
+
+@pytest.mark.parametrize("tree", ["[" * 100_000, "5", '{"dict": []}', '{"run": 1}', "{", "[]"])
+def test_a_tree_of_something_else_is_refused(tree: str, tmp_path: Path) -> None:
+    body = tree.encode()
+    entry = {"dtype": "U8", "shape": [len(body)], "data_offsets": [0, len(body)]}
+    digest = {"dtype": "U8", "shape": [32], "data_offsets": [len(body), len(body) + 32]}
+    metadata = {"format": "fedgkd_pl", "version": "1"}
+    header = json.dumps({"__metadata__": metadata, "tree": entry, "sha256": digest}).encode()
+    body = struct.pack("<Q", len(header)) + header + body
+    (tmp_path / "a.ckpt").write_bytes(body + hashlib.sha256(body).digest())
+    with pytest.raises(Damaged, match="is not a checkpoint"):
+        read_checkpoint(tmp_path / "a.ckpt")
+
+
+def test_a_sparse_giant_is_not_read(saved: Path) -> None:
+    with saved.open("r+b") as file:
+        file.truncate(400 * 2**30)
+    with pytest.raises(Damaged, match="is cut off, or no checkpoint"):
+        read_checkpoint(saved)
+
+
+def test_a_checkpoint_cannot_have_files_outside_removed(saved: Path) -> None:
+    content = read_checkpoint(saved)
+    victim = saved.parent.parent / "victim"
+    victim.write_text("precious")
+    for state in content["callbacks"].values():
+        state["best_k_models"] = {f"{saved.parent}/../victim": torch.tensor(0.0)}
+    SafeCheckpointIO().save_checkpoint(content, saved)
+    keep = ModelCheckpoint(saved.parent, save_last=True)
+    trainer = quiet_trainer(max_epochs=5, callbacks=[keep], enable_checkpointing=True)
+    with pytest.raises(Damaged, match="names a file outside its folder"):
+        trainer.fit(FedGKD(linear(), **LOCAL), Table(), ckpt_path=saved)
+    best = BestRound(saved.parent, monitor="val/acc", mode="max")
+    best.load_state_dict(content["callbacks"][next(iter(content["callbacks"]))])
+    assert list(best.best_k_models) == [str(saved.parent / "victim")]
+    assert victim.exists()
+
+
+def test_a_damaged_file_never_replaces_the_one_before(saved: Path) -> None:
+    saved.write_bytes(saved.read_bytes()[:-1])
+    assert SafeCheckpointIO().load_checkpoint(saved)["global_step"] == 2
+    SafeCheckpointIO().save_checkpoint({"global_step": 3}, saved)
+    assert read_checkpoint(previous(saved))["global_step"] == 2
+
+
+def test_constructor_arguments_are_not_saved(tmp_path: Path) -> None:
+    class Mine(FedAvg):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.save_hyperparameters(ignore=["net"])
+
+    keep = ModelCheckpoint(tmp_path, save_last=True)
+    fit(Mine(linear(), **LOCAL), Table(), 1, callbacks=[keep], enable_checkpointing=True)
+    assert "hyper_parameters" not in read_checkpoint(tmp_path / "last.ckpt")
 
 
 class Run:

@@ -466,3 +466,10 @@ def test_threads_are_given_back(run: Run) -> None:
     before = torch.get_num_threads()
     assert run("fit", *QUICK, "--rounds", "1")[0] == 0
     assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "3", '{"method": "x"}', "[" * 100_000])
+def test_a_summary_of_something_else_is_refused(run: Run, tmp_path: Path, content: str) -> None:
+    (tmp_path / "summary.json").write_text(content)
+    code, _, err = run("report", ".")
+    assert (code, err) == (2, "error: runs: not a summary.json of fedgkd-pl (got summary.json)\n")

@@ -192,3 +192,59 @@ def test_an_existing_run_is_never_overwritten(run: Run, tmp_path: Path, done: Pa
     before = tree(done)
     assert run("fit", *QUICK, "--rounds", "1")[0] == 0
     assert tree(done) == before and version(tmp_path, number=1).is_dir()
+
+
+def test_a_run_that_a_callback_ended_stays_ended(run: Run, tmp_path: Path) -> None:
+    still = ("--model.optimizer.lr", "0", "--rounds", "9", "--trainer.callbacks", "EarlyStopping")
+    stop = ("--trainer.callbacks.monitor", "val/acc", "--trainer.callbacks.patience", "1")
+    code, _, err = run("fit", *QUICK, *still, *stop)
+    assert code == 0, err
+    folder = version(tmp_path)
+    weights = (folder / "global.safetensors").read_bytes()
+    metrics = (folder / "metrics.csv").read_bytes()
+    code, _, err = run("fit", "--resume", folder)
+    assert (code, err) == (2, "error: resume: a callback ended this run after round 2\n")
+    for name in ("summary.json", "global.safetensors"):  # killed before it said how it went
+        (folder / name).unlink()
+    code, _, err = run("fit", "--resume", folder)
+    assert code == 0, err
+    assert (folder / "global.safetensors").read_bytes() == weights
+    assert (folder / "metrics.csv").read_bytes() == metrics
+    assert (folder / "summary.json").exists()
+
+
+def test_settings_are_those_of_the_beginning_before_the_first_commit(run: Run, done: Path) -> None:
+    shutil.rmtree(done / "checkpoints")
+    code, _, err = run("fit", "--resume", done)
+    told = "error: resume: the run is finished and kept no checkpoint"
+    assert code == 2 and err.startswith(told)
+    (done / "summary.json").unlink()
+    code, _, err = run("fit", "--resume", done, "--model.optimizer.lr", "0.5")
+    assert code == 2 and err.startswith("error: model.optimizer.lr: a run is resumed with"), err
+
+
+def test_a_users_own_save_last_does_not_meet_ours(run: Run, tmp_path: Path) -> None:
+    words = ("--trainer.callbacks", "ModelCheckpoint", "--trainer.callbacks.save_last", "true")
+    code, _, err = run("fit", *QUICK, "--rounds", "2", *words)
+    assert code == 0, err
+    names = {file.name for file in (version(tmp_path) / "checkpoints").iterdir()}
+    assert {"last.ckpt", "last.previous.ckpt", "newest.ckpt"} <= names
+    before = read_checkpoint(version(tmp_path) / "checkpoints" / "last.previous.ckpt")
+    assert before["global_step"] == 1
+
+
+def test_a_round_without_validation_has_no_score(run: Run, tmp_path: Path) -> None:
+    flags = ("--trainer.check_val_every_n_epoch", "2", "--checkpoint.save_top_k", "-1")
+    code, _, err = run("fit", *QUICK, "--rounds", "4", *flags)
+    assert code == 0 and "could not find" not in err, err
+    names = {file.name for file in (version(tmp_path) / "checkpoints").glob("best*")}
+    assert names == {"best-round2.ckpt", "best-round4.ckpt"}
+
+
+def test_a_run_from_another_shows_the_whole_curve(run: Run, tmp_path: Path, done: Path) -> None:
+    assert run("fit", *QUICK, "--rounds", "5", "--ckpt_path", done)[0] == 0
+    folder = version(tmp_path, number=1)
+    assert [step for step, _ in curve(folder)] == [1, 2, 3, 4, 5]
+    (folder / "summary.json").unlink()
+    assert run("fit", "--resume", folder)[0] == 0
+    assert [step for step, _ in curve(folder)] == [1, 2, 3, 4, 5]

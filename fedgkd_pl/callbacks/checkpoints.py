@@ -3,12 +3,18 @@
 from pathlib import Path
 from typing import Any
 
+from fedgkd_pl.checkpoint import Damaged, read_checkpoint
 from fedgkd_pl.storage import commit
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+
+SCORES = ("val/", "test/")
 
 
 class BestRound(ModelCheckpoint):
     """Lightning's ModelCheckpoint, which a resume into a new folder does not make forgetful."""
+
+    scored = -1  # the last epoch that was validated
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes the best rounds so far over, files and all; Lightning would start anew.
@@ -16,11 +22,11 @@ class BestRound(ModelCheckpoint):
         Args:
             state_dict: what an earlier run saved.
         """
-        if self.dirpath and state_dict["dirpath"] != self.dirpath:
+        if self.dirpath:
             kept: dict[str, Any] = state_dict["best_k_models"]
             here = {path: str(Path(self.dirpath) / Path(path).name) for path in kept}
             for path, new in here.items():
-                if Path(path).is_file() and not Path(new).exists():  # not one folder, two names
+                if not Path(new).exists() and _is_checkpoint(path):
                     commit(Path(new), [Path(path).read_bytes()])
             state_dict = state_dict | {
                 "dirpath": self.dirpath,
@@ -30,6 +36,35 @@ class BestRound(ModelCheckpoint):
                 "last_model_path": "",
             }
         super().load_state_dict(state_dict)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Remembers that this round has a score.
+
+        Args:
+            trainer: Lightning's.
+            pl_module: Lightning's.
+        """
+        self.scored = trainer.current_epoch
+        super().on_validation_end(trainer, pl_module)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Does not take an old score for that of a round without validation.
+
+        Args:
+            trainer: Lightning's.
+            pl_module: Lightning's.
+        """
+        if self.scored == trainer.current_epoch or not str(self.monitor).startswith(SCORES):
+            super().on_train_epoch_end(trainer, pl_module)
+
+
+def _is_checkpoint(path: str) -> bool:
+    """Whether a file may be taken over; a hostile checkpoint may name any."""
+    try:
+        read_checkpoint(path)
+    except Damaged:
+        return False
+    return True
 
 
 class LastRound(ModelCheckpoint):

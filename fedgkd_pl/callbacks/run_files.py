@@ -81,12 +81,16 @@ class RunFiles(Callback):
         self._write_rows(trainer)
         begun = (self._folder(trainer) / "partition.json").exists()
         summary = _server(pl_module).datamodule.summary()
-        self._write(trainer, "partition.json", json.dumps(summary) + "\n")
         if self.config_text:
             self._write(trainer, "config.yaml", self.config_text)
         if isinstance(trainer.logger, TensorBoardLogger) and not begun:
             chart = bubble_chart(summary["counts"], summary["dataset"])
             trainer.logger.experiment.add_figure("partition", chart)
+            for row in self.rows.values():  # of the run that this one goes on from
+                values = {name: value for name, value in row.items() if name != "round"}
+                trainer.logger.log_metrics(values, int(row["round"]))
+            trainer.logger.experiment.flush()
+        self._write(trainer, "partition.json", json.dumps(summary) + "\n")
 
     def on_client_failed(
         self, trainer: Trainer, pl_module: LightningModule, failure: ClientFailure, _: int
@@ -152,11 +156,13 @@ class RunFiles(Callback):
             "wall_seconds": round(self.elapsed(), 3),
             "versions": _versions(),
         }
-        self._write(trainer, "summary.json", json.dumps(summary, indent=2) + "\n")
         logger = trainer.logger
         if isinstance(logger, TensorBoardLogger) and accuracies["best_test_acc"] is not None:
             scores = {f"hp/{k}": v for k, v in accuracies.items() if k.endswith("test_acc")}
             logger.log_hyperparams(self.config, scores)  # TensorBoard's HPARAMS page
+            logger.experiment.flush()
+        (self._folder(trainer) / "error.txt").unlink(missing_ok=True)  # of an earlier session
+        self._write(trainer, "summary.json", json.dumps(summary, indent=2) + "\n")
 
     def _folder(self, trainer: Trainer) -> Path:
         return Path(self.folder or trainer.log_dir or trainer.default_root_dir)

@@ -3,10 +3,10 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from traceback import format_exception
+from traceback import format_exception, format_exception_only
 
 from fedgkd_pl.federation.client_trainer import Job
-from fedgkd_pl.federation.message import ClientUpdate, Message
+from fedgkd_pl.federation.message import ClientUpdate, Message, State
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,22 @@ def failure(client: int, error: Exception) -> ClientFailure:
         client: its id.
         error: what it raised.
     """
-    reason = " ".join(f"{type(error).__name__}: {error}".splitlines()[0].split())
-    return ClientFailure(client, reason, "".join(format_exception(error)))
+    reason = " ".join(format_exception_only(error)[-1].splitlines()[0].split())
+    return ClientFailure(client, reason[:500], "".join(format_exception(error)))
+
+
+def checked(update: ClientUpdate, like: State) -> ClientUpdate | ClientFailure:
+    """An update that can be averaged, or why it cannot.
+
+    Args:
+        update: what a client answered.
+        like: the global model.
+    """
+    try:
+        fault = update.fault(like)
+    except Exception as error:  # not even tensors and numbers
+        return failure(update.client, error)
+    return ClientFailure(update.client, fault) if fault else update
 
 
 def schedule(job: Job, cohort: Sequence[int]) -> list[int]:

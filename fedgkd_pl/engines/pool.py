@@ -112,7 +112,8 @@ class Pool(Session):
         for worker in self.workers:
             worker.connection.close()  # a worker that reads the end of its connection ends
         for worker in self.workers:
-            worker.process.join(timeout=1)
+            if worker.client is None:
+                worker.process.join(timeout=1)
             _kill(worker)
         self.workers = []
 
@@ -133,6 +134,8 @@ class Pool(Session):
 
     def _tell(self, place: int, task: Any) -> None:
         """Sends a task; a worker that has died since its last one is replaced."""
+        if not self.workers[place].process.is_alive():
+            self._replace(place)
         try:
             self.workers[place].connection.send(task)
         except OSError:
@@ -247,7 +250,7 @@ def _work(connection: Connection, threads: int, numerics: dict[str, Any]) -> Non
                 failed = failure(client, error)
                 connection.send_bytes(b"!" + json.dumps([failed.reason, failed.traceback]).encode())
                 trainer = None  # nothing of the failed fit stays
-    except (EOFError, BrokenPipeError, ConnectionResetError):
+    except (EOFError, OSError):
         return  # the pool was closed, or its process is gone
 
 

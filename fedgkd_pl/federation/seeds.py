@@ -39,8 +39,14 @@ def seeded(seed: int) -> Iterator[None]:
     Args:
         seed: the seed inside.
     """
-    with isolate_rng():
+    failed: BaseException | None = None
+    with isolate_rng():  # which would not restore them after an exception
         torch.manual_seed(seed)
         np.random.seed(seed % 2**32)
         random.seed(seed)
-        yield
+        try:
+            yield
+        except BaseException as error:
+            failed = error
+    if failed is not None:
+        raise failed

@@ -11,7 +11,7 @@ import torch
 from fedgkd_pl.checkpoint import SafeCheckpointIO, load_newest
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.resident import Batch
-from fedgkd_pl.engines.base import ClientFailure
+from fedgkd_pl.engines.base import ClientFailure, checked
 from fedgkd_pl.errors import RunFailed, SettingError, require
 from fedgkd_pl.federation.client_trainer import Job
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
@@ -105,8 +105,8 @@ class FederatedServer(LightningModule):
         self._failures: list[ClientFailure] = []
         try:
             for answer in self._session.run(message, cohort):
-                if isinstance(answer, ClientUpdate) and (fault := answer.fault(like)):
-                    answer = ClientFailure(answer.client, fault)
+                if isinstance(answer, ClientUpdate):
+                    answer = checked(answer, like)
                 if isinstance(answer, ClientFailure):
                     self._leave_out(answer, len(cohort))
                     continue
@@ -305,6 +305,7 @@ class FederatedServer(LightningModule):
             "bytes": [self.bytes_down, self.bytes_up],
             "client_states": self._client_states,
             "failed_rounds": self.failed_rounds,
+            "stopped": self.trainer.should_stop,
             "data": self.datamodule.fingerprint(),
         }
 
