@@ -344,3 +344,109 @@ def test_yaml_means_what_it_meant() -> None:
     text = "base: &base {a: 1e-3, b: on, c: 2024-01-01, d: ~}\nmore: {<<: *base, a: .5, e: 0x10}\n"
     base = {"a": 0.001, "b": True, "c": "2024-01-01", "d": None}
     assert load(text) == {"base": base, "more": base | {"a": 0.5, "e": 16}}
+
+
+# -- data --------------------------------------------------------------------------------------
+
+MINE = """
+import torch
+from fedgkd_pl import FederatedDataModule
+from fedgkd_pl.data.resident import Examples, Splits
+from fedgkd_pl.data.transforms import Scale
+
+
+class Words(torch.nn.Module):
+    vocab_size, pad_id = 4, 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = torch.nn.Embedding(4, 8), torch.nn.Linear(8, 10)
+
+    def forward(self, x):
+        return self.head(self.embed(x.long()).mean(1))
+
+
+class Mine{number}(FederatedDataModule):
+    name = "mine"
+    num_classes = 10
+
+    def load(self) -> Splits:
+        x, y = torch.rand(200, 64), torch.arange(200) % 10
+        test_x, test_y = x[:20].clone(), y[:20].clone()
+        {change}
+        return Splits(Examples(x, y, Scale(1)), Examples(test_x, test_y, Scale(1)))
+"""
+OWN = {
+    "label out of range": ("y[7] = 10", "data: train label at 7 is outside 0..9"),
+    "negative label": ("test_y[3] = -1", "data: test label at 3 is outside 0..9"),
+    "labels not integers": ("y = y.float()", "data: train labels must be one int64 per sample"),
+    "NaN pixels": ("x[5, 1] = float('nan')", "data: train input at 5 has NaN or Inf"),
+    "different lengths": ("y = y[:-1]", "data: train has 200 inputs and 199 labels"),
+    "no test samples": ("test_x, test_y = x[:0], y[:0]", "data: there are no test samples"),
+    "wrong size": ("test_x = test_x[:, :60]", "data: test inputs must be like those of train"),
+    "another size than the net's": ("x, test_x = x[:, :9], test_x[:, :9]", "model.net: does not"),
+    "a token beyond the vocabulary": (
+        "x = torch.randint(0, 4, (200, 5)); test_x = x[:20].clone(); test_x[0, 0] = 4",
+        "model.net: does not take mine inputs of shape (2, 5): index out of range",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OWN)
+def test_bad_data_is_answered_in_one_line(run: Run, tmp_path: Path, case: str) -> None:
+    change, answer = OWN[case]
+    number = list(OWN).index(case)
+    module = f"bad_data_{number}"
+    (tmp_path / f"{module}.py").write_text(MINE.format(change=change, number=number))
+    words = ["--import", module, "--data", f"{module}.Mine{number}"]
+    if "token" in case:
+        words += ["--model.net", f"{module}.Words"]
+    before = tree(tmp_path)
+    code, out, err = run("fit", *QUICK, *words)
+    assert code == 2 and len(err.splitlines()) == 1 and not out, err
+    assert err.startswith(f"error: {answer}"), err
+    assert tree(tmp_path) == before
+
+
+def _cifar(folder: Path, content: bytes) -> None:
+    from torchvision.datasets import CIFAR10
+
+    (folder / CIFAR10.base_folder).mkdir()
+    for name, _ in (*CIFAR10.train_list, *CIFAR10.test_list):
+        (folder / CIFAR10.base_folder / name).write_bytes(content)
+
+
+FILES_OF_CIFAR = {
+    "wrong hash": (
+        lambda good: good,
+        True,
+        "cifar-10-batches-py/data_batch_1 is damaged or not the original",
+    ),
+    "truncated pickle": (lambda good: good[:-50], False, "data_batch_1 cannot be read"),
+    "forbidden global": (
+        lambda good: b"cos\nsystem\n(S'touch canary'\ntR.",
+        *(False, "data_batch_1 cannot be read (it names os.system)"),
+    ),
+    "empty": (lambda good: b"", False, "data_batch_1 cannot be read"),
+}
+
+
+@pytest.mark.parametrize("case", FILES_OF_CIFAR)
+def test_bad_data_files_are_answered_in_one_line(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    from torchvision.datasets import CIFAR10
+
+    from tests.test_hostile_data import pixels, python2_pickle
+
+    change, is_checked, answer = FILES_OF_CIFAR[case]
+    _cifar(tmp_path, change(python2_pickle(pixels(), [1, 2])))
+    if not is_checked:  # what the parser itself says
+        for files in ("train_list", "test_list"):
+            monkeypatch.setattr(CIFAR10, files, [[n, None] for n, _ in getattr(CIFAR10, files)])
+    before = tree(tmp_path)
+    words = ("--data", "CIFAR10", "--data.data_dir", ".", "--model.net", "ResNet8")
+    code, out, err = run("fit", *QUICK, *words)
+    assert code == 2 and len(err.splitlines()) == 1 and not out, err
+    assert err.startswith(f"error: data.data_dir: {answer}"), err
+    assert tree(tmp_path) == before

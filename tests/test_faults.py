@@ -19,11 +19,10 @@ import pytest
 from fedgkd_pl import read_checkpoint
 from fedgkd_pl.storage import previous
 
+from tests.conftest import REPO
 from tests.faults import Launcher
 
-METHODS = (
-    "fedavg feddistill feddistill_plus fedgen fedgkd fedgkd_plus fedgkd_vote fedprox moon".split()
-)
+METHODS = sorted(file.stem for file in (REPO / "configs" / "digits").glob("*.yaml"))
 SMALL = (
     *("--rounds", "20", "--data.participation", "0.1", "--model.local_steps", "2"),
     *("--model.engine.workers", "1", "--output_dir", ".", "--name", "run"),
