@@ -158,6 +158,7 @@ def _launch() -> None:
     from fedgkd_pl.data.heterogeneity import bubble_chart  # noqa: F401
 
     rewind(Path("/nonexistent"), [])  # imports TensorBoard's reader
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a job of a script
     print("ready", flush=True)
     child = 0
     for line in sys.stdin:
