@@ -41,7 +41,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 def _command(words: list[str]) -> int:
     if words and words[0] in TRAINER_COMMANDS:
-        from fedgkd_pl.cli import run
+        from fedgkd_pl.commands import run
 
         return run(words)
     try:

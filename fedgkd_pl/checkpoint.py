@@ -1,7 +1,8 @@
 """Checkpoints: a commit of plain values and tensors, with a checksum over every bit.
 
-A file of ours is a safetensors file that any reader of that format opens. Its metadata hold the
-structure as JSON; its last 32 bytes, a tensor too, are the SHA-256 of all bytes before them.
+A file of ours is a safetensors file that any reader of that format opens. Beside the tensors it
+has their structure and all plain values as JSON, in a tensor of bytes called ``tree``; its last 32
+bytes, a tensor too, are the SHA-256 of all bytes before them.
 Nothing in it can be run. Lightning's own ``.ckpt`` files are read as well, as plain data.
 """
 
@@ -42,6 +43,8 @@ _NEVER_READ = (
     *("hyper_parameters", "hparams_name", "hparams_type"),
     *("datamodule_hyper_parameters", "datamodule_hparams_name"),
 )
+# What reading something else may raise.
+_NOT_OURS = (LookupError, TypeError, ValueError, AttributeError, RecursionError, MemoryError)
 log = logging.getLogger("fedgkd_pl")
 
 
@@ -79,12 +82,7 @@ class SafeCheckpointIO(CheckpointIO):
             map_location: tensors are read to the CPU whatever it says.
             weights_only: nothing is ever run, whatever it says.
         """
-        checkpoint = load_newest(Path(path))[0]
-        for state in checkpoint.get("callbacks", {}).values():
-            for name in state.get("best_k_models", {}) if isinstance(state, dict) else ():
-                if ".." in Path(name).parts:  # Lightning will remove it, wherever that leads
-                    raise Damaged(f"names a file outside its folder: {name}")
-        return checkpoint
+        return load_newest(Path(path))[0]
 
     def remove_checkpoint(self, path: str | Path) -> None:
         """Removes a checkpoint and the one before it.
@@ -103,15 +101,26 @@ def load_newest(path: Path) -> tuple[dict[str, Any], Path]:
         path: the file asked for.
     """
     try:
-        return read_checkpoint(path), path
+        checkpoint, file = read_checkpoint(path), path
     except Damaged as error:
-        before = previous(path)
+        file = previous(path)
         try:
-            checkpoint = read_checkpoint(before)
+            checkpoint = read_checkpoint(file)
         except Damaged:
             raise error from None
-        log.warning("%s %s: going on from %s, the one before", path, error, before.name)
-        return checkpoint, before
+        log.warning("%s %s: going on from %s, the one before", path, error, file.name)
+    _check_callbacks(checkpoint.get("callbacks", {}))
+    return checkpoint, file
+
+
+def _check_callbacks(states: Any) -> None:
+    """Refuses files to remove: Lightning will, wherever their names lead."""
+    if not isinstance(states, dict) or not all(isinstance(s, dict) for s in states.values()):
+        raise Damaged("is not a checkpoint")
+    for state in states.values():
+        for name in state.get("best_k_models", {}):
+            if ".." in Path(name).parts:
+                raise Damaged(f"names a file outside its folder: {name}")
 
 
 def fingerprint(settings: Any) -> str:
@@ -241,7 +250,7 @@ def _whole_size(header: bytes) -> int:
         entries = json.loads(header).items()
         ends = [entry["data_offsets"][1] for name, entry in entries if name != "__metadata__"]
         return 8 + len(header) + int(max(ends))
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except _NOT_OURS as error:
         raise Damaged("cannot be read as a checkpoint") from error
 
 
@@ -251,8 +260,10 @@ def _is_sound(path: Path) -> bool:
         content = path.read_bytes()
     except OSError:
         return False
-    if content[:4] == ZIP:  # Lightning's has no checksum
-        return True
+    return content[:4] == ZIP or _is_sealed(content)  # Lightning's has no checksum
+
+
+def _is_sealed(content: bytes) -> bool:
     return hashlib.sha256(memoryview(content)[:-32]).digest() == content[-32:]
 
 
@@ -260,7 +271,7 @@ def _decode(content: bytes, size: int) -> dict[str, Any]:
     from safetensors import SafetensorError
     from safetensors.torch import load
 
-    if hashlib.sha256(memoryview(content)[:-32]).digest() != content[-32:]:
+    if not _is_sealed(content):
         raise Damaged("is damaged or no checkpoint (its checksum is wrong)")
     try:
         manifest = json.loads(content[8 : 8 + size])["__metadata__"]
@@ -270,9 +281,7 @@ def _decode(content: bytes, size: int) -> dict[str, Any]:
         checkpoint = _from_json(json.loads(tensors[TREE].numpy().tobytes()), tensors)
     except Damaged:
         raise
-    except (LookupError, TypeError, ValueError, AttributeError, SafetensorError) as error:
-        raise Damaged("is not a checkpoint") from error
-    except (RecursionError, MemoryError) as error:
+    except (*_NOT_OURS, SafetensorError) as error:
         raise Damaged("is not a checkpoint") from error
     if not isinstance(checkpoint, dict):
         raise Damaged("is not a checkpoint")
@@ -290,7 +299,7 @@ def round_of(path: Path) -> int | None:
             size = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(min(size, LARGEST_HEADER)))
         return int(header["__metadata__"]["round"])
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, *_NOT_OURS):
         return None
 
 

@@ -1,13 +1,7 @@
 """``fedgkd-pl fit | validate | test | predict``: LightningCLI, with rounds for epochs."""
 
-import errno
 import json
-import logging
 import sys
-import threading
-import warnings
-from importlib import import_module
-from os.path import isfile  # which, unlike Path's, takes a name of any length
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +9,7 @@ import fedgkd_pl
 import torch
 import yaml
 from fedgkd_pl import strict_yaml
-from fedgkd_pl.allowed import allow, only_these_packages
+from fedgkd_pl.allowed import only_these_packages
 from fedgkd_pl.callbacks.checkpoints import BestRound, LastRound
 from fedgkd_pl.callbacks.event_files import rewind
 from fedgkd_pl.callbacks.progress import RoundProgress
@@ -29,6 +23,7 @@ from fedgkd_pl.cli_runs import (
     compare_settings,
     drop_uncommitted,
     find_checkpoint,
+    fixed_settings,
     flatten,
     is_finished,
     last_checkpoint,
@@ -37,7 +32,6 @@ from fedgkd_pl.cli_runs import (
     rows_of,
     write_predictions,
 )
-from fedgkd_pl.config_files import resolve
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.show import show_partition
 from fedgkd_pl.errors import RunFailed, SettingError, StorageError, require
@@ -50,27 +44,6 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
-
-# What may differ when a run is resumed: where it runs and what is recorded, not what is computed.
-FIXED = ("seed_everything", "model", "data", "trainer.precision", "trainer.gradient_clip")
-FULL = (
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EROFS,
-    errno.EIO,
-    errno.EACCES,
-    errno.EPERM,
-)  # no run can go on after these
-FREE = (
-    "model.init_args.engine.class_path",
-    "model.init_args.engine.init_args.workers",
-    "model.init_args.engine.init_args.timeout",
-    "model.init_args.max_failed_rounds",
-    "data.init_args.data_dir",
-    "data.init_args.download",
-    "data.init_args.eval_batch_size",
-)
-
 
 for _name in fedgkd_pl.__all__:
     getattr(fedgkd_pl, _name)  # imported, so that a config may name a class without its module
@@ -249,9 +222,8 @@ class FederatedCLI(LightningCLI):
             callbacks = [c for c in callbacks if not isinstance(c, BestRound) or c.monitor]
             callbacks.append(LastRound())
         if self.keeps_files:
-            self.fixed = self._fixed_settings()
-            text = self._parser("fit").dump(self.config.fit, skip_unset=False)
-            self.files = RunFiles(config=self.fixed, config_text=text)
+            self.fixed = fixed_settings(self._dump())
+            self.files = RunFiles(config=self.fixed)
             callbacks.append(self.files)
         given = config["callbacks"] or []
         given = given if isinstance(given, list) else [given]
@@ -296,11 +268,12 @@ class FederatedCLI(LightningCLI):
         if self.folder is None:
             self.folder = new_version(Path(self.config.fit.output_dir) / self.config.fit.name)
             self.lock = lock(self.folder)
-            write_text(self.folder / "config.yaml", self.files.config_text)
         else:
             drop_uncommitted(self.folder, self.checkpoint)
             rewind(self.folder, rows_of(self.checkpoint))
         folder = self.folder
+        settings = self._parser("fit").dump(self.config.fit, skip_unset=False)
+        write_text(folder / "config.yaml", settings)
         self.files.folder = str(folder)
         for callback in self.trainer.checkpoint_callbacks:
             if isinstance(callback, ModelCheckpoint) and not isinstance(callback, LastRound):
@@ -338,9 +311,6 @@ class FederatedCLI(LightningCLI):
         write_predictions(file, torch.cat(batches), datamodule.test.targets)  # type: ignore[arg-type]
         print(f"wrote {file}")
 
-    def _fixed_settings(self) -> dict[str, Any]:
-        return _fixed(self._dump())
-
     def _dump(self) -> Any:
         dump = self.parser.dump(self.config, skip_unset=False, format="yaml", skip_validation=True)
         return yaml.safe_load(dump)[self.subcommand]
@@ -355,7 +325,7 @@ class FederatedCLI(LightningCLI):
                 self.folder,
             )
             begun = yaml.safe_load((self.folder / "config.yaml").read_bytes())
-            compare_settings(_fixed(begun), self.fixed)
+            compare_settings(fixed_settings(begun), self.fixed)
             return
         check_settings(self.checkpoint, self.fixed)
         done, rounds = self.checkpoint["global_step"], self.config.fit.rounds
@@ -374,121 +344,8 @@ class FederatedCLI(LightningCLI):
         )
 
 
-def _fixed(settings: Any) -> dict[str, Any]:
-    return {
-        key: value
-        for key, value in flatten(settings).items()
-        if key.startswith(FIXED) and not key.startswith(FREE)
-    }
-
-
 class _OnlyFinish(Callback):
     """Ends a run that a callback had ended when it was killed; Lightning would train on."""
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         trainer.should_stop = True
-
-
-def run(words: list[str]) -> int:
-    """Runs a command of the Trainer.
-
-    Args:
-        words: the command and its arguments. ``--debug`` among them lets errors through whole;
-            ``--import MODULE`` imports the user's own classes, from the current folder too.
-
-    Returns:
-        The exit code.
-    """
-    debug = "--debug" in words
-    words = [word for word in words if word != "--debug"]
-    # Lightning speaks of epochs, of a cloud service and of its own deprecations.
-    for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    for text in (
-        "`isinstance\\(treespec, LeafSpec\\)` is deprecated",
-        "Be aware that when using `ckpt_path`, callbacks",
-        "Checkpoint directory .* exists and is not empty",
-        "Initializing zero-element tensors is a no-op",
-    ):
-        warnings.filterwarnings("ignore", text)
-    threading.excepthook = _quiet_if_full
-    try:
-        words, resume = prepare(words)
-        only_partition = words[0] == "partition"
-        if only_partition:
-            words[0] = "fit"  # the same settings
-        FederatedCLI(words, only_partition, resume)
-    except (SettingError, MisconfigurationException) as error:
-        return _tell(error, 2, debug)
-    except RunFailed as error:
-        return _tell(error, 3, debug)
-    except StorageError as error:
-        return _tell(error, 4, debug)
-    except Exception as error:
-        if isinstance(error, OSError) and error.errno in FULL:
-            return _tell(StorageError(error.filename or "output_dir", error), 4, debug)
-        unexpected = RunFailed(f"{type(error).__name__}: {error} (--debug shows where)")
-        unexpected.__cause__ = error
-        return _tell(unexpected, 3, debug)
-    finally:
-        threading.excepthook = threading.__excepthook__
-    return 0
-
-
-def _quiet_if_full(failed: threading.ExceptHookArgs) -> None:
-    """TensorBoard's writer meets a full disk in a thread of its own; the main one will tell."""
-    if getattr(failed.exc_value, "errno", None) not in FULL:
-        threading.__excepthook__(failed)
-
-
-def _tell(error: Exception, code: int, debug: bool) -> int:
-    if debug:
-        raise error
-    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-    return code
-
-
-def prepare(words: list[str]) -> tuple[list[str], Path | None]:
-    """Imports what ``--import`` names, and finds the files that ``--config`` names.
-
-    Args:
-        words: the command and its arguments.
-
-    Returns:
-        The words for the parser, and the folder that ``--resume`` names.
-    """
-    rest: list[str] = []
-    resume: Path | None = None
-    waiting = iter(words)
-    for word in waiting:
-        if word.split("=")[0] == "--import":
-            import_users(word[9:] or next(waiting, ""))
-        elif word in ("-c", "--config"):
-            rest += ["--config", *(resolve(name) for name in [next(waiting, "")] if name)]
-        elif word.startswith("--config="):
-            rest.append("--config=" + resolve(word.removeprefix("--config=")))
-        elif word.split("=")[0] == "--resume" and words[0] == "fit":
-            resume = Path(word[9:] or next(waiting, ""))
-            config = resume / "config.yaml"
-            require(isfile(config), "resume", "no run was begun there: no config.yaml", resume)
-            rest[1:1] = ["--config", str(config)]
-        else:
-            rest.append(word)
-    return rest, resume
-
-
-def import_users(module: str) -> None:
-    """Imports the user's module, so that a config may name its classes.
-
-    Args:
-        module: a name that Python can import, from the current folder too.
-    """
-    sys.path.insert(0, str(Path.cwd()))
-    require(all(map(str.isidentifier, module.split("."))), "import", "which module?", module)
-    try:
-        import_module(module)
-        allow(module)
-    except ImportError as error:
-        raise SettingError("import", str(error), module) from error
-    except Exception as error:  # it is the user's code
-        raise SettingError("import", f"{type(error).__name__}: {error}", module) from error

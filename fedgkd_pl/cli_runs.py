@@ -13,6 +13,18 @@ from fedgkd_pl.errors import SettingError, StorageError, require
 from fedgkd_pl.storage import PART, previous, write_text
 from torch import Tensor, nn
 
+# What may differ when a run is resumed: where it runs and what is recorded, not what is computed.
+FIXED = ("seed_everything", "model", "data", "trainer.precision", "trainer.gradient_clip")
+FREE = (
+    "model.init_args.engine.class_path",
+    "model.init_args.engine.init_args.workers",
+    "model.init_args.engine.init_args.timeout",
+    "model.init_args.max_failed_rounds",
+    "data.init_args.data_dir",
+    "data.init_args.download",
+    "data.init_args.eval_batch_size",
+)
+
 
 def new_version(parent: Path) -> Path:
     """Makes the next free ``version_k``; two runs that start at once get two.
@@ -130,6 +142,19 @@ def is_finished(folder: Path, rounds: int) -> bool:
         return bool(json.loads(summary.read_bytes())["rounds"] == rounds)
     except (OSError, ValueError, LookupError, TypeError):
         return False
+
+
+def fixed_settings(settings: Any) -> dict[str, Any]:
+    """Those that decide the result, by dotted key.
+
+    Args:
+        settings: all of them, nested.
+    """
+    return {
+        key: value
+        for key, value in flatten(settings).items()
+        if key.startswith(FIXED) and not key.startswith(FREE)
+    }
 
 
 def check_settings(checkpoint: dict[str, Any], settings: dict[str, Any]) -> None:

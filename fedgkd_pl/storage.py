@@ -1,5 +1,6 @@
 """Files that are whole or not there, and one process per run."""
 
+import errno
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,6 +11,8 @@ from fedgkd_pl.errors import SettingError, StorageError
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
+# The errors of a disk that takes no more.
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM)
 PART = ".part"  # ends the name of a file that is being written
 LOCK = ".lock"
 
@@ -27,7 +30,7 @@ def commit(target: Path, chunks: Iterable[bytes | memoryview], keep_previous: bo
     Raises:
         StorageError: it could not be written; what was there before is there, or kept.
     """
-    part = target.with_name(f".{target.name}{PART}")
+    part = target.with_name(f".{target.name}.{os.getpid()}{PART}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:

@@ -151,7 +151,7 @@ class Launcher:
 
 
 def _launch() -> None:
-    import fedgkd_pl.cli  # noqa: F401
+    import fedgkd_pl.commands  # noqa: F401
     import sklearn.datasets  # noqa: F401
     import torch.utils.tensorboard  # noqa: F401
     from fedgkd_pl.callbacks.event_files import rewind

@@ -131,21 +131,6 @@ def try_checkpoint(content: bytes) -> tuple[str, str]:
     return wrong(code, said, {Path("bad.ckpt")}), f"checkpoint {code} {said[:80]}"
 
 
-def unchecked(patch: pytest.MonkeyPatch) -> Path:
-    """A folder with small texts of both datasets, whose checksums are not compared any more."""
-    from fedgkd_pl import SST5, AGNews
-
-    from tests.test_hostile_data import WORDS, write_ag_news, write_sst5
-
-    folder = Path(tempfile.mkdtemp())
-    write_sst5(folder / "sst5", patch)
-    write_ag_news(folder / "ag_news", patch)
-    patch.setattr(SST5, "SHA256", dict.fromkeys(SST5.SHA256))
-    patch.setattr(AGNews, "MD5", {})
-    (folder / "vocab.txt").write_text("\n".join(WORDS) + "\n")
-    return folder
-
-
 def try_data(name: str, content: bytes, folder: Path) -> tuple[str, str]:
     """Tries one data file, in a parser that has no checksum to rely on."""
     from fedgkd_pl.errors import SettingError
@@ -169,11 +154,11 @@ def main() -> int:
     arguments = parser.parse_args()
     end = time.monotonic() + 60 * arguments.minutes
     chance = random.Random(arguments.seed)
-    import fedgkd_pl.cli  # noqa: F401
+    import fedgkd_pl.commands  # noqa: F401
 
-    from tests.test_hostile_data import FORMATS
+    from tests.test_hostile_data import FORMATS, small_texts
 
-    folder = unchecked(pytest.MonkeyPatch())
+    folder = small_texts(Path(tempfile.mkdtemp()), pytest.MonkeyPatch())
     CORPUS.mkdir(exist_ok=True)
     with contextlib.chdir(tempfile.mkdtemp()):
         here = Path.cwd()

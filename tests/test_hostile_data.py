@@ -547,15 +547,19 @@ def test_a_pickle_with_any_bit_flipped_gives_data_or_is_refused(tmp_path: Path) 
 # -- texts -------------------------------------------------------------------------------------
 
 
+def small_texts(folder: Path, patch: pytest.MonkeyPatch) -> Path:
+    """Small texts of both datasets and a vocabulary; their checksums are not compared."""
+    write_sst5(folder / "sst5", patch)
+    write_ag_news(folder / "ag_news", patch)
+    patch.setattr(SST5, "SHA256", dict.fromkeys(SST5.SHA256))
+    patch.setattr(AGNews, "MD5", {})
+    (folder / "vocab.txt").write_text("\n".join(WORDS) + "\n")
+    return folder
+
+
 @pytest.fixture
 def unchecked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Small texts of both datasets and a vocabulary; their checksums are not compared."""
-    write_sst5(tmp_path / "sst5", monkeypatch)
-    write_ag_news(tmp_path / "ag_news", monkeypatch)
-    monkeypatch.setattr(SST5, "SHA256", dict.fromkeys(SST5.SHA256))
-    monkeypatch.setattr(AGNews, "MD5", {})
-    (tmp_path / "vocab.txt").write_text("\n".join(WORDS) + "\n")
-    return tmp_path
+    return small_texts(tmp_path, monkeypatch)
 
 
 def sst5(folder: Path) -> SST5:

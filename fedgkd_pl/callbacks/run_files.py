@@ -35,18 +35,15 @@ class RunFiles(Callback):
         folder: where to; by default that of the Trainer's logger.
         config: the settings that decide the result, kept in the checkpoint so that a resume with
             other ones can be refused.
-        config_text: all settings, for ``config.yaml``; empty writes no such file.
     """
 
     def __init__(
         self,
         folder: str | None = None,
         config: dict[str, Any] | None = None,
-        config_text: str = "",
     ) -> None:
         self.folder = folder
         self.config = config or {}
-        self.config_text = config_text
         self.rows: dict[int, Row] = {}
         self.failures: list[dict[str, Any]] = []
         self.seconds = 0.0  # of earlier sessions
@@ -81,8 +78,6 @@ class RunFiles(Callback):
         self._write_rows(trainer)
         begun = (self._folder(trainer) / "partition.json").exists()
         summary = _server(pl_module).datamodule.summary()
-        if self.config_text:
-            self._write(trainer, "config.yaml", self.config_text)
         if isinstance(trainer.logger, TensorBoardLogger) and not begun:
             chart = bubble_chart(summary["counts"], summary["dataset"])
             trainer.logger.experiment.add_figure("partition", chart)

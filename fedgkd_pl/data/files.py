@@ -1,6 +1,5 @@
 """Files that come from elsewhere: fetched, checked, and refused by name if they are damaged."""
 
-import errno
 import gzip
 import hashlib
 import io
@@ -16,6 +15,7 @@ from pathlib import Path, PureWindowsPath
 from typing import NamedTuple
 
 from fedgkd_pl.errors import SettingError, StorageError, require
+from fedgkd_pl.storage import DISK
 
 LARGEST = 2**30  # bytes of a file, or of all that an archive holds; Tiny-ImageNet has a third of it
 DEEPEST = 16  # folders within folders: to remove them takes a recursion
@@ -133,7 +133,7 @@ def extract(archive: Path, checksum: str | None, wanted: Sequence[str], folder: 
             if not target.is_dir():  # else another run has just done the same
                 (part / name).replace(target)
     except (OSError, EOFError, RuntimeError, ValueError, *_DAMAGE) as error:
-        if getattr(error, "errno", None) in _DISK:
+        if getattr(error, "errno", None) in DISK:
             raise StorageError(folder, error) from error
         reason = f"{archive} is damaged or hostile ({error!s:.200}): delete it and fetch it again"
         raise SettingError("data_dir", reason) from error
@@ -142,7 +142,6 @@ def extract(archive: Path, checksum: str | None, wanted: Sequence[str], folder: 
             shutil.rmtree(part, ignore_errors=True)
 
 
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO)
 _DAMAGE = (tarfile.TarError, zipfile.BadZipFile, zlib.error)
 # Passed over in a tar, if they only tell times and users: what renames or resizes does not.
 _EXTENSIONS = (tarfile.XHDTYPE, tarfile.XGLTYPE)
@@ -195,19 +194,3 @@ def _zip(content: bytes) -> Iterator[_Member]:
 
         name = info.orig_filename  # zipfile's own is cut at the first NUL
         yield _Member(name, info.file_size, plain, None if name.endswith("/") else read)
-
-
-def write_atomically(target: Path, content: bytes) -> None:
-    """Writes a file that is whole or not there.
-
-    Args:
-        target: the file.
-        content: its bytes.
-    """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f"{target.name}.{os.getpid()}.part")
-    try:
-        part.write_bytes(content)
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)

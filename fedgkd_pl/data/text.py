@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
-from fedgkd_pl.data.files import read_checked, read_text, write_atomically
+from fedgkd_pl.data.files import read_checked, read_text
 from fedgkd_pl.data.resident import Examples, Splits
 from fedgkd_pl.data.validate import check_splits
-from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.errors import SettingError, StorageError, require
+from fedgkd_pl.storage import commit
 from torch import Tensor, nn
 
 Texts = tuple[list[str], list[int]]  # the texts and their labels
@@ -80,8 +81,8 @@ class TextDataModule(FederatedDataModule):
             if hashlib.sha256(sealed[32:]).digest() == sealed[:32]:
                 return self._splits(sealed[32:])
         blob = self._tokenise()
-        with suppress(OSError):  # a folder that cannot be written to: tokenise again next time
-            write_atomically(cache, hashlib.sha256(blob).digest() + blob)
+        with suppress(StorageError):  # a folder that cannot be written to: tokenise again next time
+            commit(cache, [hashlib.sha256(blob).digest(), blob])
         return self._splits(blob)
 
     def _splits(self, blob: bytes) -> Splits:

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
-from fedgkd_pl.data.files import extract, fetch, read_checked, read_text, write_atomically
+from fedgkd_pl.data.files import extract, fetch, read_checked, read_text
 from fedgkd_pl.data.resident import Examples, Splits, digest
 from fedgkd_pl.data.transforms import ImageTransform
 from fedgkd_pl.errors import SettingError, StorageError, require
+from fedgkd_pl.storage import commit
 
 Listing = list[tuple[Path, int]]
 
@@ -129,7 +130,7 @@ class TinyImageNet(FederatedDataModule):
         try:
             known = _decode(listing, target)
             found = _mapped(target, known)
-            write_atomically(labels, digest(*found).encode() + known)
+            commit(labels, [digest(*found).encode(), known])
         except OSError as error:
             raise StorageError(target.parent, error) from error
         return found

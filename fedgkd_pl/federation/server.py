@@ -43,6 +43,7 @@ class FederatedServer(LightningModule):
     """
 
     shares_models = True  # whether what clients send up includes their models
+    keeps: tuple[str, ...] = ()  # names of what a method saves beside the model: plain or tensors
 
     def __init__(
         self,
@@ -295,7 +296,7 @@ class FederatedServer(LightningModule):
             self._session = None
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds what the server knows beside the model; a method adds its own.
+        """Adds what the server knows beside the model, and what a method :attr:`keeps`.
 
         Args:
             checkpoint: Lightning's.
@@ -307,6 +308,7 @@ class FederatedServer(LightningModule):
             "failed_rounds": self.failed_rounds,
             "stopped": self.trainer.should_stop,
             "data": self.datamodule.fingerprint(),
+            **{name: getattr(self, name) for name in self.keeps},
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -329,6 +331,8 @@ class FederatedServer(LightningModule):
         self.bytes_down, self.bytes_up = saved["bytes"]
         self._client_states = saved["client_states"]
         self.failed_rounds = saved["failed_rounds"]
+        for name in self.keeps:
+            setattr(self, name, saved[name])
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Self:

@@ -32,6 +32,8 @@ class FedDistillPlus(FedAvg):
         kwargs: those of :class:`FedAvg`.
     """
 
+    keeps: tuple[str, ...] = ("reports",)
+
     def __init__(self, net: nn.Module, coefficient: float = 0.1, **kwargs: Any) -> None:
         super().__init__(net, **kwargs)
         require(0 <= coefficient < float("inf"), "coefficient", "must not be negative", coefficient)
@@ -72,16 +74,6 @@ class FedDistillPlus(FedAvg):
             self.net, self.optimizer, self.scheduler, coefficient=self.coefficient
         )
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds the reports."""
-        super().on_save_checkpoint(checkpoint)
-        checkpoint["fedgkd_pl"]["reports"] = self.reports
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restores the reports."""
-        super().on_load_checkpoint(checkpoint)
-        self.reports = checkpoint["fedgkd_pl"]["reports"]
-
 
 class FedDistill(FedDistillPlus):
     """FedDistill: logits alone travel, and every client keeps a model of its own.
@@ -96,6 +88,7 @@ class FedDistill(FedDistillPlus):
     """
 
     shares_models = False
+    keeps = ("reports", "start")  # w_0: clients that have not trained yet start from it
 
     def __init__(self, net: nn.Module, coefficient: float = 0.1, **kwargs: Any) -> None:
         super().__init__(net, coefficient, **kwargs)
@@ -114,16 +107,6 @@ class FedDistill(FedDistillPlus):
             coefficient=self.coefficient,
             start=self.start,
         )
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds w_0, which clients that have not trained yet start from."""
-        super().on_save_checkpoint(checkpoint)
-        checkpoint["fedgkd_pl"]["start"] = self.start
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restores w_0."""
-        super().on_load_checkpoint(checkpoint)
-        self.start = checkpoint["fedgkd_pl"]["start"]
 
 
 class FedDistillClient(FedAvgClient):

@@ -78,6 +78,8 @@ class FedGen(FedAvg):
         kwargs: those of :class:`FedAvg`.
     """
 
+    keeps = ("labels",)  # the generator is a part of the module
+
     def __init__(
         self,
         net: nn.Module,
@@ -181,16 +183,6 @@ class FedGen(FedAvg):
         return FedGenClient(
             *(self.net, self.optimizer, self.scheduler), generator=self.generator, generated=size
         )
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds the labels; the generator is saved as a part of the module."""
-        super().on_save_checkpoint(checkpoint)
-        checkpoint["fedgkd_pl"]["labels"] = self.labels
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restores the labels."""
-        super().on_load_checkpoint(checkpoint)
-        self.labels = checkpoint["fedgkd_pl"]["labels"]
 
 
 class FedGenClient(FedAvgClient):
