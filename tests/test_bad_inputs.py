@@ -283,7 +283,11 @@ NOT_OURS = [
     *("canary.Net", "canary.net", "os.system", "torch.os.system", "torch.hub.load", "torch.load"),
     *("torch.fx.graph_module.reduce_graph_module", "torch.utils.cpp_extension.load"),
     *("torch.nn.functional.torch.load", "lightning.pytorch.cli.sys.exit", "builtins.eval"),
-    *("torch.ops.load_library", "jsonargparse.set_parsing_settings", "fedgkd_pl.commands.import_module"),
+    *(
+        "torch.ops.load_library",
+        "jsonargparse.set_parsing_settings",
+        "fedgkd_pl.commands.import_module",
+    ),
 ]
 
 

@@ -12,7 +12,7 @@ from fedgkd_pl.federation.seeds import derive
 from numpy.typing import NDArray
 from torch import Tensor
 
-Batch = tuple[Tensor, Tensor]
+Batch = tuple[Tensor, ...]  # inputs, labels and, where known already, what teachers say of them
 # x and the generator of the batch's randomness (None: no augmentation) → the net's input
 Transform = Callable[[Tensor, torch.Generator | None], Tensor]
 
@@ -30,6 +30,11 @@ class Examples:
 
     def __getitem__(self, rows: Tensor | slice) -> "Examples":
         return replace(self, inputs=self.inputs[rows], targets=self.targets[rows])
+
+    @property
+    def repeat(self) -> bool:
+        """Whether every pass sees the same inputs; a transform says so by ``random = False``."""
+        return getattr(self.transform, "random", True) is False
 
     def to(self, device: torch.device) -> "Examples":
         """The same examples on ``device``.
@@ -87,6 +92,7 @@ class Batches:
         self.examples = examples
         self.batch_size = batch_size
         self.generator = generator
+        self.taught: Tensor | None = None  # one row a sample, which then comes with the batches
 
     def __len__(self) -> int:
         return math.ceil(len(self.examples) / self.batch_size)
@@ -99,7 +105,10 @@ class Batches:
             order = torch.randperm(len(examples), generator=generator)
         for rows in order.to(examples.targets.device).split(self.batch_size):
             inputs = examples.transform(examples.inputs[rows], generator)
-            yield inputs, examples.targets[rows]
+            if self.taught is None:
+                yield inputs, examples.targets[rows]
+            else:
+                yield inputs, examples.targets[rows], self.taught[rows]
 
 
 @dataclass

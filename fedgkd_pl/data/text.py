@@ -25,6 +25,8 @@ class TrimPadding:
         pad_id: the token that fills rows up.
     """
 
+    random = False
+
     def __init__(self, pad_id: int) -> None:
         self.pad_id = pad_id
 

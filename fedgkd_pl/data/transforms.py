@@ -24,6 +24,7 @@ class ImageTransform:
         self.std = torch.tensor(std).view(1, -1, 1, 1)
         self.padding = padding
         self.flip = flip
+        self.random = padding > 0 or flip
 
     def __call__(self, images: Tensor, generator: torch.Generator | None) -> Tensor:
         """Float images.
@@ -60,6 +61,8 @@ class Scale:
     Args:
         maximum: the value that becomes 1.
     """
+
+    random = False
 
     def __init__(self, maximum: float) -> None:
         self.maximum = maximum

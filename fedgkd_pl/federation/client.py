@@ -1,21 +1,31 @@
 """The client's plumbing: weights in, weights and a report out. No loss."""
 
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
 
-from fedgkd_pl.data.resident import Batch
+import torch
+from fedgkd_pl.data.resident import Batch, Batches
+from fedgkd_pl.federation.kernels import channels_last, fused
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+Objective = tuple[Tensor, dict[str, Tensor]]  # a loss, and its parts to report: batch means
+
+TEACHER_BATCH = 256  # rows at a time where teachers are asked ahead of training
+
 
 class FederatedClient(LightningModule):
     """A LightningModule whose ``fit`` is one client's local update.
 
     One instance serves all clients of a worker, so :meth:`receive` must set everything that a
-    method keeps. A method subclasses it with ``training_step``, which ends in :meth:`report`.
+    method keeps. A method subclasses it with :meth:`objective` and, where there is a teacher,
+    :meth:`teach`; both together are what is compiled.
 
     Args:
         net: copied; its weights come with every message.
@@ -34,7 +44,8 @@ class FederatedClient(LightningModule):
         super().__init__()
         for name, value in settings.items():
             setattr(self, name, value)
-        self.net = deepcopy(net).cpu()  # layers that the user froze in eval mode stay so
+        # layers that the user froze in eval mode stay so
+        self.net = channels_last(deepcopy(net).cpu())
         self.optimizer = optimizer
         self.scheduler = scheduler
         self._norms = [m for m in self.net.modules() if isinstance(m, _BatchNorm) and m.training]
@@ -42,6 +53,53 @@ class FederatedClient(LightningModule):
         self._stays = {n: b.clone() for n, b in self.net.named_buffers() if n not in travels}
         self._sums: dict[str, Tensor] = {}
         self._seen = 0
+        self._compiled: Callable[..., Objective] | None = None
+        self._full_batch = 0
+        self.teacher_seconds = 0.0
+
+    @abstractmethod
+    def objective(self, x: Tensor, y: Tensor, taught: Tensor | None) -> Objective:
+        """The local loss of a batch, and what to report beside it.
+
+        Args:
+            x: inputs.
+            y: labels.
+            taught: what :meth:`teach` gave for these inputs.
+        """
+
+    def teach(self, x: Tensor) -> Tensor | None:
+        """What frozen teachers say of a batch, one row a sample; None without a teacher.
+
+        Must depend on the inputs alone: where they repeat, it is called once per sample and round.
+
+        Args:
+            x: inputs.
+        """
+        return None
+
+    def compile_steps(self, batch_size: int) -> None:
+        """Compiles teacher, student and loss as one, for full batches; others run as they are.
+
+        A ragged last batch would mean new code for every client's number of samples.
+
+        Args:
+            batch_size: of full batches.
+        """
+        self._full_batch = batch_size
+        # the random numbers of dropout and of generators stay those of the uncompiled net
+        self._compiled = torch.compile(self._whole, options={"fallback_random": True})
+
+    def _whole(self, x: Tensor, y: Tensor, taught: Tensor | None = None) -> Objective:
+        return self.objective(x, y, self.teach(x) if taught is None else taught)
+
+    def as_tensor(self, numbers: Sequence[float]) -> Tensor:
+        """Numbers that change from round to round, which compiled code must not take for constant.
+
+        Args:
+            numbers: what a message brought.
+        """
+        like = next(self.net.parameters())
+        return torch.tensor(numbers, dtype=like.dtype, device=like.device)
 
     def receive(self, message: Message, state: State) -> None:
         """Starts from the global model.
@@ -55,6 +113,7 @@ class FederatedClient(LightningModule):
             if name in self._stays:  # what one client left in it must not reach the next
                 buffer.copy_(self._stays[name])
         self._sums, self._seen = {}, 0
+        self.teacher_seconds = 0.0
 
     def reply(self) -> ClientUpdate:
         """The trained model and the report; a method adds ``extra`` and ``state``."""
@@ -64,10 +123,52 @@ class FederatedClient(LightningModule):
 
     def configure_optimizers(self) -> Any:
         """A new optimizer: no momentum passes from client to client."""
-        optimizer = self.optimizer(self.net.parameters())
+        optimizer = fused(self.optimizer(self.net.parameters()))
         if self.scheduler is None:
             return optimizer
         return [optimizer], [self.scheduler(optimizer)]
+
+    def on_train_start(self) -> None:
+        """Asks the teachers once for every sample, where the inputs of all epochs are the same."""
+        batches = self.trainer.train_dataloader
+        if isinstance(batches, Batches) and batches.examples.repeat:
+            epochs, steps = self.trainer.max_epochs or 1, self.trainer.max_steps
+            if epochs > 1 or steps > len(batches):
+                start = time.perf_counter()
+                batches.taught = self._teach_all(batches)
+                self.teacher_seconds += time.perf_counter() - start
+
+    @torch.no_grad()
+    def _teach_all(self, batches: Batches) -> Tensor | None:
+        rows = []
+        precision = self.trainer.precision_plugin
+        with precision.train_step_context():
+            for x, _ in Batches(batches.examples, max(batches.batch_size, TEACHER_BATCH)):
+                taught = self.teach(precision.convert_input(x))
+                if taught is None:
+                    return None
+                rows.append(taught)
+        return torch.cat(rows)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """The objective of a batch, reported.
+
+        Args:
+            batch: inputs, labels and, where they are known already, the teachers' answers.
+            batch_idx: Lightning's.
+        """
+        x, y, *given = batch
+        if x.dim() == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        if self._compiled is not None and len(y) == self._full_batch:
+            loss, parts = self._compiled(x, y, *given)
+        else:
+            start = time.perf_counter()
+            taught = given[0] if given else self.teach(x)
+            self.teacher_seconds += time.perf_counter() - start
+            loss, parts = self.objective(x, y, taught)
+        self.report(y, loss=loss, **parts)
+        return loss
 
     def on_train_epoch_start(self) -> None:
         """The report is of the last local epoch."""
@@ -83,14 +184,14 @@ class FederatedClient(LightningModule):
         for norm in self._norms:
             norm.train(len(batch[1]) > 1)
 
-    def report(self, size: int, **values: Tensor) -> None:
+    def report(self, y: Tensor, **parts: Tensor) -> None:
         """Adds batch means to the client's report; cheaper than ``self.log`` in every step.
 
         Args:
-            size: samples in the batch.
-            values: means over the batch, by name.
+            y: the labels of the batch.
+            parts: means over the batch, by name: the loss and what the objective gave beside it.
         """
-        self._seen += size
-        for name, value in values.items():
-            total = value.detach() * size
+        self._seen += len(y)
+        for name, value in parts.items():
+            total = value.detach() * len(y)
             self._sums[name] = self._sums[name] + total if name in self._sums else total

@@ -13,6 +13,7 @@ from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.federation.seeds import derive, seeded
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import SingleDeviceStrategy
 
 if TYPE_CHECKING:
     from fedgkd_pl.federation.client import FederatedClient
@@ -27,6 +28,7 @@ class Job:
         data: every client's data, resident.
         device: where the clients train.
         trainer: other arguments of the client's Trainer, inherited from the server's.
+        compile: whether to compile the clients' steps.
         states: what clients keep between their rounds, by client id; empty until one keeps
             something.
     """
@@ -36,6 +38,7 @@ class Job:
     device: torch.device
     trainer: dict[str, Any]
     states: dict[int, State]
+    compile: bool = False
 
 
 class ClientTrainer:
@@ -46,7 +49,9 @@ class ClientTrainer:
     """
 
     def __init__(self, job: Job) -> None:
-        self.client = job.client
+        self.client = job.client.to(job.device)
+        if job.compile:
+            self.client.compile_steps(job.data.batch_size)
         self.device = job.device
         self.data = replace(job.data, examples=job.data.examples.to(self.device))
         with _quiet():
@@ -54,6 +59,7 @@ class ClientTrainer:
                 **job.trainer,
                 accelerator=job.device.type,
                 devices=1 if job.device.index is None else [job.device.index],
+                strategy=Resident(job.device),
                 plugins=[LightningEnvironment()],  # a client is no node of a cluster's job
                 logger=False,
                 enable_checkpointing=False,
@@ -80,6 +86,17 @@ class ClientTrainer:
         update = self.client.reply()
         update.client, update.num_samples = client, len(batches.examples)
         return update
+
+
+class Resident(SingleDeviceStrategy):
+    """A module that stays on its device from client to client.
+
+    Lightning's own moves it to the host after every ``fit`` and empties the GPU's cache.
+    """
+
+    def teardown(self) -> None:
+        """Forgets the client's optimizer, and that is all."""
+        self.optimizers = []
 
 
 def restart(trainer: Trainer) -> None:

@@ -14,6 +14,7 @@ from fedgkd_pl.data.resident import Batch
 from fedgkd_pl.engines.base import ClientFailure, checked
 from fedgkd_pl.errors import RunFailed, SettingError, require
 from fedgkd_pl.federation.client_trainer import Job
+from fedgkd_pl.federation.kernels import channels_last, missing_compiler, slow_precision
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.federation.metrics import Evaluation, cohort_statistics
 from lightning.pytorch import Callback, LightningModule
@@ -40,6 +41,7 @@ class FederatedServer(LightningModule):
         local_steps: instead of epochs, this many batches.
         min_clients: a round in which fewer clients succeed changes nothing.
         max_failed_rounds: this many such rounds in a row end the run.
+        compile: whether to compile the clients' steps.
     """
 
     shares_models = True  # whether what clients send up includes their models
@@ -53,6 +55,7 @@ class FederatedServer(LightningModule):
         local_steps: int | None,
         min_clients: int,
         max_failed_rounds: int,
+        compile: bool,
     ) -> None:
         super().__init__()
         require(local_epochs >= 1, "local_epochs", "must be at least 1", local_epochs)
@@ -66,6 +69,7 @@ class FederatedServer(LightningModule):
         self.local_steps = local_steps
         self.min_clients = min_clients
         self.max_failed_rounds = max_failed_rounds
+        self.compiles = compile  # a module has a method of the other name
         self.failed_rounds: list[int] = []
         self.bytes_down = 0
         self.bytes_up = 0
@@ -243,6 +247,13 @@ class FederatedServer(LightningModule):
             self.trainer.world_size,
         )
         self.check(data)
+        device = self.trainer.strategy.root_device
+        missing = missing_compiler(device) if self.compiles and stage == "fit" else ""
+        require(not missing, "compile", f"needs {missing}, which is not on this machine")
+        if slow_precision(self.trainer.precision, device):
+            text = "trainer.precision: this hardware only emulates %s, which is slower than 32-true"
+            log.warning(text, self.trainer.precision)
+        channels_last(self.net)
         # A round is an epoch of one batch, and what is logged is logged per epoch.
         warnings.filterwarnings("ignore", "The number of training batches \\(1\\) is smaller")
         self.evaluations = nn.ModuleDict(
@@ -267,6 +278,7 @@ class FederatedServer(LightningModule):
                 "gradient_clip_algorithm": self.trainer.gradient_clip_algorithm,
             },
             states=self._client_states,
+            compile=self.compiles,
         )
         self._session = self.engine.open(job, data.cohort_size)
 

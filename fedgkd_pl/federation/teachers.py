@@ -5,6 +5,7 @@ from copy import deepcopy
 
 import torch
 from fedgkd_pl.federation.aggregate import WeightedMean
+from fedgkd_pl.federation.kernels import channels_last
 from fedgkd_pl.federation.message import State
 from torch import Tensor, nn
 
@@ -49,24 +50,25 @@ class FrozenNet:
     """
 
     def __init__(self, net: nn.Module) -> None:
-        self.net = deepcopy(net).cpu().requires_grad_(False).eval()
+        self.net = channels_last(deepcopy(net).cpu().requires_grad_(False).eval())
 
-    def load(self, state: State) -> None:
+    def load(self, state: State, device: torch.device) -> None:
         """Takes a model's weights and buffers.
 
         Args:
             state: all of them.
+            device: where batches will come from.
         """
-        self.net.load_state_dict(state)
+        self.net.to(device).load_state_dict(state)
 
     @torch.no_grad()
     def features(self, x: Tensor) -> Tensor:
         """What the teacher's classifier sees, without a gradient.
 
         Args:
-            x: a batch, which also decides the device.
+            x: a batch.
         """
-        features: Tensor = self.net.to(x.device).features(x)  # type: ignore[operator]
+        features: Tensor = self.net.features(x)  # type: ignore[operator]
         return features
 
     @torch.no_grad()
@@ -74,7 +76,7 @@ class FrozenNet:
         """The teacher's logits, without a gradient.
 
         Args:
-            x: a batch, which also decides the device.
+            x: a batch.
         """
-        logits: Tensor = self.net.to(x.device)(x)
+        logits: Tensor = self.net(x)
         return logits

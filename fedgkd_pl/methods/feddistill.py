@@ -13,10 +13,10 @@ counts. A sample whose label nobody else holds adds nothing, and still counts in
 from typing import Any
 
 import torch
-from fedgkd_pl.data.resident import Batch
 from fedgkd_pl.errors import require
+from fedgkd_pl.federation.client import Objective
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
-from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
+from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient, accuracy
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax
 
@@ -133,21 +133,21 @@ class FedDistillClient(FedAvgClient):
             self.known = holds > 0.5
             self.targets = (means / holds.clamp(min=1)[:, None]).to(means.dtype)
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+    def objective(self, x: Tensor, y: Tensor, taught: Tensor | None) -> Objective:
         """CE(w) + c · KL(softmax t(y) ‖ h(w))."""
-        x, y = batch
         logits = self.net(x)
-        loss = cross_entropy(logits, y)
-        acc = (logits.argmax(1) == y).float().mean()
-        if self.coefficient:
-            self._gather(logits.detach(), y)
+        loss, parts = cross_entropy(logits, y), {"acc": accuracy(logits, y), "logits": logits}
         if self.targets is None:
-            self.report(len(y), loss=loss, acc=acc)
-            return loss
+            return loss, parts
         kd = label_distillation(logits, y, self.targets.to(logits), self.known.to(y.device))
-        loss = loss + self.coefficient * kd
-        self.report(len(y), loss=loss, acc=acc, kd=kd)
-        return loss
+        return loss + self.coefficient * kd, {**parts, "kd": kd}
+
+    def report(self, y: Tensor, **parts: Tensor) -> None:
+        """Gathers the logits, too."""
+        logits = parts.pop("logits").detach()
+        if self.coefficient:
+            self._gather(logits, y)
+        super().report(y, **parts)
 
     def reply(self) -> ClientUpdate:
         """Sends the mean logits of every label it holds, and keeps them."""

@@ -18,12 +18,12 @@ anybody has reported so far.
 from typing import Any
 
 import torch
-from fedgkd_pl.data.resident import Batch
 from fedgkd_pl.errors import require
+from fedgkd_pl.federation.client import Objective
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.federation.seeds import derive
 from fedgkd_pl.federation.teachers import FrozenNet
-from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
+from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient, accuracy
 from fedgkd_pl.methods.fedgkd import distillation
 from fedgkd_pl.models.heads import require_classifier
 from torch import Tensor, nn
@@ -202,22 +202,25 @@ class FedGenClient(FedAvgClient):
         self.counts: Tensor | None = None
         self.labels = None
         if "generator" in message.models:
-            self.generator.load(message.models["generator"])
+            self.generator.load(message.models["generator"], self.device)
             self.labels = message.models["labels"]["labels"]
-            self.alpha, self.beta = message.numbers["alpha"], message.numbers["beta"]
+            self.weights = self.as_tensor([message.numbers["alpha"], message.numbers["beta"]])
 
     def on_train_epoch_start(self) -> None:
         """Counts labels over one pass; the report is of the last."""
         super().on_train_epoch_start()
         self.counts = torch.zeros(self.num_classes, dtype=torch.int64, device=self.device)
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """CE(w) + α_t · CE(head(G(ỹ)), ỹ) + β_t · KL(head(G(y)) ‖ h(w, x))."""
-        x, y = batch
+    def report(self, y: Tensor, **parts: Tensor) -> None:
+        """Counts the labels, too."""
         assert self.counts is not None
         self.counts += torch.bincount(y, minlength=self.num_classes)
+        super().report(y, **parts)
+
+    def objective(self, x: Tensor, y: Tensor, taught: Tensor | None) -> Objective:
+        """CE(w) + α_t · CE(head(G(ỹ)), ỹ) + β_t · KL(head(G(y)) ‖ h(w, x))."""
         if self.labels is None:
-            return super().training_step(batch, batch_idx)
+            return super().objective(x, y, taught)
         logits = self.net(x)
         choice = torch.randint(len(self.labels), (self.generated,))
         fake = self.labels[choice].to(y.device)
@@ -225,13 +228,12 @@ class FedGenClient(FedAvgClient):
         noise = torch.rand(size, dtype=torch.float32).to(logits)  # the same at every precision
         both = self._generate(noise, torch.cat([fake, y]))
         head = self.net.classifier
-        taught = cross_entropy(head(both[: self.generated]), fake)  # type: ignore[operator]
+        learnt = cross_entropy(head(both[: self.generated]), fake)  # type: ignore[operator]
         target = head(both[self.generated :]).detach()  # type: ignore[operator]
         kd = distillation(logits, target)
-        loss = cross_entropy(logits, y) + self.alpha * taught + self.beta * kd
-        acc = (logits.argmax(1) == y).float().mean()
-        self.report(len(y), loss=loss, acc=acc, generated=taught, kd=kd)
-        return loss
+        alpha, beta = self.weights
+        loss = cross_entropy(logits, y) + alpha * learnt + beta * kd
+        return loss, {"acc": accuracy(logits, y), "generated": learnt, "kd": kd}
 
     def reply(self) -> ClientUpdate:
         """Reports how many samples of each label the client holds."""

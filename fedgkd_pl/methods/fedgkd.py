@@ -12,11 +12,11 @@ nothing more is sent than in FedAvg; with M>1 the mean is sent beside it.
 
 from typing import Any, Literal
 
-from fedgkd_pl.data.resident import Batch
 from fedgkd_pl.errors import require
+from fedgkd_pl.federation.client import Objective
 from fedgkd_pl.federation.message import Message, State
 from fedgkd_pl.federation.teachers import FrozenNet, TeacherBuffer
-from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
+from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient, accuracy
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div, log_softmax, mse_loss
 
@@ -119,18 +119,20 @@ class FedGKDClient(FedAvgClient):
         super().receive(message, state)
         self.distil = bool(message.numbers.get("distil"))
         if self.distil:
-            self.teacher.load(message.models.get("teacher", message.models["global"]))
+            self.teacher.load(message.models.get("teacher", message.models["global"]), self.device)
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+    def teach(self, x: Tensor) -> Tensor | None:
+        """The logits h(w̄_t)."""
+        return self.teacher(x) if self.distil else None
+
+    def objective(self, x: Tensor, y: Tensor, taught: Tensor | None) -> Objective:
         """CE(w) + γ/2 · KL(h(w̄_t) ‖ h(w))."""
-        if not self.distil:
-            return super().training_step(batch, batch_idx)
-        x, y = batch
+        if taught is None:
+            return super().objective(x, y, taught)
         logits = self.net(x)
-        kd = distillation(logits, self.teacher(x), self.distance, self.temperature)
+        kd = distillation(logits, taught, self.distance, self.temperature)
         loss = cross_entropy(logits, y) + self.gamma / 2 * kd
-        self.report(len(y), loss=loss, acc=(logits.argmax(1) == y).float().mean(), kd=kd)
-        return loss
+        return loss, {"acc": accuracy(logits, y), "kd": kd}
 
 
 def distillation(

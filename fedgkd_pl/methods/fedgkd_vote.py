@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
-from fedgkd_pl.data.resident import Batch, Batches
+from fedgkd_pl.data.resident import Batches
 from fedgkd_pl.errors import require
+from fedgkd_pl.federation.client import Objective
 from fedgkd_pl.federation.message import Message, State
 from fedgkd_pl.federation.teachers import FrozenNet, TeacherBuffer
-from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
-from fedgkd_pl.methods.fedgkd import distillation
+from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient, accuracy
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, log_softmax
 
 
 class FedGKDVote(FedAvg):
@@ -87,7 +87,7 @@ class FedGKDVote(FedAvg):
         data = self.datamodule
         total = 0.0
         net = FrozenNet(self.net)
-        net.load(self.global_state())
+        net.load(self.global_state(), self.device)
         for x, y in Batches(data.val.to(self.device), data.eval_batch_size):
             x = x.to(next(self.net.parameters()).dtype) if x.is_floating_point() else x
             total += cross_entropy(net(x), y, reduction="sum").item()
@@ -120,33 +120,41 @@ class FedGKDVoteClient(FedAvgClient):
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.teachers: list[FrozenNet] = []
-        self.half_gammas: list[float] = []
+        self.half_gammas = torch.zeros(0)
 
     def receive(self, message: Message, state: State) -> None:
         """Loads the student and the teachers."""
         super().receive(message, state)
-        self.half_gammas = [message.numbers[name] for name in sorted(message.numbers, key=_place)]
+        numbers = [message.numbers[name] for name in sorted(message.numbers, key=_place)]
+        self.half_gammas = self.as_tensor(numbers)
         while len(self.teachers) < len(self.half_gammas):
             self.teachers.append(FrozenNet(self.net))
         for place in range(len(self.half_gammas)):
             models = message.models
-            self.teachers[place].load(models.get(f"teacher{place}", models["global"]))
+            self.teachers[place].load(models.get(f"teacher{place}", models["global"]), self.device)
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+    def teach(self, x: Tensor) -> Tensor | None:
+        """The teachers' mixture Σ_m γ_m/2 p_m and, in the last column, Σ_m γ_m/2 p_m·log p_m.
+
+        That is all of the teachers that the objective and its gradient need, whatever M is.
+        """
+        if not len(self.half_gammas):
+            return None
+        taught = []
+        for half_gamma, teacher in zip(self.half_gammas, self.teachers, strict=False):
+            log_p = log_softmax(teacher(x), dim=1)
+            p = half_gamma * log_p.exp()
+            taught.append(torch.cat([p, (p * log_p).sum(1, keepdim=True)], dim=1))
+        return torch.stack(taught).sum(0)
+
+    def objective(self, x: Tensor, y: Tensor, taught: Tensor | None) -> Objective:
         """CE(w) + Σ_m γ_m/2 · KL(h(w_{t−m+1}) ‖ h(w))."""
-        if not self.half_gammas:
-            return super().training_step(batch, batch_idx)
-        x, y = batch
+        if taught is None:
+            return super().objective(x, y, taught)
         logits = self.net(x)
-        kd = torch.stack(
-            [
-                half_gamma * distillation(logits, teacher(x))
-                for half_gamma, teacher in zip(self.half_gammas, self.teachers, strict=False)
-            ]
-        ).sum()
-        loss = cross_entropy(logits, y) + kd
-        self.report(len(y), loss=loss, acc=(logits.argmax(1) == y).float().mean(), kd=kd)
-        return loss
+        mixture, own = taught[:, :-1], taught[:, -1]
+        kd = (own - (mixture * log_softmax(logits, dim=1)).sum(1)).mean()
+        return cross_entropy(logits, y) + kd, {"acc": accuracy(logits, y), "kd": kd}
 
 
 def _place(name: str) -> int:

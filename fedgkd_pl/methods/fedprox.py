@@ -7,8 +7,9 @@ Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020. The loc
 
 from typing import Any
 
-from fedgkd_pl.data.resident import Batch
+import torch
 from fedgkd_pl.errors import require
+from fedgkd_pl.federation.client import Objective
 from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
 from torch import Tensor, nn
 
@@ -39,13 +40,14 @@ class FedProxClient(FedAvgClient):
 
     def on_train_start(self) -> None:
         """Remembers w_t, on the device."""
+        super().on_train_start()
         self.start = [parameter.detach().clone() for parameter in self.net.parameters()]
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+    def objective(self, x: Tensor, y: Tensor, taught: Tensor | None) -> Objective:
         """CE(w) + μ/2 ‖w − w_t‖²."""
-        loss = super().training_step(batch, batch_idx)
+        loss, parts = super().objective(x, y, taught)
         if not self.mu:
-            return loss
+            return loss, parts
         pairs = zip(self.net.parameters(), self.start, strict=True)
-        distance = sum(((w - start) ** 2).sum() for w, start in pairs)
-        return loss + self.mu / 2 * distance
+        proximal = self.mu / 2 * torch.stack([((w - w_t) ** 2).sum() for w, w_t in pairs]).sum()
+        return loss + proximal, {**parts, "proximal": proximal}

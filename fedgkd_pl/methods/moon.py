@@ -11,11 +11,11 @@ A client that has never trained has no previous model: the term is 0 for it.
 from typing import Any
 
 import torch
-from fedgkd_pl.data.resident import Batch
 from fedgkd_pl.errors import require
+from fedgkd_pl.federation.client import Objective
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.federation.teachers import FrozenNet
-from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
+from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient, accuracy
 from fedgkd_pl.models.heads import require_classifier, require_projection
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy
@@ -61,8 +61,8 @@ class MOONClient(FedAvgClient):
         super().receive(message, state)
         self.contrasts = bool(state) and self.mu > 0
         if self.contrasts:
-            self.anchor.load(message.models["global"])
-            self.previous.load(state)
+            self.anchor.load(message.models["global"], self.device)
+            self.previous.load(state, self.device)
 
     def reply(self) -> ClientUpdate:
         """Keeps the trained model for the client's next round."""
@@ -70,17 +70,22 @@ class MOONClient(FedAvgClient):
         update.state = update.weights
         return update
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """CE(w) + μ · contrast(z; z_glob, z_prev)."""
+    def teach(self, x: Tensor) -> Tensor | None:
+        """The projections z_glob and z_prev, side by side."""
         if not self.contrasts:
-            return super().training_step(batch, batch_idx)
-        x, y = batch
+            return None
+        return torch.cat([self.anchor.features(x), self.previous.features(x)], dim=1)
+
+    def objective(self, x: Tensor, y: Tensor, taught: Tensor | None) -> Objective:
+        """CE(w) + μ · contrast(z; z_glob, z_prev)."""
+        if taught is None:
+            return super().objective(x, y, taught)
         z: Tensor = self.net.features(x)  # type: ignore[operator]
         logits: Tensor = self.net.classifier(z)  # type: ignore[operator]
-        term = contrast(z, self.anchor.features(x), self.previous.features(x), self.tau)
+        z_glob, z_prev = taught.chunk(2, dim=1)
+        term = contrast(z, z_glob, z_prev, self.tau)
         loss = cross_entropy(logits, y) + self.mu * term
-        self.report(len(y), loss=loss, acc=(logits.argmax(1) == y).float().mean(), contrast=term)
-        return loss
+        return loss, {"acc": accuracy(logits, y), "contrast": term}
 
 
 def contrast(z: Tensor, positive: Tensor, negative: Tensor, tau: float) -> Tensor:
