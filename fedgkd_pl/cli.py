@@ -246,6 +246,8 @@ class FederatedCLI(LightningCLI):
             self.datamodule.prepare_data()
             self.datamodule.setup()
             self.model.check(self.datamodule)
+            if subcommand == "fit":
+                self.model.check_device(self.trainer.strategy.root_device)
             if self.checkpoint_file is not None:
                 if self.keeps_files:
                     self.model.check_data(self.datamodule, self.checkpoint["fedgkd_pl"])

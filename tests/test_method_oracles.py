@@ -296,7 +296,6 @@ def test_local_loss_and_gradient_on_fixed_tensors(name: str) -> None:
         known = torch.tensor([True, True, False])
         context = {"targets": targets, "known": known, "coefficient": settings["coefficient"]}
     client.receive(message, state)
-    client.on_train_start()
     client.net.load_state_dict(models(4, projection)[3])  # the client has moved since
     x, y = fixed_batch()
     loss = client.training_step((x, y), 0)

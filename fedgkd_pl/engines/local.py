@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from fedgkd_pl.engines.base import ClientFailure, Engine, Session, failure, schedule
 from fedgkd_pl.errors import require
-from fedgkd_pl.federation.client_trainer import ClientTrainer, Job
+from fedgkd_pl.federation.client_trainer import ClientTrainer, Job, quiet
 from fedgkd_pl.federation.message import ClientUpdate, Message
 
 
@@ -82,7 +82,7 @@ class InProcess(Session):
         for client in schedule(self.job, cohort):
             state = self.job.states.get(client, {})
             try:
-                with _threads(self.threads):
+                with _threads(self.threads), quiet():
                     answer: ClientUpdate | ClientFailure
                     answer = self.trainer.update(message, client, state)
             except Exception as error:  # a user's net or loss may fail in any way

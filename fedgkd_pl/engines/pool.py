@@ -25,7 +25,7 @@ import cloudpickle
 import torch
 import torch.multiprocessing
 from fedgkd_pl.engines.base import ClientFailure, Session, failure, schedule
-from fedgkd_pl.federation.client_trainer import ClientTrainer, Job
+from fedgkd_pl.federation.client_trainer import ClientTrainer, Job, quiet
 from fedgkd_pl.federation.message import (
     ClientUpdate,
     Message,
@@ -231,6 +231,11 @@ def _work(connection: Connection, threads: int, numerics: dict[str, Any]) -> Non
     torch.use_deterministic_algorithms(numerics["deterministic"], warn_only=numerics["warn_only"])
     torch.backends.cudnn.benchmark = numerics["benchmark"]
     torch.set_float32_matmul_precision(numerics["matmul"])
+    with quiet():
+        _serve(connection)
+
+
+def _serve(connection: Connection) -> None:
     try:
         job = connection.recv()
         trainer = message = None

@@ -54,7 +54,7 @@ class ClientTrainer:
             self.client.compile_steps(job.data.batch_size)
         self.device = job.device
         self.data = replace(job.data, examples=job.data.examples.to(self.device))
-        with _quiet():
+        with quiet():
             self.trainer = Trainer(
                 **job.trainer,
                 accelerator=job.device.type,
@@ -79,7 +79,7 @@ class ClientTrainer:
         """
         batches = self.data.batches(client, message.round)
         seed = derive(self.data.seed, "model", message.round, client)
-        with seeded(seed), _quiet():
+        with seeded(seed):
             self.client.receive(message, state)
             restart(self.trainer)
             self.trainer.fit(self.client, batches)
@@ -124,8 +124,11 @@ def restart(trainer: Trainer) -> None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """No line per client from Lightning ("GPU available", "max_epochs reached", ...)."""
+def quiet() -> Iterator[None]:
+    """No line per client from Lightning ("GPU available", "max_epochs reached", ...).
+
+    For a whole round or worker: entering it for a client costs as much as a step of a small net.
+    """
     loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

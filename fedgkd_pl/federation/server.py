@@ -218,6 +218,15 @@ class FederatedServer(LightningModule):
             except (ValueError, TypeError) as error:
                 raise SettingError(key, str(error)) from error
 
+    def check_device(self, device: torch.device) -> None:
+        """Raises a clear error if clients cannot train there as they are told to.
+
+        Args:
+            device: of the Trainer.
+        """
+        missing = missing_compiler(device) if self.compiles else ""
+        require(not missing, "compile", f"needs {missing}, which is not on this machine")
+
     def configure_callbacks(self) -> list[Any]:
         """Makes checkpoints commits, ends workers on errors, hides clipping for a moment.
 
@@ -248,8 +257,8 @@ class FederatedServer(LightningModule):
         )
         self.check(data)
         device = self.trainer.strategy.root_device
-        missing = missing_compiler(device) if self.compiles and stage == "fit" else ""
-        require(not missing, "compile", f"needs {missing}, which is not on this machine")
+        if stage == "fit":
+            self.check_device(device)
         if slow_precision(self.trainer.precision, device):
             text = "trainer.precision: this hardware only emulates %s, which is slower than 32-true"
             log.warning(text, self.trainer.precision)

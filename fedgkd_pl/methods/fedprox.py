@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.client import Objective
+from fedgkd_pl.federation.message import Message, State
 from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
 from torch import Tensor, nn
 
@@ -38,9 +39,9 @@ class FedProxClient(FedAvgClient):
 
     mu: float
 
-    def on_train_start(self) -> None:
-        """Remembers w_t, on the device."""
-        super().on_train_start()
+    def receive(self, message: Message, state: State) -> None:
+        """Remembers w_t."""
+        super().receive(message, state)
         self.start = [parameter.detach().clone() for parameter in self.net.parameters()]
 
     def objective(self, x: Tensor, y: Tensor, taught: Tensor | None) -> Objective:

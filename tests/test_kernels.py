@@ -1,0 +1,303 @@
+"""What makes it fast changes no result: layouts, fused steps, cached teachers, compiled steps."""
+
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fedgkd_pl import MLP, MOON, FedAvg, FedGKD, FedGKDVote
+from fedgkd_pl.data.resident import Batches
+from fedgkd_pl.data.transforms import ImageTransform
+from fedgkd_pl.federation import server
+from fedgkd_pl.federation.client import FederatedClient
+from fedgkd_pl.federation.client_trainer import ClientTrainer, Job
+from fedgkd_pl.federation.kernels import channels_last, fused, missing_compiler, slow_precision
+from fedgkd_pl.federation.message import Message, State
+from fedgkd_pl.methods.fedavg import FedAvgClient
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, Optimizer
+
+from tests.conftest import Table, fit, same
+
+CPU = torch.device("cpu")
+needs_compiler = pytest.mark.skipif(bool(missing_compiler(CPU)), reason="no C++ compiler here")
+
+
+def mlp() -> nn.Module:
+    torch.manual_seed(0)
+    return MLP(4, [8], num_classes=3, projection=5)
+
+
+def models(number: int, like: Callable[[], nn.Module] = mlp) -> list[State]:
+    torch.manual_seed(1)
+    return [
+        {name: t + 0.3 * torch.randn_like(t) for name, t in like().state_dict().items()}
+        for _ in range(number)
+    ]
+
+
+# method → its client half, and a message and a client's state with teachers in them
+HALVES: dict[str, tuple[Any, Message, State]] = {
+    "FedGKD": (
+        FedGKD(mlp(), gamma=5.0),
+        Message(4, dict(zip(("global", "teacher"), models(2), strict=True)), {"distil": 1}),
+        {},
+    ),
+    "FedGKD, mse": (
+        FedGKD(mlp(), gamma=1.0, distance="mse"),
+        Message(4, {"global": models(1)[0]}, {"distil": 1}),
+        {},
+    ),
+    "FedGKDVote": (
+        FedGKDVote(mlp(), lam=2.0, buffer_size=3),
+        Message(
+            4,
+            dict(zip(("global", "teacher0", "teacher1"), models(3), strict=True)),
+            {"teacher0": 1.5, "teacher1": 0.2, "teacher2": 0.3},
+        ),
+        {},
+    ),
+    "MOON": (MOON(mlp(), mu=2.0), Message(4, {"global": models(1)[0]}), models(2)[1]),
+}
+
+
+def train(
+    half: FederatedClient,
+    message: Message,
+    state: State,
+    random: bool = False,
+    clients: tuple[int, ...] = (0,),
+    **job: Any,
+) -> list[tuple[State, dict[str, float]]]:
+    """The clients' models and reports; ``random`` claims that inputs do not repeat."""
+    data = Table(sizes=(23, 8, 5, 17), batch_size=8).client_data
+    data.examples.transform.random = random  # type: ignore[attr-defined]
+    epochs = {"max_epochs": 3, "max_steps": -1, "gradient_clip_val": 10.0}
+    trainer = ClientTrainer(Job(half, data, CPU, epochs, {}, **job))
+    updates = [trainer.update(message, client, state) for client in clients]
+    return [(update.weights, update.metrics) for update in updates]
+
+
+def half_of(name: str) -> FederatedClient:
+    model = HALVES[name][0]
+    model.optimizer = partial(SGD, lr=0.2, momentum=0.9)
+    half: FederatedClient = model.client()
+    return half
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_cached_teachers_teach_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, message, state = HALVES[name]
+    asked: list[int] = []
+
+    def counting(half: FederatedClient) -> FederatedClient:
+        teach = half.teach
+        monkeypatch.setattr(half, "teach", lambda x: (asked.append(len(x)), teach(x))[1])
+        return half
+
+    [(weights, report)] = train(counting(half_of(name)), message, state, random=True)
+    assert asked == [8, 8, 7] * 3, "without a cache, the teacher sees every batch"
+    asked.clear()
+    [(cached, told)] = train(counting(half_of(name)), message, state, random=False)
+    assert asked == [23], "with it, every sample once"
+    for key, value in weights.items():
+        torch.testing.assert_close(cached[key], value, atol=1e-6, rtol=0)
+    assert told == pytest.approx(report, abs=1e-6)
+    [(alone, _)] = train(half_of(name), Message(4, {"global": message.models["global"]}), {})
+    assert not same(alone, weights), "the teacher taught nothing"
+
+
+def test_one_pass_and_augmentation_are_not_cached() -> None:
+    half = half_of("FedGKD")
+    _, message, _ = HALVES["FedGKD"]
+    seen: list[bool] = []
+
+    class Watch(type(half)):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            seen.append(len(batch) == 3)
+            return super().training_step(batch, batch_idx)
+
+    half.__class__ = Watch
+    data = Table(sizes=(23,), batch_size=8).client_data
+    data.examples.transform.random = False  # type: ignore[attr-defined]
+    for epochs, steps, cached in ((1, -1, False), (2, -1, True), (-1, 3, False), (-1, 4, True)):
+        seen.clear()
+        job = Job(half, data, CPU, {"max_epochs": epochs, "max_steps": steps}, {})
+        ClientTrainer(job).update(message, 0, {})
+        assert set(seen) == {cached}, (epochs, steps)
+
+
+def test_which_inputs_repeat() -> None:
+    def images(**settings: Any) -> bool:
+        transform = ImageTransform((0.5,), (0.5,), **settings)
+        first = Table().client_data.examples
+        return type(first)(first.inputs, first.targets, transform).repeat
+
+    assert not images() and not images(padding=0) and not images(flip=False)
+    assert images(padding=0, flip=False)
+    table = Table().client_data.examples
+    assert table.repeat
+    stranger = type(table)(table.inputs, table.targets, lambda x, generator: x)
+    assert not stranger.repeat, "a transform that says nothing may draw anything"
+
+
+def test_taught_rows_belong_to_their_samples() -> None:
+    examples = Table(sizes=(23,)).client_data.examples
+    batches = Batches(examples, 8, torch.Generator().manual_seed(3))
+    batches.taught = examples.inputs * 2
+    rows = 0
+    for x, _, taught in batches:
+        assert torch.equal(taught, 2 * x)
+        rows += len(x)
+    assert rows == 23
+
+
+# -- compiled --------------------------------------------------------------------------------------
+
+
+@contextmanager
+def no_more_code() -> Iterator[None]:
+    """Any compilation is an error, as it would be a minute's stop in a user's run."""
+    torch.compiler.set_stance("fail_on_recompile")
+    try:
+        yield
+    finally:
+        torch.compiler.set_stance("default")
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", HALVES)
+def test_compiled_is_the_same_and_compiled_once(name: str) -> None:
+    """For all clients, ragged batches of 7, 5 and 1 samples, and other numbers in the message."""
+    torch._dynamo.reset()
+    _, message, state = HALVES[name]
+    expected = train(half_of(name), message, state, random=True, clients=(0, 1, 2, 3))
+    half = half_of(name)
+    first = train(half, message, state, random=True, clients=(0,), compile=True)
+    with no_more_code():
+        later = train_again(half, message, state, clients=(1, 2, 3))
+        for (weights, report), (compiled, told) in zip(expected, first + later, strict=True):
+            for key, value in weights.items():
+                torch.testing.assert_close(compiled[key], value, atol=1e-5, rtol=1e-4)
+            assert told == pytest.approx(report, abs=1e-4)
+        numbers = {key: value * 0.9 for key, value in message.numbers.items()}
+        train_again(half, Message(5, message.models, numbers), state, clients=(0, 3))
+    torch._dynamo.reset()
+
+
+def train_again(
+    half: FederatedClient, message: Message, state: State, clients: tuple[int, ...]
+) -> list[tuple[State, dict[str, float]]]:
+    """More clients on the same compiled half."""
+    compiled = half._compiled
+    assert compiled is not None
+    half.compile_steps = lambda size: None  # type: ignore[method-assign]
+    return train(half, message, state, random=True, clients=clients, compile=True)
+
+
+@needs_compiler
+def test_a_compiled_run_in_a_pool(tmp_path: Path) -> None:
+    def weights(**settings: Any) -> State:
+        from fedgkd_pl import LocalEngine
+
+        model = FedGKD(mlp(), local_epochs=2, engine=LocalEngine(workers=2), **settings)
+        fit(model, Table(sizes=(16, 11, 8), batch_size=8), rounds=3)
+        return model.net.state_dict()
+
+    eager, compiled = weights(), weights(compile=True)
+    for key, value in eager.items():
+        torch.testing.assert_close(compiled[key], value, atol=1e-4, rtol=1e-3)
+
+
+def test_without_a_compiler_it_is_one_line(
+    run: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.delenv("CXX", raising=False)
+    words = ("--config", "quickstart.yaml", "--rounds", "1", "--model.compile", "true")
+    code, _, err = run("fit", *words)
+    assert code == 2 and err.startswith("error: model.compile: needs a C++ compiler (g++)"), err
+    assert len(err.splitlines()) == 1
+    assert not (tmp_path / "runs").exists()
+
+
+# -- kernels ---------------------------------------------------------------------------------------
+
+
+def cnn() -> nn.Module:
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Conv2d(4, 4, 3, stride=2))
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(16, 3))
+
+
+def test_channels_last_is_a_layout_and_no_more() -> None:
+    plain, net = cnn().double(), channels_last(cnn().double())
+    assert net[3].weight.is_contiguous(memory_format=torch.channels_last)  # type: ignore[operator,index,union-attr]
+    assert not plain[3].weight.is_contiguous(memory_format=torch.channels_last)  # type: ignore[operator,index,union-attr]
+    x = torch.randn(5, 2, 8, 8, dtype=torch.float64)
+    torch.testing.assert_close(net(x), plain(x), atol=1e-12, rtol=0)
+    client = FedAvgClient(cnn(), partial(SGD, lr=0.1))
+    start = {name: t.clone() for name, t in cnn().state_dict().items()}
+    client.receive(Message(1, {"global": start}), {})
+    assert same(client.net.state_dict(), start)
+    decoded = type(client.reply()).decode(client.reply().encode())
+    assert same(decoded.weights, start), "another layout travels as the same numbers"
+
+
+@pytest.mark.parametrize(
+    "build", [partial(SGD, lr=0.3, momentum=0.9, weight_decay=0.1), partial(Adam, lr=0.1)]
+)
+def test_fused_steps_are_the_same_steps(build: Any) -> None:
+    def walk(wrap: Callable[[Optimizer], Optimizer]) -> Tensor:
+        net = mlp().double()
+        optimizer = wrap(build(net.parameters()))
+        for step in range(5):
+            optimizer.zero_grad()
+            x = torch.full((2, 4), step / 3, dtype=torch.float64)
+            net(x).square().sum().backward()
+            optimizer.step()
+        return torch.cat([p.detach().flatten() for p in net.parameters()])
+
+    torch.testing.assert_close(walk(fused), walk(lambda o: o), atol=1e-12, rtol=1e-12)
+    assert fused(build(mlp().parameters())).param_groups[0]["fused"] is True
+
+
+def test_what_the_user_chose_stays() -> None:
+    parameters = list(mlp().parameters())
+    for way in ({"foreach": True}, {"foreach": False}, {"fused": False}, {"differentiable": True}):
+        group = fused(SGD(parameters, lr=0.1, **way)).param_groups[0]  # type: ignore[arg-type]
+        assert group["fused"] in (None, False), way
+
+    class Own(SGD):
+        pass
+
+    assert fused(Own(parameters, lr=0.1)).param_groups[0]["fused"] is None
+
+
+def test_a_client_stays_on_its_device() -> None:
+    """Lightning would move it to the host after every fit."""
+    half = half_of("FedGKD")
+    moved: list[Any] = []
+    half.cpu = lambda: moved.append(1) or half  # type: ignore[method-assign, func-returns-value]
+    train(half, *HALVES["FedGKD"][1:], clients=(0, 1))
+    assert not moved
+    assert half.trainer.strategy.optimizers == [], "nor does its momentum stay"
+
+
+def test_emulated_precision_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert not slow_precision("32-true", CPU) and not slow_precision("64-true", CPU)
+    emulates = not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    assert slow_precision("bf16-mixed", CPU) is emulates
+    for slow in (True, False):
+        monkeypatch.setattr(server, "slow_precision", lambda *_, slow=slow: slow)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "fedgkd_pl"):
+            fit(FedAvg(mlp()), Table(), rounds=1, precision="bf16-mixed")
+        assert ("only emulates bf16-mixed" in caplog.text) is slow
