@@ -79,16 +79,16 @@ class InProcess(Session):
             message: what every client gets.
             cohort: the clients' ids.
         """
-        for client in schedule(self.job, cohort):
-            state = self.job.states.get(client, {})
-            try:
-                with _threads(self.threads), quiet():
-                    answer: ClientUpdate | ClientFailure
+        with _threads(self.threads), quiet():  # once a round: changing threads costs milliseconds
+            for client in schedule(self.job, cohort):
+                state = self.job.states.get(client, {})
+                answer: ClientUpdate | ClientFailure
+                try:
                     answer = self.trainer.update(message, client, state)
-            except Exception as error:  # a user's net or loss may fail in any way
-                answer = failure(client, error)
-                self.trainer = ClientTrainer(self.job)  # nothing of the failed fit stays
-            yield answer
+                except Exception as error:  # a user's net or loss may fail in any way
+                    answer = failure(client, error)
+                    self.trainer = ClientTrainer(self.job)  # nothing of the failed fit stays
+                yield answer
 
 
 def _cores() -> int:

@@ -57,6 +57,13 @@ class FederatedClient(LightningModule):
         self._full_batch = 0
         self.teacher_seconds = 0.0
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """As torch's, but for the name of the running hook, which Lightning sets 28 times a step."""
+        if name == "_current_fx_name":
+            self.__dict__[name] = value
+        else:
+            super().__setattr__(name, value)
+
     @abstractmethod
     def objective(self, x: Tensor, y: Tensor, taught: Tensor | None) -> Objective:
         """The local loss of a batch, and what to report beside it.

@@ -68,6 +68,9 @@ class ClientTrainer:
                 limit_val_batches=0,
                 num_sanity_val_steps=0,
             )
+        # Signals are the server's to answer: Lightning would set all 62 again for every client, and
+        # let a worker that ignores SIGTERM give up its client.
+        self.trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
 
     def update(self, message: Message, client: int, state: State) -> ClientUpdate:
         """Trains one client from the message's global model.
