@@ -47,6 +47,7 @@ class Case:
         small: the CNN of the small-work case.
         workers: processes.
         warm: rounds before the first that counts.
+        double: in double precision, in which rounding hides no other work.
     """
 
     method: str
@@ -61,6 +62,7 @@ class Case:
     small: bool = False
     workers: int = 2
     warm: int = 1
+    double: bool = False
 
 
 _SMALL: dict[str, Any] = {
@@ -70,6 +72,8 @@ _SMALL: dict[str, Any] = {
 _LONG: dict[str, Any] = {"samples": 256, "epochs": 20}  # what a cache saves depends on the epochs
 CASES = {
     "plain": Case("plain"),
+    "plain, double": Case("plain", double=True, warm=1),
+    "FedAvg, double": Case("FedAvg", double=True, warm=1),
     "plain, our kernels": Case("plain", tuned=True),
     "plain, our kernels, compiled": Case("plain", tuned=True, compile=True, warm=2),
     "FedAvg": Case("FedAvg"),
@@ -196,6 +200,7 @@ def run_plain(case: Case, file: str) -> None:
         clip=0.0 if case.small else 10.0,
         tuned=case.tuned,
         compile=case.compile,
+        dtype=torch.float64 if case.double else torch.float32,
     )
     plain = Plain(work, case.workers)
     sampler = np.random.default_rng(0)
@@ -234,6 +239,7 @@ def run_ours(case: Case, file: str) -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
         limit_val_batches=0,
+        precision="64-true" if case.double else "32-true",
         gradient_clip_val=None if case.small else 10.0,
         callbacks=[_Paced(case, file)],
     )

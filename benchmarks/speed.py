@@ -131,7 +131,10 @@ def table(pairs: Sequence[tuple[str, str, str]], turns: int, folder: Path, speed
 
 def same_work(folder: Path) -> None:
     """Holds the models after the first round against each other."""
-    one, two = (torch.load(folder / f"{name}.pt") for name in ("FedAvg", "plain"))
+    names = ("FedAvg, double", "plain, double")
+    for name in names:
+        Contender(name, folder).close()
+    one, two = (torch.load(folder / f"{name}.pt") for name in names)
     apart = max(float((one[key] - two[key]).abs().max()) for key in one)
     print(
         f"The same work: after one round the weights of FedAvg and of the plain loop differ by "

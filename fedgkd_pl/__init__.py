@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fedgkd_pl import _torchvision
 
 if TYPE_CHECKING:
+    from fedgkd_pl.callbacks.profile import RoundProfile as RoundProfile
     from fedgkd_pl.callbacks.progress import RoundProgress as RoundProgress
     from fedgkd_pl.callbacks.run_files import RunFiles as RunFiles
     from fedgkd_pl.checkpoint import read_checkpoint as read_checkpoint
@@ -82,6 +83,7 @@ _HOME = {
     "ResNet50": "models.resnet",
     "ResNet56": "models.resnet",
     "ResNet8": "models.resnet",
+    "RoundProfile": "callbacks.profile",
     "RoundProgress": "callbacks.progress",
     "RunFiles": "callbacks.run_files",
     "SST5": "data.sst5",

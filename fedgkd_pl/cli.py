@@ -12,6 +12,7 @@ from fedgkd_pl import strict_yaml
 from fedgkd_pl.allowed import only_these_packages
 from fedgkd_pl.callbacks.checkpoints import BestRound, LastRound
 from fedgkd_pl.callbacks.event_files import rewind
+from fedgkd_pl.callbacks.profile import RoundProfile
 from fedgkd_pl.callbacks.progress import RoundProgress
 from fedgkd_pl.callbacks.run_files import RunFiles
 from fedgkd_pl.cli_checks import check_groups, check_meaning, check_monitors
@@ -39,6 +40,7 @@ from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.signals import Stopped
 from fedgkd_pl.storage import lock, write_text
 from filelock import BaseFileLock
+from jsonargparse import ActionYesNo
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
@@ -166,6 +168,9 @@ class FederatedCLI(LightningCLI):
         parser.add_argument("--rounds", type=int, default=100, help="communication rounds")
         parser.add_argument("--name", type=str, default="fedgkd", help="name of the run")
         parser.add_argument("--output_dir", type=str, default="runs", help="where runs are kept")
+        parser.add_argument(
+            "--profile", action=ActionYesNo(), default=False, help="time of a round"
+        )
         parser.link_arguments("rounds", "trainer.max_epochs")
         parser.add_lightning_class_args(BestRound, "checkpoint")
         parser.set_defaults(
@@ -225,6 +230,9 @@ class FederatedCLI(LightningCLI):
             self.fixed = fixed_settings(self._dump())
             self.files = RunFiles(config=self.fixed)
             callbacks.append(self.files)
+        if self.subcommand == "fit" and self.config.fit.profile:
+            self.profile = RoundProfile()
+            callbacks.append(self.profile)
         given = config["callbacks"] or []
         given = given if isinstance(given, list) else [given]
         has_bar = any(isinstance(callback, ProgressBar) for callback in given)
@@ -277,6 +285,8 @@ class FederatedCLI(LightningCLI):
         settings = self._parser("fit").dump(self.config.fit, skip_unset=False)
         write_text(folder / "config.yaml", settings)
         self.files.folder = str(folder)
+        if self.config.fit.profile:
+            self.profile.folder = str(folder)
         for callback in self.trainer.checkpoint_callbacks:
             if isinstance(callback, ModelCheckpoint) and not isinstance(callback, LastRound):
                 callback.CHECKPOINT_NAME_LAST = "newest"  # last.ckpt is LastRound's

@@ -40,6 +40,14 @@ class ClientIndex(Sequence[Indices]):
         start, stop = self.offsets[client : client + 2]
         return self.samples[start:stop].astype(np.int64)
 
+    def size(self, client: int) -> int:
+        """The number of samples of one client.
+
+        Args:
+            client: its number.
+        """
+        return int(self.offsets[client + 1] - self.offsets[client])
+
     @property
     def sizes(self) -> Indices:
         """The number of samples of every client."""
@@ -52,7 +60,12 @@ class ClientIndex(Sequence[Indices]):
             labels: the label of every sample.
             num_classes: the number of classes.
         """
-        return [np.bincount(labels[part], minlength=num_classes).tolist() for part in self]
+        owners = np.repeat(np.arange(len(self)), self.sizes)
+        cells = np.bincount(
+            owners * num_classes + labels[self.samples], minlength=len(self) * num_classes
+        )
+        counts: list[list[int]] = cells.reshape(len(self), num_classes).tolist()
+        return counts
 
 
 class Partition(ABC):

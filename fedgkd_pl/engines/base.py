@@ -90,5 +90,5 @@ def schedule(job: Job, cohort: Sequence[int]) -> list[int]:
         job: knows the clients' sizes.
         cohort: the clients' ids, in any order.
     """
-    sizes = job.data.index.sizes
-    return sorted(cohort, key=lambda client: (-sizes[client], client))
+    size = job.data.index.size
+    return sorted(cohort, key=lambda client: (-size(client), client))

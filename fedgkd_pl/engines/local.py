@@ -9,6 +9,7 @@ import torch
 from fedgkd_pl.engines.base import ClientFailure, Engine, Session, failure, schedule
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.client_trainer import ClientTrainer, Job, quiet
+from fedgkd_pl.federation.kernels import keep_memory
 from fedgkd_pl.federation.message import ClientUpdate, Message
 
 
@@ -45,6 +46,7 @@ class LocalEngine(Engine):
             job: what the workers will train.
             cohort_size: clients per round.
         """
+        keep_memory()  # for evaluation, too
         if self.workers != "auto":
             workers = self.workers
         else:

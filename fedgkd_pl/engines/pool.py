@@ -26,6 +26,7 @@ import torch
 import torch.multiprocessing
 from fedgkd_pl.engines.base import ClientFailure, Session, failure, schedule
 from fedgkd_pl.federation.client_trainer import ClientTrainer, Job, quiet
+from fedgkd_pl.federation.kernels import keep_memory
 from fedgkd_pl.federation.message import (
     ClientUpdate,
     Message,
@@ -45,12 +46,14 @@ class Worker:
         process: the process.
         connection: to it.
         client: whom it trains; None if it waits.
+        given: when it got that client.
         started: when it began with that client; None until it says that it has.
     """
 
     process: Any
     connection: Connection
     client: int | None = None
+    given: float | None = None
     started: float | None = None
 
 
@@ -151,9 +154,11 @@ class Pool(Session):
 
     def _assign(self, place: int, waiting: Iterator[int]) -> None:
         client = next(waiting, None)
+        given = time.monotonic()
         if client is not None:
             self._tell(place, (client, encode_state(self.job.states.get(client, {}))))
-        self.workers[place].client, self.workers[place].started = client, None
+        worker = self.workers[place]
+        worker.client, worker.given, worker.started = client, given, None
 
     def _ready(self) -> list[int]:
         """Waits until a worker has answered, died or run out of time."""
@@ -195,7 +200,11 @@ class Pool(Session):
             return None
         if answer[:1] == b"!":
             return ClientFailure(worker.client, *json.loads(answer[1:]))
-        return ClientUpdate.decode(answer[1:])
+        update = ClientUpdate.decode(answer[1:])
+        assert worker.given is not None
+        trained = sum(update.seconds.values())
+        update.seconds["transfer"] = time.monotonic() - worker.given - trained
+        return update
 
 
 def _kill(worker: Worker) -> None:
@@ -227,6 +236,7 @@ def _work(connection: Connection, threads: int, numerics: dict[str, Any]) -> Non
     for number in signal.SIGINT, signal.SIGTERM:
         signal.signal(number, signal.SIG_IGN)  # the parent's to answer
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    keep_memory()
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(numerics["deterministic"], warn_only=numerics["warn_only"])
     torch.backends.cudnn.benchmark = numerics["benchmark"]

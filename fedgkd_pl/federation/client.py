@@ -58,7 +58,7 @@ class FederatedClient(LightningModule):
         self.teacher_seconds = 0.0
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """As torch's, but for the name of the running hook, which Lightning sets 28 times a step."""
+        """As torch's, but for the name of the hook at work, set 28 times a step by Lightning."""
         if name == "_current_fx_name":
             self.__dict__[name] = value
         else:

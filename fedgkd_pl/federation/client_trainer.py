@@ -1,6 +1,7 @@
 """One Lightning Trainer for all clients of a worker, as clean for each as a new one."""
 
 import logging
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -80,6 +81,7 @@ class ClientTrainer:
             client: whose data to train on.
             state: what the client kept from its last round; empty if it never took part.
         """
+        start = time.perf_counter()
         batches = self.data.batches(client, message.round)
         seed = derive(self.data.seed, "model", message.round, client)
         with seeded(seed):
@@ -88,6 +90,8 @@ class ClientTrainer:
             self.trainer.fit(self.client, batches)
         update = self.client.reply()
         update.client, update.num_samples = client, len(batches.examples)
+        teacher = self.client.teacher_seconds
+        update.seconds = {"teacher": teacher, "student": time.perf_counter() - start - teacher}
         return update
 
 

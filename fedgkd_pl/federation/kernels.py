@@ -1,7 +1,9 @@
-"""How a net runs fastest: memory layout, fused optimizers, and what the hardware has."""
+"""How a net runs fastest: layouts, fused optimizers, memory, and what the hardware has."""
 
+import ctypes
 import os
 import shutil
+import sys
 from importlib.util import find_spec
 from typing import TypeVar
 
@@ -40,6 +42,25 @@ def fused(optimizer: Optimizer) -> Optimizer:
         if group["fused"] is None and group["foreach"] is None and not chosen and plain:
             group["fused"] = True
     return optimizer
+
+
+def keep_memory() -> None:
+    """Lets this process keep the memory that a step frees, for the next step.
+
+    glibc gives blocks of megabytes back to the system at once and gets them as new pages: ten
+    thousand page faults, a quarter of the time, in every step of a ResNet-8. The process does not
+    grow beyond its peak. Other allocators, and settings in the environment, stay as they are.
+    """
+    chosen = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
+    if sys.platform != "linux" or any(name in os.environ for name in chosen):
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
+    if mallopt is not None:
+        trim_threshold, mmap_threshold = -1, -3
+        mallopt(trim_threshold, 2**31 - 1)
+        mallopt(mmap_threshold, 2**30) or mallopt(
+            mmap_threshold, 2**25
+        )  # the most an old one takes
 
 
 def missing_compiler(device: torch.device) -> str:

@@ -61,6 +61,7 @@ class ClientUpdate:
         metrics: what it reports, such as ``loss`` and ``acc``.
         extra: tensors a method sends up beside the model.
         state: what the client keeps for its next round (not sent to the server's method).
+        seconds: where its time went, by name; nothing that is computed depends on it.
     """
 
     client: int
@@ -69,6 +70,7 @@ class ClientUpdate:
     metrics: dict[str, float] = field(default_factory=dict)
     extra: State = field(default_factory=dict)
     state: State = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
@@ -108,6 +110,7 @@ class ClientUpdate:
             "client": self.client,
             "num_samples": self.num_samples,
             "metrics": self.metrics,
+            "seconds": self.seconds,
         }
         return _encode({"weights": self.weights, "extra": self.extra, "state": self.state}, info)
 

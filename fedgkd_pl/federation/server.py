@@ -1,6 +1,7 @@
 """The server's plumbing: evaluation, reports, checkpoints, the engine's life. No algorithm."""
 
 import logging
+import time
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from fedgkd_pl.engines.base import Engine, Session
     from fedgkd_pl.federation.client import FederatedClient
 
+Answer = ClientUpdate | ClientFailure
 log = logging.getLogger("fedgkd_pl")
 
 
@@ -74,6 +76,7 @@ class FederatedServer(LightningModule):
         self.bytes_down = 0
         self.bytes_up = 0
         self.report: dict[str, float] = {}  # what was logged of the last round
+        self.waited = 0.0  # seconds that the round has waited for clients
         self._session: Session | None = None
         self._client_states: dict[int, State] = {}
         self._new_states: dict[int, State] = {}  # of this round, until it counts
@@ -109,7 +112,7 @@ class FederatedServer(LightningModule):
         self._new_states = {}
         self._failures: list[ClientFailure] = []
         try:
-            for answer in self._session.run(message, cohort):
+            for answer in self._waiting(self._session.run(message, cohort)):
                 if isinstance(answer, ClientUpdate):
                     answer = checked(answer, like)
                 if isinstance(answer, ClientFailure):
@@ -130,6 +133,15 @@ class FederatedServer(LightningModule):
         self.log_round(cohort_statistics(reports))
         self.log_round({"client/failed": len(self._failures)})
         self.log_round({"comm/bytes_down": down, "comm/bytes_up": up})
+
+    def _waiting(self, answers: Iterator[Answer]) -> Iterator[Answer]:
+        """The same, with the time that was waited for them."""
+        start = time.perf_counter()
+        for answer in answers:
+            self.waited += time.perf_counter() - start
+            yield answer
+            start = time.perf_counter()
+        self.waited += time.perf_counter() - start
 
     def round_counts(self) -> bool:
         """Whether enough clients of the round succeeded; if so, what they keep is kept.
@@ -299,6 +311,7 @@ class FederatedServer(LightningModule):
             batch_idx: Lightning's.
         """
         self.report = {}
+        self.waited = 0.0
 
     def on_train_end(self) -> None:
         """Closes the engine."""

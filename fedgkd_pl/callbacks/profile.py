@@ -1,0 +1,117 @@
+"""Where a round's time goes."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedgkd_pl.federation.message import ClientUpdate
+from fedgkd_pl.storage import write_text
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+CLIENTS = ("student", "teacher", "transfer")
+SERVER = ("aggregation", "evaluation", "other")
+MEANING = {
+    "student": "local steps; with compile: true the teacher, too",
+    "teacher": "answers of frozen models, in steps or ahead of them",
+    "transfer": "messages to and from worker processes, and their start",
+    "aggregation": "the server's mean, step and own training",
+    "evaluation": "validation and test sets",
+    "other": "checkpoints, logs, files",
+}
+
+
+class RoundProfile(Callback):
+    """Measures the parts of every round; prints a table and writes ``profile.csv`` at the end.
+
+    Clients that train side by side share the seconds that the server waits for them, in proportion
+    to what each part took. On a GPU steps run ahead of Python, so that student and teacher are
+    told apart less sharply there.
+
+    Args:
+        folder: where ``profile.csv`` goes; None for no file.
+    """
+
+    def __init__(self, folder: str | None = None) -> None:
+        self.folder = folder
+        self.rows: list[dict[str, float]] = []
+        self.row: dict[str, float] = {}
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Starts the clock."""
+        self.rows = []
+        self._begin()
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """The server's step begins."""
+        self.step = time.perf_counter()
+
+    def on_client_end(
+        self, trainer: Trainer, pl_module: LightningModule, update: ClientUpdate, cohort_size: int
+    ) -> None:
+        """Adds a client's seconds."""
+        for name, seconds in update.seconds.items():
+            self.clients[name] += seconds
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
+        """The server's step is done."""
+        waited = pl_module.waited
+        total = sum(self.clients.values()) or 1.0
+        self.row = {name: waited * self.clients[name] / total for name in CLIENTS}
+        self.row["aggregation"] = time.perf_counter() - self.step - waited
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Evaluation begins."""
+        self.evaluation = time.perf_counter()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Evaluation is done."""
+        self.row["evaluation"] = time.perf_counter() - self.evaluation
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Closes the round before."""
+        self._close()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Tells."""
+        self._close()
+        if not self.rows:
+            return
+        if self.folder is not None:
+            names = (*CLIENTS, *SERVER)
+            lines = [",".join(("round", *names))]
+            first = trainer.current_epoch - len(self.rows) + 1
+            for number, row in enumerate(self.rows, first):
+                lines.append(",".join((str(number), *(f"{row[name]:.4f}" for name in names))))
+            write_text(Path(self.folder) / "profile.csv", "\n".join(lines) + "\n")
+        print(profile_table(self.rows))
+
+    def _begin(self) -> None:
+        self.begun = time.perf_counter()
+        self.clients = dict.fromkeys(CLIENTS, 0.0)
+        self.row = {}
+
+    def _close(self) -> None:
+        if self.row:
+            self.row.setdefault("evaluation", 0.0)
+            self.row["other"] = time.perf_counter() - self.begun - sum(self.row.values())
+            self.rows.append(self.row)
+        self._begin()
+
+
+def profile_table(rows: Sequence[dict[str, float]]) -> str:
+    """The mean round as a table; the first one, which starts workers and compiles, stands apart.
+
+    Args:
+        rows: the seconds of every part, a round each.
+    """
+    later = list(rows[1:] or rows)
+    mean = {name: sum(row[name] for row in later) / len(later) for name in (*CLIENTS, *SERVER)}
+    total = sum(mean.values()) or 1.0
+    lines = ["", "where a round's time goes"]
+    for name, seconds in mean.items():
+        share = f"{seconds:9.3f} s {seconds / total:6.1%}"
+        lines.append(f"  {name:<12}{share}   {MEANING[name]}")
+    first = f"; the first round took {sum(rows[0].values()):.3f} s" if len(rows) > 1 else ""
+    lines.append(f"  {'a round':<12}{total:9.3f} s{first}")
+    return "\n".join(lines)
