@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help setup demo digits test test-faults fuzz test-slow lint format wheel clean
+.PHONY: help setup demo digits bench test test-faults fuzz test-slow lint format wheel clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -28,6 +28,10 @@ digits: $(STAMP)  ## every method on the digits, three seeds, one table: a quart
 	  $(BIN)/fedgkd-pl fit --config digits/$$method.yaml --seed_everything $$seed \
 	    --output_dir runs/table --trainer.enable_progress_bar false || exit 1; done; done
 	@$(BIN)/fedgkd-pl report --over_seeds --markdown runs/table
+
+bench: $(STAMP)  ## speed, start-up, scale and commits as Markdown tables: half an hour on an idle machine
+	@for part in speed startup scale commit; do \
+	  $(BIN)/python -m benchmarks.$$part || exit 1; echo; done
 
 test: $(STAMP)  ## the tests (the long ones: make test-slow)
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not faults'

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from fedgkd_pl.data.resident import Batch, Batches
-from fedgkd_pl.federation.kernels import channels_last, fused
+from fedgkd_pl.federation.kernels import channels_last, fused, has_convolutions
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
@@ -49,6 +49,7 @@ class FederatedClient(LightningModule):
         self.optimizer = optimizer
         self.scheduler = scheduler
         self._norms = [m for m in self.net.modules() if isinstance(m, _BatchNorm) and m.training]
+        self._images = has_convolutions(self.net)
         travels = self.net.state_dict().keys()
         self._stays = {n: b.clone() for n, b in self.net.named_buffers() if n not in travels}
         self._sums: dict[str, Tensor] = {}
@@ -165,7 +166,7 @@ class FederatedClient(LightningModule):
             batch_idx: Lightning's.
         """
         x, y, *given = batch
-        if x.dim() == 4:
+        if self._images and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         if self._compiled is not None and len(y) == self._full_batch:
             loss, parts = self._compiled(x, y, *given)

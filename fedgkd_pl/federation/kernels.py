@@ -14,13 +14,22 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 Net = TypeVar("Net", bound=nn.Module)
 
 
+def has_convolutions(net: nn.Module) -> bool:
+    """Whether a net takes images as images.
+
+    Args:
+        net: any.
+    """
+    return any(isinstance(module, nn.Conv2d) for module in net.modules())
+
+
 def channels_last(net: Net) -> Net:
     """Lays out the weights of convolutions for channels-last images; other nets stay as they are.
 
     Args:
         net: changed in place; its numbers stay the same.
     """
-    if any(isinstance(module, nn.Conv2d) for module in net.modules()):
+    if has_convolutions(net):
         net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return net
 
