@@ -84,5 +84,5 @@ def test_on_the_command_line(run: Callable[..., tuple[int, str, str]], tmp_path:
     assert "teacher" in out and "evaluation" in out
     (file,) = tmp_path.rglob("profile.csv")
     assert len(file.read_text().splitlines()) == 3
-    code, out, _ = run(*words[:-3], "1")
+    code, out, _ = run(*words[:-1])
     assert code == 0 and "where a round's time goes" not in out
