@@ -169,7 +169,7 @@ class FederatedCLI(LightningCLI):
         parser.add_argument("--name", type=str, default="fedgkd", help="name of the run")
         parser.add_argument("--output_dir", type=str, default="runs", help="where runs are kept")
         parser.add_argument(
-            "--profile", action=ActionYesNo(), default=False, help="time of a round"
+            "--profile", action=ActionYesNo, nargs="?", default=False, help="time of a round"
         )
         parser.link_arguments("rounds", "trainer.max_epochs")
         parser.add_lightning_class_args(BestRound, "checkpoint")

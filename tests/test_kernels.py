@@ -13,13 +13,19 @@ from typing import Any
 
 import pytest
 import torch
-from fedgkd_pl import MLP, MOON, FedAvg, FedGKD, FedGKDVote
+from fedgkd_pl import MLP, MOON, FedAvg, FedGKD, FedGKDVote, LocalEngine
 from fedgkd_pl.data.resident import Batches
 from fedgkd_pl.data.transforms import ImageTransform
 from fedgkd_pl.federation import server
 from fedgkd_pl.federation.client import FederatedClient
 from fedgkd_pl.federation.client_trainer import ClientTrainer, Job
-from fedgkd_pl.federation.kernels import channels_last, fused, missing_compiler, slow_precision
+from fedgkd_pl.federation.kernels import (
+    channels_last,
+    fused,
+    is_channels_last,
+    missing_compiler,
+    slow_precision,
+)
 from fedgkd_pl.federation.message import Message, State
 from fedgkd_pl.methods.fedavg import FedAvgClient
 from fedgkd_pl.methods.fedgkd import FedGKDClient
@@ -158,6 +164,12 @@ def test_which_inputs_repeat() -> None:
     assert images(padding=0, flip=False)
     table = Table().client_data.examples
     assert table.repeat
+
+    class Noisy(type(table.transform)):  # type: ignore[misc]
+        def __call__(self, x: Tensor, generator: Any) -> Tensor:
+            return super().__call__(x, generator) + torch.rand(1)
+
+    assert not type(table)(table.inputs, table.targets, Noisy(1)).repeat, "nor is it inherited"
     stranger = type(table)(table.inputs, table.targets, lambda x, generator: x)
     assert not stranger.repeat, "a transform that says nothing may draw anything"
 
@@ -219,8 +231,6 @@ def train_again(
 @needs_compiler
 def test_a_compiled_run_in_a_pool(tmp_path: Path) -> None:
     def weights(**settings: Any) -> State:
-        from fedgkd_pl import LocalEngine
-
         model = FedGKD(mlp(), local_epochs=2, engine=LocalEngine(workers=2), **settings)
         fit(model, Table(sizes=(16, 11, 8), batch_size=8), rounds=3)
         return model.net.state_dict()
@@ -252,17 +262,69 @@ def cnn() -> nn.Module:
 
 
 def test_channels_last_is_a_layout_and_no_more() -> None:
-    plain, net = cnn().double(), channels_last(cnn().double())
+    x = torch.randn(5, 2, 8, 8, dtype=torch.float64)
+    plain, net = cnn().double(), cnn().double()
+    channels_last(net, x)
+    assert is_channels_last(net) and not is_channels_last(plain)
     assert net[3].weight.is_contiguous(memory_format=torch.channels_last)  # type: ignore[operator,index,union-attr]
     assert not plain[3].weight.is_contiguous(memory_format=torch.channels_last)  # type: ignore[operator,index,union-attr]
-    x = torch.randn(5, 2, 8, 8, dtype=torch.float64)
     torch.testing.assert_close(net(x), plain(x), atol=1e-12, rtol=0)
-    client = FedAvgClient(cnn(), partial(SGD, lr=0.1))
+    client = FedAvgClient(net.float(), partial(SGD, lr=0.1))
+    assert is_channels_last(client.net), "a copy has the layout"
     start = {name: t.clone() for name, t in cnn().state_dict().items()}
     client.receive(Message(1, {"global": start}), {})
     assert same(client.net.state_dict(), start)
     decoded = type(client.reply()).decode(client.reply().encode())
     assert same(decoded.weights, start), "another layout travels as the same numbers"
+
+
+class Viewing(nn.Module):
+    """As in torch's own tutorial: such a view cannot be taken of channels-last features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(2, 4, 3), nn.Linear(4 * 36, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.conv(x).relu().view(-1, 4 * 36))
+        return logits
+
+
+class Mixed(Viewing):
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = nn.Conv3d(1, 1, 1)
+
+
+class Images(Table):
+    def __init__(self) -> None:
+        super().__init__(sizes=(8, 5), features=2 * 64)
+        self.x = self.x.reshape(-1, 2, 8, 8)
+
+
+@pytest.mark.parametrize("build", [Viewing, Mixed, cnn])
+def test_any_net_with_convolutions_trains(build: Callable[[], nn.Module]) -> None:
+    model = FedGKD(build(), engine=LocalEngine(workers=1))
+    before = {name: t.clone() for name, t in model.net.state_dict().items()}
+    fit(model, Images(), rounds=2)
+    assert is_channels_last(model.net) is (build is cnn)
+    assert not same(before, model.net.state_dict())
+
+
+def test_sparse_gradients_and_hooks_of_a_method_are_not_fused() -> None:
+    class Hooked(FedAvgClient):
+        def on_before_optimizer_step(self, optimizer: Any) -> None:
+            for parameter in self.net.parameters():
+                parameter.grad = torch.ones(parameter.shape)
+
+    sgd = partial(SGD, lr=0.1)
+    sparse = nn.Sequential(nn.Embedding(5, 3, sparse=True))
+    for client, expected in (
+        (FedAvgClient(mlp(), sgd), True),
+        (Hooked(mlp(), sgd), None),
+        (FedAvgClient(sparse, sgd), None),
+    ):
+        assert client.configure_optimizers().param_groups[0]["fused"] is expected
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,22 @@ def test_every_part_is_seen(workers: int, tmp_path: Path, capsys: Any) -> None:
     assert "where a round's time goes" in capsys.readouterr().out
 
 
+def test_a_resumed_run_keeps_the_rounds_before(tmp_path: Path) -> None:
+    header = ",".join(("round", *CLIENTS, *SERVER))
+    old = [f"{number},1,1,1,1,1,1" for number in range(1, 5)]
+    (tmp_path / "profile.csv").write_text("\n".join([header, *old]) + "\n")
+    profile = RoundProfile(str(tmp_path))
+
+    class AfterTwo:
+        current_epoch = 2
+
+    profile.on_train_start(AfterTwo(), FedGKD(linear()))  # type: ignore[arg-type]
+    profile.row = dict.fromkeys((*CLIENTS, *SERVER), 0.0)
+    profile._close()
+    rows = (tmp_path / "profile.csv").read_text().splitlines()
+    assert rows[:3] == [header, *old[:2]] and rows[3].startswith("3,") and len(rows) == 4
+
+
 def test_the_table_is_the_mean_without_the_first_round() -> None:
     names = (*CLIENTS, *SERVER)
     rows = [dict.fromkeys(names, 10.0), dict.fromkeys(names, 1.0), dict.fromkeys(names, 2.0)]
@@ -84,5 +100,5 @@ def test_on_the_command_line(run: Callable[..., tuple[int, str, str]], tmp_path:
     assert "teacher" in out and "evaluation" in out
     (file,) = tmp_path.rglob("profile.csv")
     assert len(file.read_text().splitlines()) == 3
-    code, out, _ = run(*words[:-1])
+    code, out, _ = run(*words, "false")
     assert code == 0 and "where a round's time goes" not in out

@@ -9,6 +9,7 @@ from fedgkd_pl.federation.message import ClientUpdate
 from fedgkd_pl.storage import write_text
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+FILE = "profile.csv"
 CLIENTS = ("student", "teacher", "transfer")
 SERVER = ("aggregation", "evaluation", "other")
 MEANING = {
@@ -22,7 +23,7 @@ MEANING = {
 
 
 class RoundProfile(Callback):
-    """Measures the parts of every round; prints a table and writes ``profile.csv`` at the end.
+    """Measures the parts of every round; writes ``profile.csv`` and prints a table at the end.
 
     Clients that train side by side share the seconds that the server waits for them, in proportion
     to what each part took. On a GPU steps run ahead of Python, so that student and teacher are
@@ -38,8 +39,14 @@ class RoundProfile(Callback):
         self.row: dict[str, float] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Starts the clock."""
+        """Starts the clock; of an interrupted run, keeps the rounds that were committed."""
         self.rows = []
+        self.lines = [",".join(("round", *CLIENTS, *SERVER))]
+        done = trainer.current_epoch
+        if self.folder is not None and (file := Path(self.folder) / FILE).exists():
+            rows = file.read_text(encoding="utf-8").splitlines()[1:]
+            self.lines += [row for row in rows if int(row.split(",")[0]) <= done]
+        self.round = done
         self._begin()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
@@ -50,13 +57,15 @@ class RoundProfile(Callback):
         self, trainer: Trainer, pl_module: LightningModule, update: ClientUpdate, cohort_size: int
     ) -> None:
         """Adds a client's seconds."""
-        for name, seconds in update.seconds.items():
-            self.clients[name] += seconds
+        for name in CLIENTS:
+            self.clients[name] += update.seconds.get(name, 0.0)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         """The server's step is done."""
         waited = pl_module.waited
-        total = sum(self.clients.values()) or 1.0
+        total = sum(self.clients.values())
+        if not total:  # nobody succeeded
+            total = self.clients["student"] = 1.0
         self.row = {name: waited * self.clients[name] / total for name in CLIENTS}
         self.row["aggregation"] = time.perf_counter() - self.step - waited
 
@@ -75,16 +84,8 @@ class RoundProfile(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Tells."""
         self._close()
-        if not self.rows:
-            return
-        if self.folder is not None:
-            names = (*CLIENTS, *SERVER)
-            lines = [",".join(("round", *names))]
-            first = trainer.current_epoch - len(self.rows) + 1
-            for number, row in enumerate(self.rows, first):
-                lines.append(",".join((str(number), *(f"{row[name]:.4f}" for name in names))))
-            write_text(Path(self.folder) / "profile.csv", "\n".join(lines) + "\n")
-        print(profile_table(self.rows))
+        if self.rows:
+            print(profile_table(self.rows))
 
     def _begin(self) -> None:
         self.begun = time.perf_counter()
@@ -96,6 +97,11 @@ class RoundProfile(Callback):
             self.row.setdefault("evaluation", 0.0)
             self.row["other"] = time.perf_counter() - self.begun - sum(self.row.values())
             self.rows.append(self.row)
+            self.round += 1
+            seconds = (f"{self.row[name]:.4f}" for name in (*CLIENTS, *SERVER))
+            self.lines.append(",".join((str(self.round), *seconds)))
+            if self.folder is not None:
+                write_text(Path(self.folder) / FILE, "\n".join(self.lines) + "\n")
         self._begin()
 
 

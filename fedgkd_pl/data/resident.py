@@ -33,8 +33,13 @@ class Examples:
 
     @property
     def repeat(self) -> bool:
-        """Whether every pass sees the same inputs; a transform says so by ``random = False``."""
-        return getattr(self.transform, "random", True) is False
+        """Whether every pass sees the same inputs.
+
+        A transform's class says so by ``random = False``; a subclass, which may draw what its base
+        does not, must say so again.
+        """
+        told = "random" in vars(type(self.transform))
+        return told and self.transform.random is False  # type: ignore[attr-defined]
 
     def to(self, device: torch.device) -> "Examples":
         """The same examples on ``device``.

@@ -24,7 +24,11 @@ class ImageTransform:
         self.std = torch.tensor(std).view(1, -1, 1, 1)
         self.padding = padding
         self.flip = flip
-        self.random = padding > 0 or flip
+
+    @property
+    def random(self) -> bool:
+        """Whether two passes over the same images differ."""
+        return self.padding > 0 or self.flip
 
     def __call__(self, images: Tensor, generator: torch.Generator | None) -> Tensor:
         """Float images.

@@ -203,7 +203,7 @@ class Pool(Session):
         update = ClientUpdate.decode(answer[1:])
         assert worker.given is not None
         trained = sum(update.seconds.values())
-        update.seconds["transfer"] = time.monotonic() - worker.given - trained
+        update.seconds["transfer"] = max(0.0, time.monotonic() - worker.given - trained)
         return update
 
 

@@ -8,15 +8,16 @@ from typing import Any
 
 import torch
 from fedgkd_pl.data.resident import Batch, Batches
-from fedgkd_pl.federation.kernels import channels_last, fused, has_convolutions
+from fedgkd_pl.federation.kernels import fused, is_channels_last
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 Objective = tuple[Tensor, dict[str, Tensor]]  # a loss, and its parts to report: batch means
-
+GRADIENT_HOOKS = ("on_after_backward", "on_before_optimizer_step", "configure_gradient_clipping")
 TEACHER_BATCH = 256  # rows at a time where teachers are asked ahead of training
 
 
@@ -45,11 +46,11 @@ class FederatedClient(LightningModule):
         for name, value in settings.items():
             setattr(self, name, value)
         # layers that the user froze in eval mode stay so
-        self.net = channels_last(deepcopy(net).cpu())
+        self.net = deepcopy(net).cpu()
         self.optimizer = optimizer
         self.scheduler = scheduler
         self._norms = [m for m in self.net.modules() if isinstance(m, _BatchNorm) and m.training]
-        self._images = has_convolutions(self.net)
+        self._channels_last = is_channels_last(self.net)
         travels = self.net.state_dict().keys()
         self._stays = {n: b.clone() for n, b in self.net.named_buffers() if n not in travels}
         self._sums: dict[str, Tensor] = {}
@@ -94,6 +95,9 @@ class FederatedClient(LightningModule):
             batch_size: of full batches.
         """
         self._full_batch = batch_size
+        # Vote compiles once for every number of teachers on the way to M; torch gives up after 8
+        limits = torch._dynamo.config
+        limits.recompile_limit = max(limits.recompile_limit, 64)
         # the random numbers of dropout and of generators stay those of the uncompiled net
         self._compiled = torch.compile(self._whole, options={"fallback_random": True})
 
@@ -131,7 +135,12 @@ class FederatedClient(LightningModule):
 
     def configure_optimizers(self) -> Any:
         """A new optimizer: no momentum passes from client to client."""
-        optimizer = fused(self.optimizer(self.net.parameters()))
+        optimizer = self.optimizer(self.net.parameters())
+        # a fused step takes neither sparse gradients nor ones of another layout than the weights',
+        # which only a hook of a method's own can make
+        sparse = any(getattr(module, "sparse", False) for module in self.net.modules())
+        if not sparse and not any(is_overridden(hook, self) for hook in GRADIENT_HOOKS):
+            optimizer = fused(optimizer)
         if self.scheduler is None:
             return optimizer
         return [optimizer], [self.scheduler(optimizer)]
@@ -167,7 +176,7 @@ class FederatedClient(LightningModule):
             batch_idx: Lightning's.
         """
         x, y, *given = batch
-        if self._images and x.dim() == 4:
+        if self._channels_last and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         if self._compiled is not None and len(y) == self._full_batch:
             loss, parts = self._compiled(x, y, *given)

@@ -104,6 +104,7 @@ class Resident(SingleDeviceStrategy):
     def teardown(self) -> None:
         """Forgets the client's optimizer, and that is all."""
         self.optimizers = []
+        self.lr_scheduler_configs = []
 
 
 def restart(trainer: Trainer) -> None:

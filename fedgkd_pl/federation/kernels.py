@@ -4,34 +4,47 @@ import ctypes
 import os
 import shutil
 import sys
+from copy import deepcopy
 from importlib.util import find_spec
-from typing import TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-Net = TypeVar("Net", bound=nn.Module)
+
+def channels_last(net: nn.Module, inputs: Tensor) -> None:
+    """Lays out the weights of convolutions for channels-last images, if the net can take them so.
+
+    A net that flattens by ``view`` cannot, nor one with convolutions of other dimensions: they stay
+    as they are. Copies of a net have its layout.
+
+    Args:
+        net: changed in place; its numbers stay the same.
+        inputs: some that it takes.
+    """
+    if inputs.dim() != 4 or not any(isinstance(module, nn.Conv2d) for module in net.modules()):
+        return
+    layout = {"memory_format": torch.channels_last}
+    try:
+        with torch.no_grad():
+            deepcopy(net).eval().to(**layout)(inputs.contiguous(**layout))  # type: ignore[call-overload]
+    except RuntimeError:
+        return
+    net.to(**layout)  # type: ignore[call-overload]
 
 
-def has_convolutions(net: nn.Module) -> bool:
-    """Whether a net takes images as images.
+def is_channels_last(net: nn.Module) -> bool:
+    """Whether :func:`channels_last` changed a net.
 
     Args:
         net: any.
     """
-    return any(isinstance(module, nn.Conv2d) for module in net.modules())
-
-
-def channels_last(net: Net) -> Net:
-    """Lays out the weights of convolutions for channels-last images; other nets stay as they are.
-
-    Args:
-        net: changed in place; its numbers stay the same.
-    """
-    if has_convolutions(net):
-        net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return net
+    return any(
+        module.weight.is_contiguous(memory_format=torch.channels_last)
+        and not module.weight.is_contiguous()
+        for module in net.modules()
+        if isinstance(module, nn.Conv2d)
+    )
 
 
 def fused(optimizer: Optimizer) -> Optimizer:
@@ -57,8 +70,8 @@ def keep_memory() -> None:
     """Lets this process keep the memory that a step frees, for the next step.
 
     glibc gives blocks of megabytes back to the system at once and gets them as new pages: ten
-    thousand page faults, a quarter of the time, in every step of a ResNet-8. The process does not
-    grow beyond its peak. Other allocators, and settings in the environment, stay as they are.
+    thousand page faults, a quarter of the time, in every step of a ResNet-8. Other allocators, and
+    settings in the environment, stay as they are.
     """
     chosen = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
     if sys.platform != "linux" or any(name in os.environ for name in chosen):
@@ -80,8 +93,9 @@ def missing_compiler(device: torch.device) -> str:
     """
     if device.type == "cuda":
         return "" if find_spec("triton") else "the package triton"
-    names = [os.environ.get("CXX", ""), "g++", "clang++", "cl"]
-    return "" if any(shutil.which(name) for name in names if name) else "a C++ compiler (g++)"
+    usual = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
+    name = os.environ.get("CXX", usual)  # as torch looks for it
+    return "" if shutil.which(name) else f"a C++ compiler ({name})"
 
 
 def slow_precision(precision: str, device: torch.device) -> bool:
@@ -92,6 +106,8 @@ def slow_precision(precision: str, device: torch.device) -> bool:
         device: where clients train.
     """
     if device.type == "cpu":
+        if not torch.backends.mkldnn.is_available():
+            return "16" in precision
         ops = torch.ops.mkldnn
         if "bf16" in precision:
             return not ops._is_mkldnn_bf16_supported()

@@ -201,13 +201,9 @@ class FederatedServer(LightningModule):
             "must be at least 2 for a net with BatchNorm (or norm: group)",
             data.batch_size,
         )
-        examples = data.test[:2]
         modes = {module: module.training for module in self.net.modules()}
         self.net.eval()
-        inputs = examples.transform(examples.inputs, None)
-        for parameter in self.net.parameters():
-            inputs = inputs.to(parameter if inputs.is_floating_point() else parameter.device)
-            break
+        inputs = self._some_inputs(data)
         try:
             with torch.no_grad():
                 shape = tuple(self.net(inputs).shape)
@@ -220,7 +216,7 @@ class FederatedServer(LightningModule):
             for module, training in modes.items():
                 module.training = training
         require(
-            shape == (len(examples), data.num_classes),
+            shape == (len(inputs), data.num_classes),
             "num_classes",
             f"{data.name} has {data.num_classes} classes, the net gives {shape[-1]} logits",
         )
@@ -229,6 +225,13 @@ class FederatedServer(LightningModule):
                 build.configure_optimizers()
             except (ValueError, TypeError) as error:
                 raise SettingError(key, str(error)) from error
+
+    def _some_inputs(self, data: FederatedDataModule) -> Tensor:
+        examples = data.test[:2]
+        inputs = examples.transform(examples.inputs, None)
+        for parameter in self.net.parameters():
+            return inputs.to(parameter if inputs.is_floating_point() else parameter.device)
+        return inputs
 
     def check_device(self, device: torch.device) -> None:
         """Raises a clear error if clients cannot train there as they are told to.
@@ -274,7 +277,7 @@ class FederatedServer(LightningModule):
         if slow_precision(self.trainer.precision, device):
             text = "trainer.precision: this hardware only emulates %s, which is slower than 32-true"
             log.warning(text, self.trainer.precision)
-        channels_last(self.net)
+        channels_last(self.net, self._some_inputs(data))
         # A round is an epoch of one batch, and what is logged is logged per epoch.
         warnings.filterwarnings("ignore", "The number of training batches \\(1\\) is smaller")
         self.evaluations = nn.ModuleDict(

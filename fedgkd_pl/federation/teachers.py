@@ -5,7 +5,6 @@ from copy import deepcopy
 
 import torch
 from fedgkd_pl.federation.aggregate import WeightedMean
-from fedgkd_pl.federation.kernels import channels_last
 from fedgkd_pl.federation.message import State
 from torch import Tensor, nn
 
@@ -50,7 +49,7 @@ class FrozenNet:
     """
 
     def __init__(self, net: nn.Module) -> None:
-        self.net = channels_last(deepcopy(net).cpu().requires_grad_(False).eval())
+        self.net = deepcopy(net).cpu().requires_grad_(False).eval()
 
     def load(self, state: State, device: torch.device) -> None:
         """Takes a model's weights and buffers.

@@ -144,9 +144,9 @@ class FedDistillClient(FedAvgClient):
 
     def report(self, y: Tensor, **parts: Tensor) -> None:
         """Gathers the logits, too."""
-        logits = parts.pop("logits").detach()
-        if self.coefficient:
-            self._gather(logits, y)
+        logits = parts.pop("logits", None)
+        if self.coefficient and logits is not None:
+            self._gather(logits.detach(), y)
         super().report(y, **parts)
 
     def reply(self) -> ClientUpdate:

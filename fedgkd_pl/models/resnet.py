@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 from fedgkd_pl.errors import require
 from fedgkd_pl.models.heads import projection_of
-from torch import Tensor, nn, relu_
+from torch import Tensor, nn
+from torch.nn.functional import relu
 
 Norm = Callable[[int], nn.Module]
 
@@ -34,8 +35,7 @@ class _Block(nn.Module):
             self.shortcut = nn.Sequential(_conv(inputs, outputs, 1, stride), norm(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        # in place: what follows a norm is not needed by its gradient
-        return relu_(self.residual(x).add_(self.shortcut(x)))
+        return relu(self.residual(x) + self.shortcut(x))
 
 
 class BasicBlock(_Block):
@@ -46,7 +46,7 @@ class BasicBlock(_Block):
     def __init__(self, inputs: int, width: int, stride: int, norm: Norm) -> None:
         super().__init__(
             *(inputs, width, stride, norm),
-            *(_conv(inputs, width, 3, stride), norm(width), nn.ReLU(inplace=True)),
+            *(_conv(inputs, width, 3, stride), norm(width), nn.ReLU()),
             *(_conv(width, width, 3), norm(width)),
         )
 
@@ -59,8 +59,8 @@ class Bottleneck(_Block):
     def __init__(self, inputs: int, width: int, stride: int, norm: Norm) -> None:
         super().__init__(
             *(inputs, 4 * width, stride, norm),
-            *(_conv(inputs, width, 1), norm(width), nn.ReLU(inplace=True)),
-            *(_conv(width, width, 3, stride), norm(width), nn.ReLU(inplace=True)),
+            *(_conv(inputs, width, 1), norm(width), nn.ReLU()),
+            *(_conv(width, width, 3, stride), norm(width), nn.ReLU()),
             *(_conv(width, 4 * width, 1), norm(4 * width)),
         )
 
@@ -108,9 +108,7 @@ class ResNet(nn.Module):
         kind = BasicBlock if block == "basic" else Bottleneck
         channels = widths[0]
         layers: OrderedDict[str, nn.Module] = OrderedDict(
-            stem=_conv(in_channels, channels, 3),
-            norm=normalise(channels),
-            relu=nn.ReLU(inplace=True),
+            stem=_conv(in_channels, channels, 3), norm=normalise(channels), relu=nn.ReLU()
         )
         for stage, (count, width) in enumerate(zip(blocks, widths, strict=True), 1):
             stack = nn.Sequential()
