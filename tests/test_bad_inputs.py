@@ -168,7 +168,7 @@ FLAGS: dict[str, str] = {
     "--data CIFAR10 --data.download false": "data.data_dir: cifar-10-batches-py is not there",
     "--model.gama 1": "model.gama: no such setting, did you mean gamma?",
     "--model.optimizer.lrr 1": "model.optimizer.lrr: no such setting, did you mean lr?",
-    "--model FedAvg --model.gamma 1": "model.gamma: no such setting of FedAvg, which has compile, engine",
+    "--model FedAvg --model.gamma 1": "model.gamma: no such setting of FedAvg, which has",
     "--model FedProx --model.buffer_size 1": "model.buffer_size: no such setting of FedProx",
     "--model MOON": "model.net.projection: MOON needs a projection head",
     "--model FedGKDPlus": "model.net.projection: FedGKD+ needs a projection head",
