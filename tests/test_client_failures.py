@@ -83,7 +83,7 @@ def test_a_run_with_failures_is_the_run_without_those_clients(name: str, tmp_pat
     for fault in faults:
         row = found[fault.round, fault.client]
         assert REASONS[fault.kind] in row["reason"], row
-        assert ("training_step" in row["traceback"]) is (fault.kind == "raise")
+        assert ("on_before_backward" in row["traceback"]) is (fault.kind == "raise")
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["failed_clients"] == 18 and summary["failed_rounds"] == []
     assert sum(summary["failures"].values()) == 18
