@@ -29,6 +29,15 @@ from benchmarks.plain import Plain, Work
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.247, 0.2435, 0.2616)
 
+BARE: dict[str, Any] = {  # a Trainer that trains and nothing else
+    "accelerator": "cpu",
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "limit_val_batches": 0,
+}
+
 
 @dataclass(frozen=True)
 class Case:
@@ -233,12 +242,7 @@ def run_ours(case: Case, file: str) -> None:
     )
     trainer = Trainer(
         max_epochs=1_000_000,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        limit_val_batches=0,
+        **BARE,
         precision="64-true" if case.double else "32-true",
         gradient_clip_val=None if case.small else 10.0,
         callbacks=[_Paced(case, file)],

@@ -32,6 +32,8 @@ def run(clients: int, used: int, rounds: int) -> None:
     from lightning.pytorch import Callback, Trainer
     from torch import nn
 
+    from benchmarks.contender import BARE
+
     class First(ClientData):
         def batches(self, client: int, round: int) -> Batches:
             rows = torch.from_numpy(self.index[client][:used])
@@ -75,17 +77,7 @@ def run(clients: int, used: int, rounds: int) -> None:
     )
     model = FedAvg(nn.Linear(64, 10), engine=LocalEngine(workers=1))
     watch = Watch()
-    trainer = Trainer(
-        max_epochs=rounds,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        limit_val_batches=0,
-        callbacks=[watch],
-    )
-    trainer.fit(model, data)
+    Trainer(max_epochs=rounds, callbacks=[watch], **BARE).fit(model, data)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(json.dumps({"peak": peak, "seconds": watch.seconds, "memory": watch.memory}))
 

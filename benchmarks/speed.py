@@ -188,7 +188,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=7)
     groups = ["training", "distilling", "cached", "small"]
-    parser.add_argument("groups", nargs="*", default=groups, choices=[*groups, groups])
+    parser.add_argument(
+        "groups", nargs="*", default=groups, choices=[*groups, groups], metavar="GROUP"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

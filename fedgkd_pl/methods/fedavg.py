@@ -33,8 +33,8 @@ class FedAvg(FederatedServer):
         engine: where the clients train.
         min_clients: a round in which fewer clients succeed changes nothing.
         max_failed_rounds: this many such rounds in a row end the run.
-        compile: compile the clients' steps (student, teachers, loss): a minute of warm-up for
-            rounds that are a fifth to a third faster.
+        compile: compile the clients' steps (student, teachers, loss), which takes up to a minute;
+            what it gains depends on the net and the machine.
     """
 
     def __init__(
