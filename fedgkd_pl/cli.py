@@ -1,6 +1,7 @@
 """``fedgkd-pl fit | validate | test | predict``: LightningCLI, with rounds for epochs."""
 
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 for _name in fedgkd_pl.__all__:
     getattr(fedgkd_pl, _name)  # imported, so that a config may name a class without its module
@@ -264,9 +266,10 @@ class FederatedCLI(LightningCLI):
             super()._run_subcommand(subcommand)
         except SettingError as error:
             raise setting_error(error, flatten(self._dump())) from error
-        except Stopped as stop:
+        except (Stopped, SIGTERMException) as error:  # Lightning's, where a destructor dropped ours
+            stop = error if isinstance(error, Stopped) else Stopped(signal.SIGTERM)
             stop.folder = self.folder
-            raise
+            raise stop from error
         finally:
             if self.lock is not None:
                 self.lock.release()

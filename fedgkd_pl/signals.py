@@ -2,8 +2,9 @@
 
 import os
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,27 +31,45 @@ def stoppable() -> Iterator[None]:
     """Turns SIGINT and SIGTERM inside into :class:`Stopped`; does nothing outside the main thread.
 
     Where that does not get through within :data:`GRACE` seconds, and on a second signal, the
-    process ends at once: a commit needs no farewell.
+    process ends at once: a commit needs no farewell. Python drops what is raised in a destructor;
+    there the signal is sent once more.
     """
     numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) != signal.SIG_IGN]
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     timers: list[threading.Timer] = []
+    dropped: list[Stopped] = []
+    tell = sys.unraisablehook
 
-    def answer(number: int, frame: Any) -> None:
-        if timers:
-            os._exit(128 + number)
-        timer = threading.Timer(GRACE, os._exit, (128 + number,))
+    def later(seconds: float, call: Callable[..., object], *args: Any) -> None:
+        timer = threading.Timer(seconds, call, args)
         timer.daemon = True
         timers.append(timer)
         timer.start()
+
+    def answer(number: int, frame: Any) -> None:
+        if dropped:
+            raise dropped.pop()
+        if timers:
+            os._exit(128 + number)
+        later(GRACE, os._exit, 128 + number)
         raise Stopped(number)
 
+    def unraisable(failed: Any) -> None:
+        if not isinstance(failed.exc_value, Stopped):
+            tell(failed)
+            return
+        dropped.append(failed.exc_value)
+        number = failed.exc_value.exit_code - 128
+        later(0.01, signal.pthread_kill, threading.main_thread().ident, number)
+
     before = {number: signal.signal(number, answer) for number in numbers}
+    sys.unraisablehook = unraisable
     try:
         yield
     finally:
+        sys.unraisablehook = tell
         for number, handler in before.items():
             signal.signal(number, handler)
         for timer in timers:

@@ -185,13 +185,46 @@ def test_a_stopped_run_says_so_and_resumes(
             assert code == 128 + getattr(signal, name), text
             assert text.splitlines()[-1].startswith(f"stopped by {name}"), text
             assert "Traceback" not in text
-            resume(launcher, folder, "fedgkd")
+            if not (folder / "run" / "version_0" / "summary.json").exists():  # else it was late
+                resume(launcher, folder, "fedgkd")
         config = {"config": ""}  # it names the number of workers
         assert outcome(folder / "run" / "version_0") | config == expected | config, f"{number}"
         shutil.rmtree(folder)
         return code != 0
 
     assert sum(in_parallel(launchers, trial)) >= TRIALS / 2
+
+
+IN_A_DESTRUCTOR = """
+import os, signal
+from lightning.pytorch import Callback
+
+class Sender:
+    def __init__(self, name): self.name = name
+    def __del__(self):
+        os.kill(os.getpid(), getattr(signal, self.name))
+        for _ in range(1000): pass
+
+class Send(Callback):
+    def __init__(self, name: str) -> None: self.name = name
+    def on_train_batch_end(self, trainer, *_):
+        if trainer.current_epoch == 2:
+            Sender(self.name)
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_signal_that_comes_in_a_destructor_is_not_lost(
+    launcher: Launcher, name: str, tmp_path: Path
+) -> None:
+    """Python drops what a destructor raises; Lightning then ended the run with exit code 0."""
+    (tmp_path / "send.py").write_text(IN_A_DESTRUCTOR)
+    callback = ("--import", "send", "--trainer.callbacks+=send.Send", "--trainer.callbacks.name")
+    code = launcher.run(tmp_path, *words("fedgkd"), *callback, name)
+    text = (tmp_path / "output.txt").read_text()
+    assert code == 128 + getattr(signal, name), text
+    assert text.splitlines()[-1].startswith(f"stopped by {name}; go on with: "), text
+    assert len(re.findall(r"round (\d+)/20", text)) < 20
 
 
 @pytest.mark.parametrize("name", ["last.ckpt"])
