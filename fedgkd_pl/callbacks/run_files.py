@@ -98,16 +98,14 @@ class RunFiles(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Starts the round's row with what the clients told."""
         server = _server(pl_module)
-        self.rows[server.round] = {"round": server.round, **server.report}
+        self.rows[server.round] = {"round": server.round, **_no_classes(server.report)}
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Adds the evaluation to the round's row, before a checkpoint may be written."""
         row = self.rows.get(_server(pl_module).round)
         if row is None or trainer.sanity_checking:
             return
-        for name, value in trainer.callback_metrics.items():
-            if name.startswith(("val/", "test/")) and "/class_acc/" not in name:
-                row[name] = float(value)
+        row |= _no_classes(_server(pl_module).report)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes the rows."""
@@ -172,6 +170,11 @@ class RunFiles(Callback):
         self._write(trainer, "metrics.csv", _csv(columns, rows))
         if self.failures or (self._folder(trainer) / "failures.csv").exists():
             self._write(trainer, "failures.csv", _csv(FAILURES, self.failures))
+
+
+def _no_classes(values: Row) -> Row:
+    """Without what is told of every class: that is TensorBoard's."""
+    return {name: value for name, value in values.items() if "/class" not in name}
 
 
 def _csv(columns: list[str], rows: list[Any]) -> str:

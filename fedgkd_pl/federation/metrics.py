@@ -6,7 +6,11 @@ import numpy as np
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torchmetrics import MeanMetric, MetricCollection
-from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
+from torchmetrics.classification import (
+    MulticlassAccuracy,
+    MulticlassConfusionMatrix,
+    MulticlassF1Score,
+)
 
 
 class Evaluation(nn.Module):
@@ -19,6 +23,7 @@ class Evaluation(nn.Module):
     def __init__(self, num_classes: int) -> None:
         super().__init__()
         self.loss = MeanMetric()
+        self.counts = MulticlassConfusionMatrix(num_classes)
         self.scores = MetricCollection(
             {
                 "acc": MulticlassAccuracy(num_classes, average="micro"),
@@ -36,6 +41,12 @@ class Evaluation(nn.Module):
         """
         self.loss.update(cross_entropy(logits, labels, reduction="none"))
         self.scores.update(logits, labels)
+        self.counts.update(logits, labels)
+
+    def confusion(self) -> Tensor:
+        """How many samples of each class (row) were taken for each class (column)."""
+        counts: Tensor = self.counts.compute().cpu()
+        return counts
 
     def finish(self) -> dict[str, float]:
         """The values, by name; starts anew."""
@@ -46,6 +57,7 @@ class Evaluation(nn.Module):
         result |= {f"class_acc/{number}": value for number, value in enumerate(classes)}
         self.loss.reset()
         self.scores.reset()
+        self.counts.reset()
         return result
 
 

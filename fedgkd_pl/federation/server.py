@@ -107,6 +107,7 @@ class FederatedServer(LightningModule):
         """
         assert self._session is not None
         like = self.global_state()
+        self._tell("on_broadcast", message, cohort)
         reports: list[dict[str, float]] = []
         down, up = message.nbytes * len(cohort), 0
         self._new_states = {}
@@ -452,8 +453,11 @@ class FederatedServer(LightningModule):
         self._evaluation(split).update(self.forward(x), y)
 
     def _log_metrics(self, split: str) -> None:
-        values = self._evaluation(split).finish()
+        evaluation = self._evaluation(split)
+        confusion = evaluation.confusion()
+        values = evaluation.finish()
         self.log_round({f"{split}/{name}": value for name, value in values.items()})
+        self._tell("on_evaluated", split, values, confusion)
 
     def _evaluation(self, split: str) -> Evaluation:
         return cast(Evaluation, self.evaluations[split])
@@ -465,7 +469,7 @@ class FederatedServer(LightningModule):
             values: by name.
         """
         fitting = self.trainer.state.fn == "fit" and not self.trainer.sanity_checking
-        if self.trainer.training:
+        if fitting:
             self.report |= values
         for name, value in (values | {"step": self.round} if fitting else values).items():
             bar = name in ("val/acc", "test/acc")
