@@ -3,10 +3,10 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from shlex import quote
+from typing import Any
 
 import fedgkd_pl
-from fedgkd_pl.errors import SettingError
+from fedgkd_pl.errors import RunFailed, SettingError, StorageError
 from fedgkd_pl.signals import Stopped, stoppable
 
 TRAINER_COMMANDS = {
@@ -32,10 +32,7 @@ def main(args: Sequence[str] | None = None) -> int:
         with stoppable():
             return _command(words)
     except Stopped as stop:
-        hint = (
-            f"; go on with: fedgkd-pl fit --resume {quote(str(stop.folder))}" if stop.folder else ""
-        )
-        print(f"stopped by {stop.name}{hint}", file=sys.stderr)
+        print(f"stopped by {stop.name}" + (f"; {stop.hint}" if stop.hint else ""), file=sys.stderr)
         return stop.exit_code
 
 
@@ -46,9 +43,9 @@ def _command(words: list[str]) -> int:
         return run(words)
     try:
         return _other(words)
-    except SettingError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    except (SettingError, RunFailed, StorageError) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return {SettingError: 2, RunFailed: 3, StorageError: 4}[type(error)]
 
 
 def _other(words: list[str]) -> int:
@@ -63,27 +60,66 @@ def _other(words: list[str]) -> int:
     for name, text in TRAINER_COMMANDS.items():
         commands.add_parser(name, help=text)
     commands.add_parser("configs", help="list the configurations that come with the package")
-    report = commands.add_parser("report", help="the accuracies of finished runs in one table")
-    report.add_argument("runs", nargs="+", help="run folders, or folders above them")
-    report.add_argument(
-        "--over_seeds", action="store_true", help="all runs, as mean ± std over a method's seeds"
-    )
-    report.add_argument("--markdown", action="store_true", help="a Markdown table")
-    arguments = parser.parse_args(words)
+    _add_compare(commands)
+    _add_report(commands)
+    arguments, rest = parser.parse_known_args(words)
+    if rest and arguments.command != "compare":
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if arguments.command == "configs":
         from fedgkd_pl.config_files import available
 
         configs = available()
         for name, text in configs.items():
             print(f"{name:<{max(map(len, configs)) + 2}}{text}")
-    elif arguments.command == "report":
-        from fedgkd_pl.report import report as show
+    elif arguments.command == "compare":
+        from fedgkd_pl.experiments.compare import compare
 
-        show(arguments.runs, arguments.over_seeds, arguments.markdown)
+        settings = (arguments.output_dir, arguments.jobs, arguments.rounds)
+        return compare(arguments.study, *settings, rest, arguments.dry_run)
+    elif arguments.command == "report":
+        from fedgkd_pl.experiments.report import report as show
+
+        show(arguments.runs, arguments.over_seeds, arguments.format, arguments.output)
     else:
         parser.print_help()
         return 2
     return 0
+
+
+def _add_compare(commands: Any) -> None:
+    compare = commands.add_parser(
+        "compare",
+        help="run a study, such as a table of the paper: every cell a run; skips, resumes, tables",
+        description="Runs every cell of a study that is not finished, resumes those that were "
+        "interrupted, and writes results.csv, table.md, table.tex and report.html beside them. "
+        "Any further flag is one of fedgkd-pl fit and holds for all cells, such as "
+        "--data.data_dir DIR or --model.engine.workers 1.",
+        allow_abbrev=False,
+    )
+    compare.add_argument("study", help="a study file; fedgkd-pl configs lists ours")
+    compare.add_argument("--output_dir", default="runs", help="where studies are kept (runs)")
+    compare.add_argument("--jobs", type=int, default=1, help="cells side by side (1)")
+    compare.add_argument(
+        "--rounds", type=int, help="instead of the configs'; cells that have fewer go on"
+    )
+    compare.add_argument("--dry_run", action="store_true", help="only check and list the cells")
+
+
+def _add_report(commands: Any) -> None:
+    report = commands.add_parser(
+        "report", help="finished runs beside each other: a table, Markdown, or a page with figures"
+    )
+    report.add_argument("runs", nargs="+", help="run folders, or folders above them")
+    report.add_argument(
+        "--over_seeds", action="store_true", help="all runs, as mean ± std over a method's seeds"
+    )
+    report.add_argument(
+        "--format",
+        choices=("table", "md", "html"),
+        default="table",
+        help="md and html take all runs, over seeds; html is one page with every figure",
+    )
+    report.add_argument("--output", help="the file; html: report.html in the first folder")
 
 
 if __name__ == "__main__":

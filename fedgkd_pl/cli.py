@@ -4,6 +4,7 @@ import json
 import signal
 import sys
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import fedgkd_pl
@@ -25,8 +26,6 @@ from fedgkd_pl.cli_runs import (
     compare_settings,
     drop_uncommitted,
     find_checkpoint,
-    fixed_settings,
-    flatten,
     is_finished,
     last_checkpoint,
     load_checkpoint,
@@ -38,6 +37,7 @@ from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.show import show_partition
 from fedgkd_pl.errors import RunFailed, SettingError, StorageError, require
 from fedgkd_pl.federation.server import FederatedServer
+from fedgkd_pl.settings import fixed_settings, flatten
 from fedgkd_pl.signals import Stopped
 from fedgkd_pl.storage import lock, write_text
 from filelock import BaseFileLock
@@ -268,7 +268,8 @@ class FederatedCLI(LightningCLI):
             raise setting_error(error, flatten(self._dump())) from error
         except (Stopped, SIGTERMException) as error:  # Lightning's, where a destructor dropped ours
             stop = error if isinstance(error, Stopped) else Stopped(signal.SIGTERM)
-            stop.folder = self.folder
+            if self.folder is not None:
+                stop.hint = f"go on with: fedgkd-pl fit --resume {quote(str(self.folder))}"
             raise stop from error
         finally:
             if self.lock is not None:

@@ -24,6 +24,7 @@ def check_groups(settings: dict[str, Any]) -> None:
     Args:
         settings: a config file's.
     """
+    require("axes" not in settings, "config", "is a study: fedgkd-pl compare runs it")
     for key, value in _walk(settings):
         name = key.rpartition(".")[2]
         is_group = isinstance(value, dict) or (key in GROUPS and isinstance(value, str))

@@ -13,18 +13,6 @@ from fedgkd_pl.errors import SettingError, StorageError, require
 from fedgkd_pl.storage import PART, previous, write_text
 from torch import Tensor, nn
 
-# What may differ when a run is resumed: where it runs and what is recorded, not what is computed.
-FIXED = ("seed_everything", "model", "data", "trainer.precision", "trainer.gradient_clip")
-FREE = (
-    "model.init_args.engine.class_path",
-    "model.init_args.engine.init_args.workers",
-    "model.init_args.engine.init_args.timeout",
-    "model.init_args.max_failed_rounds",
-    "data.init_args.data_dir",
-    "data.init_args.download",
-    "data.init_args.eval_batch_size",
-)
-
 
 def new_version(parent: Path) -> Path:
     """Makes the next free ``version_k``; two runs that start at once get two.
@@ -144,19 +132,6 @@ def is_finished(folder: Path, rounds: int) -> bool:
         return False
 
 
-def fixed_settings(settings: Any) -> dict[str, Any]:
-    """Those that decide the result, by dotted key.
-
-    Args:
-        settings: all of them, nested.
-    """
-    return {
-        key: value
-        for key, value in flatten(settings).items()
-        if key.startswith(FIXED) and not key.startswith(FREE)
-    }
-
-
 def check_settings(checkpoint: dict[str, Any], settings: dict[str, Any]) -> None:
     """Refuses to go on with other settings than a checkpoint's.
 
@@ -218,16 +193,3 @@ def write_predictions(file: Path, probabilities: Tensor, labels: Tensor) -> None
     for index, row in enumerate(zip(labels, classes, confidence, strict=True)):
         lines.append(",".join(str(value) for value in (index, *(v.item() for v in row))))
     write_text(file, "\n".join(lines) + "\n")
-
-
-def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """A nested mapping as dotted keys; lists stay whole.
-
-    Args:
-        tree: mappings of mappings.
-        prefix: the key of ``tree``.
-    """
-    if not isinstance(tree, dict):
-        return {prefix: tree}
-    dot = f"{prefix}." if prefix else ""
-    return {k: v for key, value in tree.items() for k, v in flatten(value, dot + str(key)).items()}

@@ -16,12 +16,13 @@ from fedgkd_pl.storage import DISK
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 
-def run(words: list[str]) -> int:
+def run(words: list[str], kind: type[FederatedCLI] = FederatedCLI) -> int:
     """Runs a command of the Trainer.
 
     Args:
         words: the command and its arguments. ``--debug`` among them lets errors through whole;
             ``--import MODULE`` imports the user's own classes, from the current folder too.
+        kind: what makes something of the settings.
 
     Returns:
         The exit code.
@@ -44,7 +45,7 @@ def run(words: list[str]) -> int:
         only_partition = words[0] == "partition"
         if only_partition:
             words[0] = "fit"  # the same settings
-        FederatedCLI(words, only_partition, resume)
+        kind(words, only_partition, resume)
     except (SettingError, MisconfigurationException) as error:
         return _tell(error, 2, debug)
     except RunFailed as error:

@@ -6,7 +6,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 GRACE = 8.0  # seconds to end in order
@@ -21,7 +20,7 @@ class Stopped(BaseException):
 
     def __init__(self, number: int) -> None:
         self.name = signal.Signals(number).name
-        self.folder: Path | None = None  # of the run to resume
+        self.hint = ""  # how to go on
         self.exit_code = 128 + number
         super().__init__(self.name)
 

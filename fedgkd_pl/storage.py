@@ -84,19 +84,21 @@ def write_text(target: Path, text: str) -> None:
     commit(target, [text.encode(errors="backslashreplace")])
 
 
-def lock(folder: Path) -> "BaseFileLock":
+def lock(folder: Path, key: str = "resume", seconds: float = 0) -> "BaseFileLock":
     """Takes a run folder for this process, which the system gives back however it ends.
 
     Args:
         folder: of the run.
+        key: the setting to name where another process has it.
+        seconds: how long to wait for that process.
     """
     from filelock import FileLock, Timeout
 
     holder = FileLock(folder / LOCK)
     try:
-        holder.acquire(timeout=0)
+        holder.acquire(timeout=seconds)
     except Timeout as error:
-        raise SettingError("resume", "another process is at this run", str(folder)) from error
+        raise SettingError(key, "another process is at this run", str(folder)) from error
     except OSError as error:
         raise StorageError(folder, error) from error
     return holder

@@ -24,6 +24,7 @@ DIRICHLET = "--data.partition Dirichlet --data.partition."
 # A config file, and the answer.
 FILES: dict[str, tuple[str | bytes, str]] = {
     "empty": ("", "config: is empty (got bad.yaml)"),
+    "study": ("axes: {method: {a: {}}}\n", "config: is a study: fedgkd-pl compare runs it"),
     "comment": ("# nothing\n", "config: is empty (got bad.yaml)"),
     "latin1": ("name: Zürich\n".encode("latin1"), "config: is not UTF-8 (got bad.yaml)"),
     "utf16": ("rounds: 3\n".encode("utf16"), "config: is not UTF-8 (got bad.yaml)"),

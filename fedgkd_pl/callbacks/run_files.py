@@ -141,6 +141,7 @@ class RunFiles(Callback):
             "dataset": server.datamodule.name,
             "seed": server.datamodule.seed,
             **accuracies,
+            "rounds_asked": trainer.max_epochs,
             "bytes_down": server.bytes_down,
             "bytes_up": server.bytes_up,
             "failed_clients": len(self.failures),

@@ -7,18 +7,14 @@ the parent's threads or accelerators comes along.
 
 import io
 import json
-import multiprocessing
 import os
 import pickle
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
-from types import ModuleType
 from typing import Any, cast
 
 import cloudpickle
@@ -33,6 +29,7 @@ from fedgkd_pl.federation.message import (
     decode_state,
     encode_state,
 )
+from fedgkd_pl.processes import context, wait_for_parent, without_main
 from torch import Tensor
 
 BEGUN = b">"
@@ -71,10 +68,7 @@ class Pool(Session):
         self.job = job
         self.threads = threads
         self.timeout = timeout
-        fork = "forkserver" in multiprocessing.get_all_start_methods()
-        self.context = multiprocessing.get_context("forkserver" if fork else "spawn")
-        if fork:
-            self.context.set_forkserver_preload([__name__])
+        self.context = context(__name__)
         self.message: Tensor | None = None
         self.workers: list[Worker] = []
         for place in range(workers):
@@ -122,13 +116,13 @@ class Pool(Session):
 
     def _start(self, place: int) -> Worker:
         ours, theirs = self.context.Pipe()
-        process = self.context.Process(  # type: ignore[attr-defined]
+        process = self.context.Process(
             target=_work,
             args=(theirs, self.threads, _numerics()),
             name=f"fedgkd-worker-{place}",
             daemon=True,
         )
-        with _without_main():
+        with without_main():
             process.start()
         theirs.close()
         tensors = [self.job.data.examples.inputs, self.job.data.examples.targets]
@@ -271,25 +265,8 @@ def _serve(connection: Connection) -> None:
 
 def _end_with_parent() -> None:
     """Ends a worker whose parent was killed, in the middle of a client too."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
+    wait_for_parent()
     os._exit(1)
-
-
-@contextmanager
-def _without_main() -> Iterator[None]:
-    """Starts a process that does not import the user's script again.
-
-    multiprocessing would, and a script without an ``if __name__ == "__main__"`` would then start
-    another pool. What the worker needs of ``__main__`` travels by value (cloudpickle).
-    """
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
 
 
 def _dumps(job: Job, shared: list[Tensor]) -> bytes:

@@ -1,0 +1,329 @@
+"""``fedgkd-pl report``: finished runs beside each other, as a table, Markdown, or one page."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import groupby
+from pathlib import Path
+from statistics import mean
+from string import Template
+from typing import TYPE_CHECKING, Any, Literal
+
+import fedgkd_pl
+from fedgkd_pl.experiments.groups import Group, make_groups
+from fedgkd_pl.experiments.paper import TITLE
+from fedgkd_pl.experiments.runs import Run, find_runs
+from fedgkd_pl.experiments.tables import measure_name, spread
+from fedgkd_pl.storage import write_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Format = Literal["table", "md", "html"]
+MEASURES = ("best", "final", "last10", "at_best_val")
+PARTITIONS = 6  # a page shows no more charts of partitions, feature maps and clients than this
+LEFT = ("method", "dataset", "data", "run")
+Row = dict[str, str]
+
+
+@dataclass
+class Section:
+    """A figure of the page.
+
+    Attributes:
+        name: for ids and files.
+        title: above it.
+        text: what it shows.
+        figure: the figure.
+    """
+
+    name: str
+    title: str
+    text: str
+    figure: "Figure"
+
+
+def report(
+    paths: Sequence[str],
+    over_seeds: bool = False,
+    format: Format = "table",
+    output: str | None = None,
+) -> None:
+    """Prints a table, or writes a page.
+
+    Args:
+        paths: run folders, or folders above them; of a table that is not over seeds, the newest
+            run below each counts, otherwise all do.
+        over_seeds: mean ± standard deviation over the seeds of a method.
+        format: ``table`` for the terminal, ``md`` for Markdown, ``html`` for a page of its own.
+        output: the file; by default Markdown is printed and the page is ``report.html`` in the
+            first folder.
+    """
+    if format == "html":
+        file = Path(output or Path(paths[0]) / "report.html")
+        write_page(find_runs(paths), file)
+        print(f"wrote {file}")
+    elif format == "md":
+        text = to_markdown(find_runs(paths))
+        if output is None:
+            print(text, end="")
+        else:
+            write_text(Path(output), text)
+            print(f"wrote {output}")
+    else:
+        runs = find_runs(paths, newest=not over_seeds)
+        _print(overview(make_groups(runs)) if over_seeds else [_row(run) for run in runs])
+
+
+def overview(groups: Sequence[Group]) -> list[Row]:
+    """A row for every group: accuracies over the seeds, the paper's, bytes, seconds.
+
+    Args:
+        groups: named.
+    """
+    rows = []
+    for group in sorted(groups, key=lambda group: group.panel):
+        summaries = [run.summary for run in group.runs.values()]
+        seconds = [s["wall_seconds"] / s["rounds"] for s in summaries if s.get("wall_seconds")]
+        rows.append(
+            {
+                "method": group.name,
+                "data": group.panel,
+                "rounds": str(summaries[0]["rounds"]),
+                "seeds": ", ".join(map(str, sorted(group.runs))),
+                **{measure_name(name): spread(group.values(name)) for name in MEASURES},
+                "paper's best": f"{group.paper[0]:.2f}" if group.paper else "",
+                "MB down": f"{mean(s['bytes_down'] for s in summaries) / 1e6:.1f}",
+                "s/round": f"{mean(seconds):.1f}" if seconds else "",
+            }
+        )
+    for name in ("paper's best", "s/round"):
+        if not any(row[name] for row in rows):
+            for row in rows:
+                del row[name]
+    return rows
+
+
+def to_markdown(runs: Sequence[Run]) -> str:
+    """The overview, and the settings that all runs share, in Markdown.
+
+    Args:
+        runs: finished ones.
+    """
+    groups = make_groups(runs)
+    rows = overview(groups)
+    lines = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
+    lines += ["| " + " | ".join(row.values()) + " |" for row in rows]
+    shared = _shared(groups)
+    if shared:
+        lines += ["", "Settings that all share:", ""]
+        lines += [f"- `{key}`: {value}" for key, value in shared.items()]
+    return "\n".join(lines) + "\n"
+
+
+def write_page(runs: Sequence[Run], file: Path, title: str = "", table: str = "") -> None:
+    """Writes a page that needs nothing beside it.
+
+    Args:
+        runs: finished ones.
+        file: where to.
+        title: of the page.
+        table: a table in HTML to begin with, such as a study's.
+    """
+    from fedgkd_pl.experiments.figures import to_svg
+
+    groups = make_groups(runs)
+    sections = []
+    for section in figures(groups):
+        svg = to_svg(section.figure, f"figure-{section.name}")
+        sections.append(
+            f"<section><h2>{escape(section.title)}</h2><p>{escape(section.text)}</p>"
+            f'<figure data-name="{section.name}">{svg}</figure></section>'
+        )
+    page = Template((Path(__file__).parent / "page.html").read_text(encoding="utf-8"))
+    heading = title or ", ".join(dict.fromkeys(group.dataset for group in groups))
+    rounds = sum(run.summary["rounds"] for run in runs)
+    settings = _shared(groups)
+    write_text(
+        file,
+        page.substitute(
+            title=escape(heading),
+            lead=f"{len(runs)} runs, {rounds:,} rounds; fedgkd_pl {fedgkd_pl.__version__}. "
+            f"Accuracies are those of the global model on the test set, in percent, as mean ± "
+            f"standard deviation over seeds; <i>best</i> picks its round on the test set, as the "
+            f"paper ({escape(TITLE)}) does, <i>at best val</i> on the validation set.",
+            table=table + html_table(overview(groups)),
+            figures="\n".join(sections),
+            settings=html_table([{"setting": k, "value": str(v)} for k, v in settings.items()]),
+        ),
+    )
+
+
+def figures(groups: Sequence[Group]) -> Iterator[Section]:
+    """Every figure that the runs have data for.
+
+    Args:
+        groups: named.
+    """
+    from fedgkd_pl.data.heterogeneity import bubble_chart
+    from fedgkd_pl.experiments import figures as draw
+
+    panels = _panels(groups)
+    for column, name, title, text in (
+        ("test/acc", "curves", "Learning curves", "Test accuracy by round; bands: ± one std."),
+        ("client/loss_mean", "loss", "Local loss", "Mean over the clients of a round."),
+        ("client/kd_mean", "kd", "Distillation", "How far clients are from their teacher."),
+        ("drift/norm_mean", "drift", "Client drift", "‖w_k − w_t‖, mean over a round's clients."),
+        ("drift/cosine", "cosine", "Agreement of updates", "Mean cosine between two updates."),
+        ("local/acc_mean", "local", "Local models", "Clients' models on the global test set."),
+        ("teacher/agreement_mean", "agreement", "Agreement with the teacher", "Same top class."),
+        ("forgetting/mean", "forgetting", "Forgetting", "Best accuracy of a class, less now's."),
+    ):
+        percent = 100.0 if name in ("curves", "local", "agreement", "forgetting") else 1.0
+        curves = {
+            panel: found
+            for panel, members in panels.items()
+            if (found := _curves(members, column, percent))
+        }
+        if curves:
+            label = "%" if percent == 100 else column
+            label = "test accuracy, %" if name == "curves" else label
+            yield Section(name, title, text, draw.curve_panels(curves, ylabel=label))
+    best = {g.name: g.values("best") for g in groups if g.values("best")}
+    if len(panels) == 1 and len(best) > 1:
+        paper = {g.name: g.paper[0] for g in groups if g.paper}
+        text = "Best test accuracy; whiskers: ± one std." + (" ◆: the paper's." if paper else "")
+        yield Section("best", "Best accuracy", text, draw.bars(best, paper=paper or None))
+    yield from _cost(groups, draw.bars)
+    yield from _clients(groups)
+    shown: list[Any] = []
+    for group in groups:
+        partition = next(iter(group.runs.values())).partition
+        if partition and partition["counts"] not in shown and len(shown) < PARTITIONS:
+            shown.append(partition["counts"])
+            seed = next(iter(group.runs))
+            yield Section(
+                f"partition{len(shown)}",
+                f"Who holds what: {group.panel}, seed {seed}",
+                "Clients × classes; the area is the number of samples.",
+                bubble_chart(partition["counts"]),
+            )
+
+
+def _cost(groups: Sequence[Group], bars: Callable[..., "Figure"]) -> Iterator[Section]:
+    sent = {
+        g.name: [
+            (r.summary["bytes_down"] + r.summary.get("bytes_up", 0)) / 1e6 for r in g.runs.values()
+        ]
+        for g in groups
+    }
+    if len({g.panel for g in groups}) == 1 and len(sent) > 1:
+        text = "Sent down and up by all clients over the run."
+        yield Section("bytes", "Bytes", text, bars(sent, xlabel="MB"))
+        seconds = {
+            g.name: [r.summary["wall_seconds"] / r.summary["rounds"] for r in g.runs.values()]
+            for g in groups
+            if all(r.summary.get("wall_seconds") for r in g.runs.values())
+        }
+        if seconds:
+            text = "Wall time of a round on the machine that ran it, evaluation included."
+            yield Section("seconds", "Time", text, bars(seconds, xlabel="seconds per round"))
+
+
+def _clients(groups: Sequence[Group]) -> Iterator[Section]:
+    from fedgkd_pl.callbacks.feature_map import read_feature_map
+    from fedgkd_pl.experiments.figures import client_accuracies, feature_map
+
+    shown = 0
+    maps = []
+    for group in groups:
+        run = next(iter(group.runs.values()))
+        rows = run.table("local_models.csv")
+        if rows and shown < PARTITIONS:
+            shown += 1
+            points = [(int(r["round"]), int(r["client"]), 100 * float(r["acc"])) for r in rows]
+            yield Section(
+                f"clients{shown}",
+                f"Each client's model: {group.name}, {group.panel}, seed {run.summary['seed']}",
+                "Accuracy on the global test set after local training.",
+                client_accuracies(points),
+            )
+        files = sorted(run.folder.glob("features-round*.npz"))
+        if files and len(maps) < PARTITIONS:
+            maps.append(read_feature_map(files[-1], name=group.name))
+    if maps:
+        yield Section(
+            "features",
+            "Features (t-SNE)",
+            "Penultimate features of test samples by class: the global model and a client's.",
+            feature_map(maps),
+        )
+
+
+def _panels(groups: Sequence[Group]) -> dict[str, list[Group]]:
+    ordered = sorted(groups, key=lambda group: group.panel)
+    return {name: list(found) for name, found in groupby(ordered, key=lambda g: g.panel)}
+
+
+def _curves(
+    groups: Sequence[Group], column: str, factor: float
+) -> dict[str, list[dict[int, float]]]:
+    found = {}
+    for group in groups:
+        seeds = [run.metrics.get(column, {}) for run in group.runs.values()]
+        seeds = [{number: factor * value for number, value in seed.items()} for seed in seeds]
+        if any(seeds):
+            found[group.name] = [seed for seed in seeds if seed]
+    return found
+
+
+def _shared(groups: Sequence[Group]) -> dict[str, Any]:
+    """The settings that all groups have alike."""
+    first, *others = [group.settings for group in groups]
+    return {
+        key.replace("init_args.", ""): value
+        for key, value in first.items()
+        if value is not None and all(other.get(key) == value for other in others)
+    }
+
+
+def html_table(rows: Sequence[Row]) -> str:
+    """A table in HTML; numbers stand to the right.
+
+    Args:
+        rows: with the same keys.
+    """
+    if not rows:
+        return ""
+    head = "".join(f"<th>{escape(name)}</th>" for name in rows[0])
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(value)}</td>" for value in row.values()) + "</tr>"
+        for row in rows
+    )
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<div class=scroll>{table}</div>"
+
+
+def _row(run: Run) -> Row:
+    return {
+        **{key: str(run.summary[key]) for key in ("method", "dataset", "seed", "rounds")},
+        **{
+            measure_name(name): spread([] if (v := run.measure(name)) is None else [v])
+            for name in MEASURES
+        },
+        "MB down": f"{run.summary['bytes_down'] / 1e6:.1f}",
+        "run": str(run.folder),
+    }
+
+
+def _print(rows: list[Row]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="test accuracy, %")
+    for name in rows[0]:
+        table.add_column(name, justify="left" if name in LEFT else "right", no_wrap=name != "run")
+    for row in rows:
+        table.add_row(*row.values())
+    console = Console()
+    console.print(table) if console.is_terminal else Console(width=140).print(table)

@@ -1,0 +1,211 @@
+"""Study files: which runs make a table.
+
+A study names base configs, axes (methods among them) and seeds; a cell is one run, which takes one
+label of each axis and a seed.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from fedgkd_pl.config_files import resolve
+from fedgkd_pl.errors import SettingError, require
+
+Settings = Mapping[str, Any]  # dotted keys, as `fedgkd-pl fit` takes them; `config` names files
+MEASURE = re.compile(r"best|final|last10|at_best_val|round[1-9]\d*")
+MEASURES = "best, final, last10, at_best_val or round<N>"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a study.
+
+    Attributes:
+        labels: one per axis.
+        seed: of everything.
+        words: the flags of ``fedgkd-pl fit`` that make it what it is.
+    """
+
+    labels: dict[str, str]
+    seed: int
+    words: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Its folder: labels that are numbers say of what."""
+        parts = [
+            (axis if re.match(r"[\d.]", label) else "") + label
+            for axis, label in self.labels.items()
+        ]
+        return "-".join(re.sub(r"[^\w.+-]", "_", part) for part in [*parts, f"seed{self.seed}"])
+
+
+@dataclass(frozen=True)
+class Study:
+    """A table's runs, and how they are laid out in it.
+
+    Attributes:
+        name: of the folder of its cells.
+        axes: for each, labels and the settings that each stands for.
+        config: base configs.
+        seeds: one run each.
+        set: settings of all cells.
+        special: settings of the cells that match ``where``; they win.
+        paper: the paper's table to show beside ours.
+        measures: what is read from a run.
+        rows: the axes, or ``measure``, that are the table's rows.
+        columns: those that are its columns; ``measure``, named in neither, makes a table each.
+        compare: the axis over which the best is sought.
+        title: the first line of the file.
+    """
+
+    name: str
+    axes: Mapping[str, Mapping[str, Settings]]
+    config: Sequence[str] = ()
+    seeds: Sequence[int] = (0,)
+    set: Settings = field(default_factory=dict)
+    special: Sequence[Mapping[str, Settings]] = ()
+    paper: str = ""
+    measures: Sequence[str] = ("best", "final", "last10")
+    rows: Sequence[str] = ()
+    columns: Sequence[str] = ("method",)
+    compare: str = "method"
+    title: str = ""
+
+    def cells(self, extra: Sequence[str] = ()) -> list[Cell]:
+        """Every run, seed by seed, so that a whole table is there soon.
+
+        Args:
+            extra: flags for all of them; they win.
+        """
+        found = []
+        for seed in self.seeds:
+            for labels in product(*self.axes.values()):
+                chosen = dict(zip(self.axes, labels, strict=True))
+                words = _words([{"config": self.config}, self.set, *self._settings(chosen)])
+                found.append(Cell(chosen, seed, (*words, *extra)))
+        return found
+
+    def _settings(self, labels: Mapping[str, str]) -> Iterator[Settings]:
+        for axis, label in labels.items():
+            yield self.axes[axis][label]
+        for one in self.special:
+            if all(labels[axis] == label for axis, label in one["where"].items()):
+                yield one["set"]
+
+
+def read_study(path: str) -> Study:
+    """A study file, checked.
+
+    Args:
+        path: a file, or the name of one of ours such as ``studies/digits.yaml``.
+    """
+    from fedgkd_pl import strict_yaml
+
+    file = resolve(path)
+    content = strict_yaml.read(file)
+    known = [item.name for item in fields(Study)]
+    for key in content:
+        require(key in known, str(key), f"a study has no such key: {', '.join(known)}")
+    require("axes" in content, "axes", "a study needs at least one", path)
+    axes = {
+        str(axis): {str(label): _mapping(f"axes.{axis}.{label}", s) for label, s in labels.items()}
+        for axis, labels in _mapping("axes", content["axes"]).items()
+        if _mapping(f"axes.{axis}", labels)
+    }
+    require(len(axes) == len(content["axes"]) > 0, "axes", "each needs at least one label")
+    name = content.get("name", Path(file).stem)
+    require(
+        isinstance(name, str) and re.fullmatch(r"[\w.+-]*\w", name) is not None,
+        "name",
+        "must be a plain word: it names a folder",
+        name,
+    )
+    config = content.get("config", [])
+    study = Study(
+        name=name,
+        axes=axes,
+        config=[config] if isinstance(config, str) else _list("config", config, str),
+        seeds=_list("seeds", content.get("seeds", [0]), int),
+        set=_mapping("set", content.get("set", {})),
+        special=[_special(one, axes) for one in _list("special", content.get("special", []), dict)],
+        paper=_text("paper", content.get("paper", "")),
+        measures=_list("measures", content.get("measures", list(Study.measures)), str),
+        rows=_list("rows", content.get("rows", _other_axes(axes)), str),
+        columns=_list("columns", content.get("columns", ["method"]), str),
+        compare=_text("compare", content.get("compare", "method")),
+        title=_text("title", content.get("title", _header(file))),
+    )
+    _check(study)
+    return study
+
+
+def _check(study: Study) -> None:
+    laid_out = [*study.rows, *study.columns]
+    for axis in study.axes:
+        require(laid_out.count(axis) == 1, "rows", f"or columns must name {axis}, once", laid_out)
+    for name in laid_out:
+        require(name in (*study.axes, "measure"), "rows", f"or columns name no axis {name}")
+    require(study.compare in study.axes, "compare", "must name an axis", study.compare)
+    require(len(study.seeds) > 0, "seeds", "at least one is needed")
+    require(len(set(study.seeds)) == len(study.seeds), "seeds", "one is given twice", study.seeds)
+    require(len(study.measures) > 0, "measures", f"at least one is needed: {MEASURES}")
+    for measure in study.measures:
+        require(MEASURE.fullmatch(measure) is not None, "measures", f"{MEASURES}", measure)
+    names = [cell.name for cell in study.cells()]
+    for name in names:
+        require(names.count(name) == 1, "axes", "two cells would share a folder", name)
+
+
+def _words(settings: Sequence[Settings]) -> tuple[str, ...]:
+    """Flags: configs first, so that what is set wins over them."""
+    configs: list[str] = []
+    flags: list[str] = []
+    for part in settings:
+        for key, value in part.items():
+            if key == "config":
+                names = [value] if isinstance(value, str) else _list("config", value, str)
+                configs += [word for name in names for word in ("--config", name)]
+            else:
+                flags += [f"--{key}", value if isinstance(value, str) else json.dumps(value)]
+    return (*configs, *flags)
+
+
+def _special(one: Any, axes: Mapping[str, Mapping[str, Settings]]) -> Mapping[str, Settings]:
+    require(set(one) == {"where", "set"}, "special", "each needs where and set", sorted(one))
+    where = {k: str(v) for k, v in _mapping("special.where", one["where"]).items()}
+    for axis, label in where.items():
+        require(axis in axes, "special.where", "must name axes", axis)
+        require(label in axes[axis], "special.where", f"{axis} has no such label", label)
+    return {"where": where, "set": _mapping("special.set", one["set"])}
+
+
+def _mapping(key: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise SettingError(key, "must be a mapping, lines of key: value", value)
+    return value
+
+
+def _list(key: str, value: Any, kind: type) -> list[Any]:
+    if not isinstance(value, list) or not all(type(item) is kind for item in value):
+        raise SettingError(key, f"must be a list of {kind.__name__}", value)
+    return value
+
+
+def _text(key: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise SettingError(key, "must be a text", value)
+    return value
+
+
+def _other_axes(axes: Mapping[str, Any]) -> list[str]:
+    return [axis for axis in axes if axis != "method"]
+
+
+def _header(file: str) -> str:
+    first = Path(file).read_text(encoding="utf-8").splitlines()[0]
+    return first.lstrip("# ") if first.startswith("#") else ""

@@ -1,0 +1,338 @@
+"""A study's results as CSV, Markdown and LaTeX, beside the paper's."""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from statistics import mean, stdev
+from typing import TYPE_CHECKING
+
+from fedgkd_pl.experiments.groups import symbol
+from fedgkd_pl.experiments.paper import paper_value
+from fedgkd_pl.experiments.runs import ACCURACIES, Run
+from fedgkd_pl.experiments.study import Cell, Study
+
+if TYPE_CHECKING:
+    import rich.table
+
+Labels = tuple[str, ...]
+Results = Sequence[tuple[Cell, Run]]
+NAMES = {"best": "best", "final": "final", "last10": "last 10", "at_best_val": "at best val"}
+
+
+@dataclass
+class Entry:
+    """A cell of a table.
+
+    Attributes:
+        values: the accuracy of every seed, in percent.
+        paper: the paper's mean and standard deviation.
+        rank: 1 for the best of those compared, 2 for the second, 0 for the others.
+    """
+
+    values: dict[int, float]
+    paper: tuple[float, float | None] | None
+    rank: int = 0
+
+    @property
+    def mean(self) -> float:
+        """Over the seeds."""
+        return mean(self.values.values())
+
+    @property
+    def text(self) -> str:
+        """Mean ± standard deviation; a dash where there is no run."""
+        return spread(list(self.values.values()))
+
+    @property
+    def paper_text(self) -> str:
+        """The paper's mean ± standard deviation, empty where there is none."""
+        if self.paper is None:
+            return ""
+        std = self.paper[1]
+        return f"{self.paper[0]:.2f}" + (f" ± {std:.2f}" if std is not None else "")
+
+
+@dataclass
+class Table:
+    """A laid-out table.
+
+    Attributes:
+        title: above it.
+        corner: what the rows are labelled by.
+        rows: the labels of every row.
+        columns: the label of every column.
+        entries: row by row.
+        notes: below it.
+    """
+
+    title: str
+    corner: Labels
+    rows: list[Labels]
+    columns: list[str]
+    entries: list[list[Entry]]
+    notes: list[str]
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean ± standard deviation (of a sample) of some percentages.
+
+    Args:
+        values: one per seed.
+    """
+    if not values:
+        return "-"
+    return f"{mean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
+
+
+def make_tables(study: Study, results: Results) -> list[Table]:
+    """The tables of a study: one, or one per measure where it is neither row nor column.
+
+    Args:
+        study: how they are laid out.
+        results: the runs there are.
+    """
+    entries = _entries(study, results)
+    _rank(study, entries)
+    laid_out = (*study.rows, *study.columns)
+    groups = [study.measures] if "measure" in laid_out else [[m] for m in study.measures]
+    tables = []
+    for measures in groups:
+        axes = {axis: list(labels) for axis, labels in study.axes.items()}
+        axes["measure"] = list(measures)
+        rows = list(product(*(axes[axis] for axis in study.rows)))
+        columns = list(product(*(axes[axis] for axis in study.columns)))
+        body = []
+        for row in rows:
+            line = []
+            for column in columns:
+                chosen = dict(zip(laid_out, (*row, *column), strict=True))
+                chosen.setdefault("measure", measures[0])
+                line.append(entries[_key(study, chosen, chosen["measure"])])
+            body.append(line)
+        which = f": {measure_name(measures[0])}" if "measure" not in laid_out else ""
+        tables.append(
+            Table(
+                f"{study.title or study.name}{which}",
+                tuple(map(symbol, study.rows)),
+                [tuple(map(measure_name, row)) for row in rows],
+                [_column(study.columns, column) for column in columns],
+                body,
+                _notes(study, entries, measures),
+            )
+        )
+    return tables
+
+
+def measure_name(name: str) -> str:
+    """How a measure is called in a table.
+
+    Args:
+        name: as a study file has it; other words stay as they are.
+    """
+    number = name.removeprefix("round")
+    return f"round {number}" if number != name and number.isdigit() else NAMES.get(name, name)
+
+
+def to_markdown(table: Table) -> str:
+    """The table in Markdown, the best bold, the second underlined.
+
+    Args:
+        table: laid out.
+    """
+    lines = [f"**{table.title}**, test accuracy in %", ""]
+    lines.append("| " + " | ".join([*table.corner, *table.columns]) + " |")
+    lines.append("|" + "---|" * len(table.corner) + "---:|" * len(table.columns))
+    for labels, entries in zip(table.rows, table.entries, strict=True):
+        cells = []
+        for entry in entries:
+            text = ("{}", "**{}**", "<u>{}</u>")[entry.rank].format(entry.text)
+            cells.append(text + (f" ({entry.paper_text})" if entry.paper else ""))
+        lines.append("| " + " | ".join([*labels, *cells]) + " |")
+    if any(entry.paper for entries in table.entries for entry in entries):
+        lines += ["", "In brackets: the paper's."]
+    lines += ["", *(f"- {note}" for note in table.notes)] if table.notes else []
+    return "\n".join(lines) + "\n"
+
+
+def to_rich(table: Table) -> "rich.table.Table":
+    """The table for a terminal.
+
+    Args:
+        table: laid out.
+    """
+    from rich.table import Table as RichTable
+
+    shown = RichTable(title=f"{table.title}, test accuracy in %")
+    for name in table.corner:
+        shown.add_column(name)
+    for name in table.columns:
+        shown.add_column(name, justify="right")
+    for labels, entries in zip(table.rows, table.entries, strict=True):
+        cells = []
+        for entry in entries:
+            text = ("{}", "[bold]{}[/bold]", "[underline]{}[/underline]")[entry.rank]
+            paper = f"\n[dim]({entry.paper_text})[/dim]" if entry.paper else ""
+            cells.append(text.format(entry.text) + paper)
+        shown.add_row(*labels, *cells)
+    return shown
+
+
+def to_latex(table: Table) -> str:
+    """The table in LaTeX (booktabs), the best bold, the second underlined.
+
+    Args:
+        table: laid out.
+    """
+    width = len(table.corner) + len(table.columns)
+    lines = [
+        r"\begin{table}",
+        r"\centering",
+        rf"\caption{{{_tex(table.title)}. Test accuracy in \%"
+        + (", the paper's in brackets" if _has_paper(table) else "")
+        + ".}",
+        rf"\begin{{tabular}}{{{'l' * len(table.corner)}{'r' * len(table.columns)}}}",
+        r"\toprule",
+        " & ".join(map(_tex, (*table.corner, *table.columns))) + r" \\",
+        r"\midrule",
+    ]
+    for labels, entries in zip(table.rows, table.entries, strict=True):
+        cells = [_tex(label) for label in labels]
+        for entry in entries:
+            text = _tex(entry.text)
+            text = (text, rf"\textbf{{{text}}}", rf"\underline{{{text}}}")[entry.rank]
+            cells.append(text + (f" ({_tex(entry.paper_text)})" if entry.paper else ""))
+        lines.append(" & ".join(cells) + r" \\")
+    lines.append(r"\bottomrule")
+    lines += [rf"\multicolumn{{{width}}}{{l}}{{\small {_tex(note)}}} \\" for note in table.notes]
+    return "\n".join([*lines, r"\end{tabular}", r"\end{table}", ""])
+
+
+def to_csv(study: Study, results: Results) -> str:
+    """A row per run: labels, seed, all measures in percent, bytes, the folder.
+
+    Args:
+        study: of the runs.
+        results: the runs there are.
+    """
+    measures = list(dict.fromkeys([*ACCURACIES, *study.measures]))
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*study.axes, "seed", "rounds", *measures, "bytes_down", "bytes_up", "cell"])
+    for cell, run in results:
+        values = [run.measure(measure) for measure in measures]
+        writer.writerow(
+            [
+                *cell.labels.values(),
+                cell.seed,
+                run.summary["rounds"],
+                *("" if value is None else f"{value:.4f}" for value in values),
+                run.summary["bytes_down"],
+                run.summary.get("bytes_up", ""),
+                cell.name,
+            ]
+        )
+    return text.getvalue()
+
+
+def _key(study: Study, labels: Mapping[str, str], measure: str) -> Labels:
+    return (*(labels[axis] for axis in study.axes), measure)
+
+
+def _column(axes: Sequence[str], labels: Labels) -> str:
+    shown = [
+        measure_name(label) if axis in ("method", "measure") else f"{symbol(axis)} {label}"
+        for axis, label in zip(axes, labels, strict=True)
+    ]
+    return ", ".join(shown)
+
+
+def _entries(study: Study, results: Results) -> dict[Labels, Entry]:
+    entries: dict[Labels, Entry] = {}
+    for labels in product(*study.axes.values()):
+        for measure in study.measures:
+            chosen = dict(zip(study.axes, labels, strict=True))
+            values = {
+                cell.seed: value
+                for cell, run in results
+                if cell.labels == chosen and (value := run.measure(measure)) is not None
+            }
+            paper = paper_value(study.paper, chosen, measure) if study.paper else None
+            entries[_key(study, chosen, measure)] = Entry(values, paper)
+    return entries
+
+
+def _groups(study: Study, entries: Mapping[Labels, Entry]) -> dict[Labels, dict[str, Entry]]:
+    """What is compared with each other: entries that differ in one axis only."""
+    place = list(study.axes).index(study.compare)
+    groups: dict[Labels, dict[str, Entry]] = {}
+    for key, entry in entries.items():
+        if entry.values:
+            groups.setdefault((*key[:place], *key[place + 1 :]), {})[key[place]] = entry
+    return groups
+
+
+def _rank(study: Study, entries: Mapping[Labels, Entry]) -> None:
+    for group in _groups(study, entries).values():
+        means = sorted({round(entry.mean, 2) for entry in group.values()}, reverse=True)
+        if len(group) < 2:
+            continue
+        for entry in group.values():
+            place = means.index(round(entry.mean, 2))
+            entry.rank = place + 1 if place < 2 else 0
+
+
+def _notes(study: Study, entries: Mapping[Labels, Entry], measures: Sequence[str]) -> list[str]:
+    """For every group, whether the best's lead over the second stands out over the seeds."""
+    notes = []
+    others = [axis for axis in study.axes if axis != study.compare]
+    for key, group in _groups(study, entries).items():
+        if key[-1] not in measures or len(group) < 2:
+            continue
+        shown = [
+            f"{symbol(axis)} {label}"
+            for axis, label in zip(others, key, strict=False)
+            if len(study.axes[axis]) > 1
+        ]
+        where = ", ".join([*shown, measure_name(key[-1])])
+        (first, best), (second, next_best) = sorted(group.items(), key=lambda item: -item[1].mean)[
+            :2
+        ]
+        notes.append(f"{where}: {lead(first, best.values, second, next_best.values)}")
+    return notes
+
+
+def lead(first: str, best: Mapping[int, float], second: str, other: Mapping[int, float]) -> str:
+    """By how much one is ahead of another over the seeds they share, and if that is much.
+
+    Args:
+        first: the name of the one ahead.
+        best: its values by seed.
+        second: the name of the other.
+        other: its values.
+    """
+    seeds = sorted(best.keys() & other.keys())
+    ahead = [best[seed] - other[seed] for seed in seeds]
+    text = f"{first} is ahead of {second} by {spread(ahead)} points"
+    if len(seeds) < 2:
+        return f"{text}; one seed says nothing of its significance"
+    if not any(ahead) or len(set(ahead)) == 1:
+        return f"{text} in each of {len(seeds)} seeds"
+    from scipy.stats import ttest_1samp
+
+    p = float(ttest_1samp(ahead, 0).pvalue)
+    verdict = "significant" if p < 0.05 else "not significant"
+    return f"{text} over {len(seeds)} seeds, paired t-test p = {p:.3f}: {verdict} at 5 %"
+
+
+def _has_paper(table: Table) -> bool:
+    return any(entry.paper for entries in table.entries for entry in entries)
+
+
+def _tex(text: str) -> str:
+    for plain, escaped in (("\\", r"\textbackslash{}"), ("_", r"\_"), ("%", r"\%"), ("&", r"\&")):
+        text = text.replace(plain, escaped)
+    for plain, escaped in (("#", r"\#"), (" ± ", r"$\pm$"), ("α", r"$\alpha$")):
+        text = text.replace(plain, escaped)
+    return text
