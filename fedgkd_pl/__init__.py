@@ -12,6 +12,14 @@ from typing import TYPE_CHECKING, Any
 from fedgkd_pl import _torchvision
 
 if TYPE_CHECKING:
+    from fedgkd_pl.callbacks.agreement import TeacherAgreement as TeacherAgreement
+    from fedgkd_pl.callbacks.communication import Communication as Communication
+    from fedgkd_pl.callbacks.dashboard import Dashboard as Dashboard
+    from fedgkd_pl.callbacks.drift import ClientDrift as ClientDrift
+    from fedgkd_pl.callbacks.export import ModelExport as ModelExport
+    from fedgkd_pl.callbacks.feature_map import FeatureMap as FeatureMap
+    from fedgkd_pl.callbacks.forgetting import Forgetting as Forgetting
+    from fedgkd_pl.callbacks.local_models import LocalModels as LocalModels
     from fedgkd_pl.callbacks.profile import RoundProfile as RoundProfile
     from fedgkd_pl.callbacks.progress import RoundProgress as RoundProgress
     from fedgkd_pl.callbacks.run_files import RunFiles as RunFiles
@@ -59,8 +67,12 @@ _HOME = {
     "ByKey": "data.partition",
     "CIFAR10": "data.cifar",
     "CIFAR100": "data.cifar",
+    "ClientDrift": "callbacks.drift",
+    "Communication": "callbacks.communication",
+    "Dashboard": "callbacks.dashboard",
     "Digits": "data.digits",
     "Dirichlet": "data.partition",
+    "FeatureMap": "callbacks.feature_map",
     "FedAvg": "methods.fedavg",
     "FedDistill": "methods.feddistill",
     "FedDistillPlus": "methods.feddistill",
@@ -70,10 +82,13 @@ _HOME = {
     "FedGen": "methods.fedgen",
     "FedProx": "methods.fedprox",
     "FederatedDataModule": "data.datamodule",
+    "Forgetting": "callbacks.forgetting",
     "IID": "data.partition",
     "LocalEngine": "engines.local",
+    "LocalModels": "callbacks.local_models",
     "MLP": "models.mlp",
     "MOON": "methods.moon",
+    "ModelExport": "callbacks.export",
     "Pathological": "data.partition",
     "QuantitySkew": "data.partition",
     "ResNet": "models.resnet",
@@ -89,6 +104,7 @@ _HOME = {
     "SST5": "data.sst5",
     "Shards": "data.partition",
     "SplitNet": "models.heads",
+    "TeacherAgreement": "callbacks.agreement",
     "TextClassifier": "models.text",
     "TextDataModule": "data.text",
     "TinyImageNet": "data.tiny_imagenet",

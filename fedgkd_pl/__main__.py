@@ -62,6 +62,7 @@ def _other(words: list[str]) -> int:
     commands.add_parser("configs", help="list the configurations that come with the package")
     _add_compare(commands)
     _add_report(commands)
+    _add_figure(commands)
     arguments, rest = parser.parse_known_args(words)
     if rest and arguments.command != "compare":
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
@@ -75,7 +76,11 @@ def _other(words: list[str]) -> int:
         from fedgkd_pl.experiments.compare import compare
 
         settings = (arguments.output_dir, arguments.jobs, arguments.rounds)
-        return compare(arguments.study, *settings, rest, arguments.dry_run)
+        return compare(arguments.study, *settings, rest, arguments.only, arguments.dry_run)
+    elif arguments.command == "figure":
+        from fedgkd_pl.experiments.draw import draw
+
+        draw(arguments.kind, arguments.runs, arguments.output or f"{arguments.kind}.svg")
     elif arguments.command == "report":
         from fedgkd_pl.experiments.report import report as show
 
@@ -102,6 +107,13 @@ def _add_compare(commands: Any) -> None:
     compare.add_argument(
         "--rounds", type=int, help="instead of the configs'; cells that have fewer go on"
     )
+    compare.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="AXIS=LABEL,...",
+        help="a part of the study, such as --only method=FedAvg,FedGKD --only seed=0",
+    )
     compare.add_argument("--dry_run", action="store_true", help="only check and list the cells")
 
 
@@ -120,6 +132,20 @@ def _add_report(commands: Any) -> None:
         help="md and html take all runs, over seeds; html is one page with every figure",
     )
     report.add_argument("--output", help="the file; html: report.html in the first folder")
+
+
+def _add_figure(commands: Any) -> None:
+    from fedgkd_pl.experiments.draw import KINDS
+
+    figure = commands.add_parser(
+        "figure",
+        help="a figure of the paper from finished runs, as SVG, PNG or PDF",
+        description="\n".join(f"{kind:<14}{text}" for kind, text in KINDS.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    figure.add_argument("kind", choices=KINDS, help="see above")
+    figure.add_argument("runs", nargs="*", help="run folders, or folders above them")
+    figure.add_argument("--output", help="the file; KIND.svg by default")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import yaml
 from fedgkd_pl import strict_yaml
 from fedgkd_pl.allowed import only_these_packages
 from fedgkd_pl.callbacks.checkpoints import BestRound, LastRound
+from fedgkd_pl.callbacks.dashboard import Dashboard
 from fedgkd_pl.callbacks.event_files import rewind
 from fedgkd_pl.callbacks.profile import RoundProfile
 from fedgkd_pl.callbacks.progress import RoundProgress
@@ -219,6 +220,8 @@ class FederatedCLI(LightningCLI):
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
         """Adds the callbacks that a run has unless it asks for others."""
+        given = config["callbacks"] or []
+        given = given if isinstance(given, list) else [given]
         self.own_logger = config["logger"] in (None, True)
         if self.own_logger:
             config["logger"] = False  # before_fit makes it, when nothing can go wrong any more
@@ -228,6 +231,9 @@ class FederatedCLI(LightningCLI):
         else:  # without a score there is no best round, only a last one
             callbacks = [c for c in callbacks if not isinstance(c, BestRound) or c.monitor]
             callbacks.append(LastRound())
+        if self.keeps_files and self.own_logger:
+            has_one = any(isinstance(callback, Dashboard) for callback in given)
+            callbacks += [] if has_one else [Dashboard()]
         if self.keeps_files:
             self.fixed = fixed_settings(self._dump())
             self.files = RunFiles(config=self.fixed)
@@ -235,8 +241,6 @@ class FederatedCLI(LightningCLI):
         if self.subcommand == "fit" and self.config.fit.profile:
             self.profile = RoundProfile()
             callbacks.append(self.profile)
-        given = config["callbacks"] or []
-        given = given if isinstance(given, list) else [given]
         has_bar = any(isinstance(callback, ProgressBar) for callback in given)
         if config["enable_progress_bar"] is not False and not has_bar:
             callbacks.append(RoundProgress())
@@ -257,6 +261,9 @@ class FederatedCLI(LightningCLI):
             self.datamodule.setup()
             self.model.check(self.datamodule)
             if subcommand == "fit":
+                for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+                    if hasattr(callback, "check"):
+                        callback.check(self.model, self.datamodule)
                 self.model.check_device(self.trainer.strategy.root_device)
             if self.checkpoint_file is not None:
                 if self.keeps_files:
@@ -310,7 +317,9 @@ class FederatedCLI(LightningCLI):
         best, final = summary["best_test_acc"], summary["final_test_acc"]
         if best is not None:
             print(f"test/acc best {best:.4f} (round {summary['best_round']}), final {final:.4f}")
-        print(f"wrote {folder}\nlook:  tensorboard --logdir {folder.parent}")
+        print(f"wrote {folder}")
+        if self.own_logger:
+            print(f"look:  tensorboard --logdir {folder.parent}")
 
     def predict(self, model: Any, datamodule: Any, ckpt_path: str, **kwargs: Any) -> None:
         """Writes ``predictions.csv`` into the run that the checkpoint belongs to.

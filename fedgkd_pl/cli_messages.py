@@ -159,7 +159,8 @@ def _at_fault(group: str, reason: str, settings: dict[str, Any]) -> str:
     shown = {
         key
         for key, value in below.items()
-        if (isinstance(value, str) and _has_word(reason, value)) or reason.endswith(f": {value}")
+        if (isinstance(value, str) and value and _has_word(reason, value))
+        or reason.endswith(f": {value}")
     }
     return next((keys.pop() for keys in (named & shown, named, shown) if len(keys) == 1), group)
 

@@ -1,10 +1,13 @@
 """Every configuration parses and runs two rounds, on tiny data where the real is not here."""
 
+import csv
 import json
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from fedgkd_pl.__main__ import main
 
 from tests.conftest import REPO
 from tests.test_data import write_cifar
@@ -14,8 +17,29 @@ from tests.test_tiny_imagenet import write_tiny
 FILES = sorted(
     file.relative_to(REPO / "configs").as_posix()
     for file in (REPO / "configs").rglob("*.yaml")
-    if file.parent.name != "studies"
+    if file.parent.name not in ("loggers", "studies")
 )
+
+
+@pytest.mark.parametrize("name", ["csv", "wandb", "mlflow"])
+def test_lightnings_loggers(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What is installed logs; what is not is asked for in one line."""
+    monkeypatch.chdir(tmp_path)
+    short = ("--rounds", "2", "--model.local_epochs", "1", "--trainer.enable_progress_bar", "false")
+    config = ("--config", "quickstart.yaml", "--config", f"loggers/{name}.yaml")
+    code = main(["fit", *config, *short])
+    if name != "csv" and find_spec(name) is None:
+        told = capfd.readouterr().err
+        assert code == 2 and told.startswith("error: trainer.logger: ModuleNotFoundError"), told
+        assert not list(tmp_path.iterdir())
+        return
+    assert code == 0
+    assert (tmp_path / "runs" / "quickstart" / "version_0" / "summary.json").exists()
+    if name == "csv":
+        rows = list(csv.DictReader((tmp_path / "runs/csv/version_0/metrics.csv").open()))
+        assert [row["step"] for row in rows if row["test/acc"]] == ["1", "2"]
 
 
 def test_the_configs_of_the_readme_are_there() -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from fedgkd_pl.storage import commit
 
-FINAL = ("hp/", "_hparams_/")  # written anew when the run ends
+# written anew: when the run ends, and by Dashboard when it goes on, with its callbacks of now
+FINAL = ("hp/", "_hparams_/", "custom_scalars__config__")
 
 
 def rewind(folder: Path, rows: list[dict[str, float]]) -> None:

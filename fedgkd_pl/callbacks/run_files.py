@@ -108,7 +108,9 @@ class RunFiles(Callback):
         row |= _no_classes(_server(pl_module).report)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes the rows."""
+        """Writes the rows, with what callbacks after this one logged."""
+        server = _server(pl_module)
+        self.rows[server.round] |= _no_classes(server.report)
         self._write_rows(trainer)
 
     def on_save_checkpoint(
@@ -126,7 +128,7 @@ class RunFiles(Callback):
         if isinstance(exception, StorageError | OSError):
             return
         if self.failures:
-            self._write(trainer, "failures.csv", _csv(FAILURES, self.failures))
+            self._write(trainer, "failures.csv", csv_text(FAILURES, self.failures))
         if isinstance(exception, Exception) and not isinstance(exception, RunFailed):
             self._write(trainer, "error.txt", "".join(format_exception(exception)))
 
@@ -168,9 +170,9 @@ class RunFiles(Callback):
         columns = ["round", "val/acc", "val/loss", "test/acc", "test/loss"]
         columns += sorted({name for row in self.rows.values() for name in row} - set(columns))
         rows = [self.rows[number] for number in sorted(self.rows)]
-        self._write(trainer, "metrics.csv", _csv(columns, rows))
+        self._write(trainer, "metrics.csv", csv_text(columns, rows))
         if self.failures or (self._folder(trainer) / "failures.csv").exists():
-            self._write(trainer, "failures.csv", _csv(FAILURES, self.failures))
+            self._write(trainer, "failures.csv", csv_text(FAILURES, self.failures))
 
 
 def _no_classes(values: Row) -> Row:
@@ -178,7 +180,34 @@ def _no_classes(values: Row) -> Row:
     return {name: value for name, value in values.items() if "/class" not in name}
 
 
-def _csv(columns: list[str], rows: list[Any]) -> str:
+def run_folder(trainer: Trainer) -> Path | None:
+    """Where ``metrics.csv`` is; None for a run that has none.
+
+    Args:
+        trainer: of the run.
+    """
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, RunFiles):
+            return callback._folder(trainer)
+    return None
+
+
+def output_folder(trainer: Trainer) -> Path:
+    """Where a callback puts its files: beside ``metrics.csv``, or where Lightning logs.
+
+    Args:
+        trainer: of the run.
+    """
+    return run_folder(trainer) or Path(trainer.log_dir or trainer.default_root_dir)
+
+
+def csv_text(columns: list[str], rows: list[Any]) -> str:
+    """Rows as CSV.
+
+    Args:
+        columns: their order.
+        rows: values by column; what is missing stays empty.
+    """
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, columns)
     writer.writeheader()

@@ -9,6 +9,7 @@ from fedgkd_pl.data.partition import ByKey, Partition
 from fedgkd_pl.data.resident import Examples, Splits
 from fedgkd_pl.data.transforms import Scale
 from fedgkd_pl.errors import require
+from numpy.typing import NDArray
 
 
 class Toy2D(FederatedDataModule):
@@ -42,9 +43,20 @@ class Toy2D(FederatedDataModule):
         """See :meth:`FederatedDataModule.load`."""
         rng = np.random.default_rng(0)  # the same points whatever the seed
         train, val, test = (rng.uniform(-4, 4, (n, 2)) for n in (self.num_samples, 400, 2000))
-        turned = (np.arctan2(train[:, 1], train[:, 0]) - np.pi / 4) % (2 * np.pi)
-        sector = (turned / (2 * np.pi) * self.num_clients).astype(np.int64)
-        return Splits(_examples(train), _examples(test), _examples(val), sector)
+        owners = sector(train, self.num_clients)
+        return Splits(_examples(train), _examples(test), _examples(val), owners)
+
+
+def sector(points: NDArray[np.floating], num_clients: int) -> NDArray[np.int64]:
+    """The client whose part of the plane each point lies in.
+
+    Args:
+        points: points × 2.
+        num_clients: how many sectors.
+    """
+    turned = (np.arctan2(points[:, 1], points[:, 0]) - np.pi / 4) % (2 * np.pi)
+    places: NDArray[np.int64] = (turned / (2 * np.pi) * num_clients).astype(np.int64)
+    return places
 
 
 def _examples(points: "np.ndarray[Any, np.dtype[np.float64]]") -> Examples:

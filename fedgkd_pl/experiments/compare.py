@@ -25,7 +25,14 @@ from fedgkd_pl.errors import RunFailed, SettingError, StorageError, require
 from fedgkd_pl.experiments.paper import check_table
 from fedgkd_pl.experiments.runs import Run, read_run
 from fedgkd_pl.experiments.study import Cell, Study, read_study
-from fedgkd_pl.experiments.tables import make_tables, to_csv, to_latex, to_markdown, to_rich
+from fedgkd_pl.experiments.tables import (
+    make_tables,
+    to_csv,
+    to_html,
+    to_latex,
+    to_markdown,
+    to_rich,
+)
 from fedgkd_pl.processes import context, wait_for_parent, without_main
 from fedgkd_pl.settings import fixed_settings
 from fedgkd_pl.signals import Stopped
@@ -87,6 +94,7 @@ def compare(
     jobs: int = 1,
     rounds: int | None = None,
     extra: Sequence[str] = (),
+    only: Sequence[str] = (),
     dry_run: bool = False,
 ) -> int:
     """Runs what a study lacks and writes its tables; returns the exit code.
@@ -97,11 +105,12 @@ def compare(
         jobs: how many cells run side by side.
         rounds: instead of the configs'; cells that have fewer go on.
         extra: flags of ``fedgkd-pl fit`` for all cells.
+        only: a part of the study; see :meth:`Study.part`.
         dry_run: only show what would be run.
     """
     require(jobs >= 1, "jobs", "must be at least 1", jobs)
     require(rounds is None or rounds >= 1, "rounds", "must be at least 1", rounds)
-    study = read_study(path)
+    study = read_study(path).part(only)
     check_table(study.paper)
     if rounds is not None:
         extra = (*extra, "--rounds", str(rounds))
@@ -314,10 +323,17 @@ def _tell(study: Study, tasks: list[Task], top: Path) -> int:
         console.print(to_rich(table))
         for note in table.notes:
             console.print(f"  {note}", highlight=False)
+    results = _results(tasks)
+    if results:
+        from fedgkd_pl.experiments.report import write_page
+
+        page = "".join(map(to_html, make_tables(study, results)))
+        write_page([run for _, run in results], top / "report.html", study.title, page)
     failed = [task for task in tasks if task.state == "failed"]
     for task in failed:
         print(f"error: {task.cell.name}: {task.reason}", file=sys.stderr)
-    print(f"wrote {top}/results.csv, table.md, table.tex")
+    files = "results.csv, table.md, table.tex" + (", report.html" if results else "")
+    print(f"wrote {top}: {files}\nlook:  tensorboard --logdir {top}")
     return 3 if failed else 0
 
 

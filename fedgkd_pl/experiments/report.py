@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import groupby
 from pathlib import Path
 from statistics import mean
 from string import Template
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 Format = Literal["table", "md", "html"]
 MEASURES = ("best", "final", "last10", "at_best_val")
-PARTITIONS = 6  # a page shows no more charts of partitions, feature maps and clients than this
+SHOWN = 6  # a page shows no more charts of partitions, feature maps and clients than this
 LEFT = ("method", "dataset", "data", "run")
 Row = dict[str, str]
 
@@ -168,7 +167,7 @@ def figures(groups: Sequence[Group]) -> Iterator[Section]:
     from fedgkd_pl.data.heterogeneity import bubble_chart
     from fedgkd_pl.experiments import figures as draw
 
-    panels = _panels(groups)
+    single = len({group.panel for group in groups}) == 1
     for column, name, title, text in (
         ("test/acc", "curves", "Learning curves", "Test accuracy by round; bands: ± one std."),
         ("client/loss_mean", "loss", "Local loss", "Mean over the clients of a round."),
@@ -180,17 +179,13 @@ def figures(groups: Sequence[Group]) -> Iterator[Section]:
         ("forgetting/mean", "forgetting", "Forgetting", "Best accuracy of a class, less now's."),
     ):
         percent = 100.0 if name in ("curves", "local", "agreement", "forgetting") else 1.0
-        curves = {
-            panel: found
-            for panel, members in panels.items()
-            if (found := _curves(members, column, percent))
-        }
+        curves = panels_of(groups, column, percent)
         if curves:
             label = "%" if percent == 100 else column
             label = "test accuracy, %" if name == "curves" else label
             yield Section(name, title, text, draw.curve_panels(curves, ylabel=label))
     best = {g.name: g.values("best") for g in groups if g.values("best")}
-    if len(panels) == 1 and len(best) > 1:
+    if single and len(best) > 1:
         paper = {g.name: g.paper[0] for g in groups if g.paper}
         text = "Best test accuracy; whiskers: ± one std." + (" ◆: the paper's." if paper else "")
         yield Section("best", "Best accuracy", text, draw.bars(best, paper=paper or None))
@@ -199,7 +194,7 @@ def figures(groups: Sequence[Group]) -> Iterator[Section]:
     shown: list[Any] = []
     for group in groups:
         partition = next(iter(group.runs.values())).partition
-        if partition and partition["counts"] not in shown and len(shown) < PARTITIONS:
+        if partition and partition["counts"] not in shown and len(shown) < SHOWN:
             shown.append(partition["counts"])
             seed = next(iter(group.runs))
             yield Section(
@@ -231,50 +226,44 @@ def _cost(groups: Sequence[Group], bars: Callable[..., "Figure"]) -> Iterator[Se
 
 
 def _clients(groups: Sequence[Group]) -> Iterator[Section]:
-    from fedgkd_pl.callbacks.feature_map import read_feature_map
-    from fedgkd_pl.experiments.figures import client_accuracies, feature_map
+    from fedgkd_pl.experiments import draw
 
-    shown = 0
-    maps = []
-    for group in groups:
-        run = next(iter(group.runs.values()))
-        rows = run.table("local_models.csv")
-        if rows and shown < PARTITIONS:
-            shown += 1
-            points = [(int(r["round"]), int(r["client"]), 100 * float(r["acc"])) for r in rows]
-            yield Section(
-                f"clients{shown}",
-                f"Each client's model: {group.name}, {group.panel}, seed {run.summary['seed']}",
-                "Accuracy on the global test set after local training.",
-                client_accuracies(points),
-            )
-        files = sorted(run.folder.glob("features-round*.npz"))
-        if files and len(maps) < PARTITIONS:
-            maps.append(read_feature_map(files[-1], name=group.name))
-    if maps:
+    firsts = [(group, next(iter(group.runs.values()))) for group in groups]
+    with_clients = [each for each in firsts if each[1].table("local_models.csv")]
+    for number, (group, run) in enumerate(with_clients[:SHOWN], 1):
+        yield Section(
+            f"clients{number}",
+            f"Each client's model: {group.name}, {group.panel}, seed {run.summary['seed']}",
+            "Accuracy on the global test set after local training.",
+            draw.clients(run),
+        )
+    with_maps = [group for group, run in firsts if [*run.folder.glob("features-round*.npz")]]
+    if with_maps:
         yield Section(
             "features",
             "Features (t-SNE)",
             "Penultimate features of test samples by class: the global model and a client's.",
-            feature_map(maps),
+            draw.features(with_maps[:SHOWN]),
         )
 
 
-def _panels(groups: Sequence[Group]) -> dict[str, list[Group]]:
-    ordered = sorted(groups, key=lambda group: group.panel)
-    return {name: list(found) for name, found in groupby(ordered, key=lambda g: g.panel)}
+def panels_of(
+    groups: Sequence[Group], column: str, factor: float = 1.0
+) -> dict[str, dict[str, list[dict[int, float]]]]:
+    """A column of ``metrics.csv`` by data, method and seed, for the groups that have it.
 
-
-def _curves(
-    groups: Sequence[Group], column: str, factor: float
-) -> dict[str, list[dict[int, float]]]:
-    found = {}
-    for group in groups:
+    Args:
+        groups: named.
+        column: its name.
+        factor: on the values.
+    """
+    panels: dict[str, dict[str, list[dict[int, float]]]] = {}
+    for group in sorted(groups, key=lambda group: group.panel):
         seeds = [run.metrics.get(column, {}) for run in group.runs.values()]
-        seeds = [{number: factor * value for number, value in seed.items()} for seed in seeds]
-        if any(seeds):
-            found[group.name] = [seed for seed in seeds if seed]
-    return found
+        known = [{number: factor * value for number, value in s.items()} for s in seeds if s]
+        if known:
+            panels.setdefault(group.panel, {})[group.name] = known
+    return panels
 
 
 def _shared(groups: Sequence[Group]) -> dict[str, Any]:

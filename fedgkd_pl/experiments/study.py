@@ -7,7 +7,7 @@ label of each axis and a seed.
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,27 @@ class Study:
                 words = _words([{"config": self.config}, self.set, *self._settings(chosen)])
                 found.append(Cell(chosen, seed, (*words, *extra)))
         return found
+
+    def part(self, only: Sequence[str]) -> "Study":
+        """The same study with some labels of some axes.
+
+        Args:
+            only: ``axis=label,label`` or ``seed=0,1``, each axis once.
+        """
+        axes, seeds = dict(self.axes), list(self.seeds)
+        for text in only:
+            axis, _, rest = text.partition("=")
+            wanted = rest.split(",")
+            known = list(map(str, self.seeds)) if axis == "seed" else list(self.axes.get(axis, {}))
+            names = ", ".join([*self.axes, "seed"])
+            require(len(known) > 0, "only", f"must be AXIS=LABEL,... with an axis of {names}", text)
+            for label in wanted:
+                require(label in known, "only", f"{axis} is one of {', '.join(known)}", label)
+            if axis == "seed":
+                seeds = [seed for seed in self.seeds if str(seed) in wanted]
+            else:
+                axes[axis] = {label: s for label, s in self.axes[axis].items() if label in wanted}
+        return replace(self, axes=axes, seeds=seeds)
 
     def _settings(self, labels: Mapping[str, str]) -> Iterator[Settings]:
         for axis, label in labels.items():

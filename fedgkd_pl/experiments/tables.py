@@ -4,6 +4,7 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from itertools import product
 from statistics import mean, stdev
 from typing import TYPE_CHECKING
@@ -207,6 +208,28 @@ def to_latex(table: Table) -> str:
     lines.append(r"\bottomrule")
     lines += [rf"\multicolumn{{{width}}}{{l}}{{\small {_tex(note)}}} \\" for note in table.notes]
     return "\n".join([*lines, r"\end{tabular}", r"\end{table}", ""])
+
+
+def to_html(table: Table) -> str:
+    """The table for a page, the best bold, the second underlined.
+
+    Args:
+        table: laid out.
+    """
+    head = "".join(f"<th>{escape(name)}</th>" for name in (*table.corner, *table.columns))
+    lines = []
+    for labels, entries in zip(table.rows, table.entries, strict=True):
+        cells = [escape(label) for label in labels]
+        for entry in entries:
+            text = ("{}", "<b>{}</b>", "<u>{}</u>")[entry.rank].format(escape(entry.text))
+            paper = f"<br><small>paper {entry.paper_text}</small>" if entry.paper else ""
+            cells.append(text + paper)
+        lines.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+    notes = "".join(f"<li>{escape(note)}</li>" for note in table.notes)
+    return (
+        f"<section><h2>{escape(table.title)}</h2><div class=scroll><table><thead><tr>{head}</tr>"
+        f"</thead><tbody>{''.join(lines)}</tbody></table></div><ul>{notes}</ul></section>"
+    )
 
 
 def to_csv(study: Study, results: Results) -> str:

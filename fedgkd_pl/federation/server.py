@@ -204,7 +204,7 @@ class FederatedServer(LightningModule):
         )
         modes = {module: module.training for module in self.net.modules()}
         self.net.eval()
-        inputs = self._some_inputs(data)
+        inputs = self.some_inputs(data)
         try:
             with torch.no_grad():
                 shape = tuple(self.net(inputs).shape)
@@ -227,7 +227,12 @@ class FederatedServer(LightningModule):
             except (ValueError, TypeError) as error:
                 raise SettingError(key, str(error)) from error
 
-    def _some_inputs(self, data: FederatedDataModule) -> Tensor:
+    def some_inputs(self, data: FederatedDataModule) -> Tensor:
+        """Two test samples as the net sees them.
+
+        Args:
+            data: loaded data.
+        """
         examples = data.test[:2]
         inputs = examples.transform(examples.inputs, None)
         for parameter in self.net.parameters():
@@ -278,7 +283,7 @@ class FederatedServer(LightningModule):
         if slow_precision(self.trainer.precision, device):
             text = "trainer.precision: this hardware only emulates %s, which is slower than 32-true"
             log.warning(text, self.trainer.precision)
-        channels_last(self.net, self._some_inputs(data))
+        channels_last(self.net, self.some_inputs(data))
         # A round is an epoch of one batch, and what is logged is logged per epoch.
         warnings.filterwarnings("ignore", "The number of training batches \\(1\\) is smaller")
         self.evaluations = nn.ModuleDict(

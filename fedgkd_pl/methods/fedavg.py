@@ -102,7 +102,8 @@ class FedAvgClient(FederatedClient):
     def objective(self, x: Tensor, y: Tensor, taught: Tensor | None) -> Objective:
         """CE(w)."""
         logits = self.net(x)
-        return cross_entropy(logits, y), {"acc": accuracy(logits, y)}
+        ce = cross_entropy(logits, y)
+        return ce, {"acc": accuracy(logits, y), "ce": ce}
 
 
 def accuracy(logits: Tensor, y: Tensor) -> Tensor:

@@ -136,7 +136,8 @@ class FedDistillClient(FedAvgClient):
     def objective(self, x: Tensor, y: Tensor, taught: Tensor | None) -> Objective:
         """CE(w) + c · KL(softmax t(y) ‖ h(w))."""
         logits = self.net(x)
-        loss, parts = cross_entropy(logits, y), {"acc": accuracy(logits, y), "logits": logits}
+        loss = cross_entropy(logits, y)
+        parts = {"acc": accuracy(logits, y), "ce": loss, "logits": logits}
         if self.targets is None:
             return loss, parts
         kd = label_distillation(logits, y, self.targets.to(logits), self.known.to(y.device))

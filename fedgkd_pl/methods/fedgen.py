@@ -232,8 +232,9 @@ class FedGenClient(FedAvgClient):
         target = head(both[self.generated :]).detach()  # type: ignore[operator]
         kd = distillation(logits, target)
         alpha, beta = self.weights
-        loss = cross_entropy(logits, y) + alpha * learnt + beta * kd
-        return loss, {"acc": accuracy(logits, y), "generated": learnt, "kd": kd}
+        ce = cross_entropy(logits, y)
+        parts = {"acc": accuracy(logits, y), "ce": ce, "generated": learnt, "kd": kd}
+        return ce + alpha * learnt + beta * kd, parts
 
     def reply(self) -> ClientUpdate:
         """Reports how many samples of each label the client holds."""

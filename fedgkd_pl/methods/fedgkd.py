@@ -131,8 +131,8 @@ class FedGKDClient(FedAvgClient):
             return super().objective(x, y, taught)
         logits = self.net(x)
         kd = distillation(logits, taught, self.distance, self.temperature)
-        loss = cross_entropy(logits, y) + self.gamma / 2 * kd
-        return loss, {"acc": accuracy(logits, y), "kd": kd}
+        ce = cross_entropy(logits, y)
+        return ce + self.gamma / 2 * kd, {"acc": accuracy(logits, y), "ce": ce, "kd": kd}
 
 
 def distillation(

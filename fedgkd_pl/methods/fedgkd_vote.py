@@ -154,7 +154,8 @@ class FedGKDVoteClient(FedAvgClient):
         logits = self.net(x)
         mixture, own = taught[:, :-1], taught[:, -1]
         kd = (own - (mixture * log_softmax(logits, dim=1)).sum(1)).mean()
-        return cross_entropy(logits, y) + kd, {"acc": accuracy(logits, y), "kd": kd}
+        ce = cross_entropy(logits, y)
+        return ce + kd, {"acc": accuracy(logits, y), "ce": ce, "kd": kd}
 
 
 def _place(name: str) -> int:

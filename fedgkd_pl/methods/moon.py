@@ -84,8 +84,8 @@ class MOONClient(FedAvgClient):
         logits: Tensor = self.net.classifier(z)  # type: ignore[operator]
         z_glob, z_prev = taught.chunk(2, dim=1)
         term = contrast(z, z_glob, z_prev, self.tau)
-        loss = cross_entropy(logits, y) + self.mu * term
-        return loss, {"acc": accuracy(logits, y), "contrast": term}
+        ce = cross_entropy(logits, y)
+        return ce + self.mu * term, {"acc": accuracy(logits, y), "ce": ce, "contrast": term}
 
 
 def contrast(z: Tensor, positive: Tensor, negative: Tensor, tau: float) -> Tensor:

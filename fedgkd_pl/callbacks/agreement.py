@@ -1,0 +1,89 @@
+"""How often clients decide as the teacher that they were sent."""
+
+from typing import Any
+
+import torch
+from fedgkd_pl.callbacks.evaluate import Split, SplitCallback
+from fedgkd_pl.federation.message import ClientUpdate, Message, State
+from fedgkd_pl.federation.server import FederatedServer
+from lightning.pytorch import Trainer
+from torch import Tensor
+
+
+class TeacherAgreement(SplitCallback):
+    """Compares every client's decisions after local training with its teacher's.
+
+    Logs ``teacher/agreement_mean`` and ``_min``: over the clients that answered, the share of
+    samples on which the client's most probable class is the teacher's; and ``teacher/acc``, the
+    teacher's own accuracy on these samples. The teacher is that of the round's message, see
+    :func:`teachers_of`: in FedGKD the mean of the last global models, in FedGKD-Vote the mixture
+    of the teachers' class probabilities by their coefficients γ_m. In methods and rounds without a
+    teacher it is w_t, which makes the number one of how much clients keep of what they started
+    from; a method that sends no model (FedDistill) has none, and nothing is logged.
+
+    Args:
+        every_n_rounds: evaluates in rounds n, 2n, ….
+        split: the server's data to compare on, ``val`` or ``test``.
+        max_samples: this many of them at most, the same random ones in every run; null for all.
+    """
+
+    def __init__(
+        self, every_n_rounds: int = 1, split: Split = "val", max_samples: int | None = None
+    ) -> None:
+        super().__init__(every_n_rounds, split, max_samples)
+        self.decisions: Tensor | None = None  # the teacher's
+        self.acc = 0.0
+        self.shares: list[float] = []
+
+    def on_broadcast(
+        self, trainer: Trainer, pl_module: FederatedServer, message: Message, cohort: Any
+    ) -> None:
+        """Lets the teacher decide."""
+        self.decisions, self.shares = None, []
+        runner, teachers = self.runner_of(pl_module), teachers_of(message)
+        if runner and teachers:
+            said = [weight * runner.logits(model).softmax(1) for weight, model in teachers]
+            mixture = torch.stack(said).sum(0)
+            self.decisions = mixture.argmax(1)
+            self.acc = float((self.decisions == runner.targets).double().mean())
+
+    def on_client_end(
+        self, trainer: Trainer, pl_module: FederatedServer, update: ClientUpdate, cohort_size: int
+    ) -> None:
+        """Compares a client's model."""
+        runner = self.runner_of(pl_module)
+        if runner and self.decisions is not None:
+            decisions = runner.logits(update.weights).argmax(1)
+            self.shares.append(float((decisions == self.decisions).double().mean()))
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
+        """Logs the round."""
+        if self.shares:
+            pl_module.log_round(
+                {
+                    "teacher/agreement_mean": sum(self.shares) / len(self.shares),
+                    "teacher/agreement_min": min(self.shares),
+                    "teacher/acc": self.acc,
+                }
+            )
+        self.decisions, self.shares = None, []
+
+
+def teachers_of(message: Message) -> list[tuple[float, State]]:
+    """The models that teach in a round, each with its weight; empty if no model is sent.
+
+    Args:
+        message: to the clients. ``teacher0``, ``teacher1``, … among its numbers are FedGKD-Vote's
+            coefficients of the models of these names, w_t for the one that is not sent twice; else
+            the model ``teacher`` or, without it, w_t.
+    """
+    models = message.models
+    votes = {
+        name: weight
+        for name, weight in message.numbers.items()
+        if name.startswith("teacher") and name.removeprefix("teacher").isdecimal()
+    }
+    if votes:
+        return [(weight, models.get(name, models["global"])) for name, weight in votes.items()]
+    teacher = models.get("teacher", models.get("global"))
+    return [] if teacher is None else [(1.0, teacher)]

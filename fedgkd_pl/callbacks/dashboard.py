@@ -1,0 +1,270 @@
+"""A run as TensorBoard shows it: charts that answer the paper's questions, figures, features."""
+
+import json
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from fedgkd_pl.callbacks.run_files import RunFiles
+from fedgkd_pl.data.partition import ClientIndex, Indices
+from fedgkd_pl.data.resident import Batches
+from fedgkd_pl.errors import require
+from fedgkd_pl.federation.seeds import seeded
+from fedgkd_pl.federation.server import FederatedServer
+from fedgkd_pl.federation.teachers import FrozenNet
+from fedgkd_pl.storage import write_text
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+from torch import Tensor
+
+Layout = dict[str, dict[str, list[Any]]]  # category → chart → kind and tags
+LAYOUT_TAG = "custom_scalars__config__"  # TensorBoard's
+SETTINGS = "config"
+CONFUSION = "test/confusion"
+FEATURES = "features"
+
+
+class Dashboard(Callback):
+    """Adds to what TensorBoard shows of a run; does nothing where it is not the logger.
+
+    CUSTOM SCALARS gets charts of what belongs together, TEXT the settings, IMAGES the confusion
+    matrix of the test set, and PROJECTOR what the final model makes of the clients' samples.
+
+    Args:
+        every_n_rounds: how often the confusion matrix is drawn; after the last round in any case.
+        samples: how many training samples the projector shows, evenly of the clients; 0 for none.
+    """
+
+    def __init__(self, every_n_rounds: int = 10, samples: int = 500) -> None:
+        require(every_n_rounds >= 1, "every_n_rounds", "must be at least 1", every_n_rounds)
+        require(samples >= 0, "samples", "must not be negative", samples)
+        self.every_n_rounds = every_n_rounds
+        self.samples = samples
+        self.undrawn: dict[str, Any] = {}  # the last evaluation: its round and confusion matrix
+
+    def state_dict(self) -> dict[str, Any]:
+        """For the checkpoint: a run that is killed after its last round still draws it."""
+        return self.undrawn
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """From the checkpoint.
+
+        Args:
+            state_dict: what :meth:`state_dict` gave.
+        """
+        self.undrawn = state_dict
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Writes the charts and the settings, unless the run that is resumed has them."""
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        server = _server(pl_module)
+        names = {type(callback).__name__ for callback in callbacks}
+        if not server.shares_models:  # nobody is sent a model to move away from, or to agree with
+            names -= {"ClientDrift", "TeacherAgreement"}
+        charts = layout(names, server.datamodule.eval_splits())
+        settings = [callback.config for callback in callbacks if isinstance(callback, RunFiles)]
+        for logger in _tensorboards(trainer):
+            written = _tags(Path(logger.log_dir))
+            if LAYOUT_TAG not in written:
+                logger.experiment.add_custom_scalars(charts)
+            if f"{SETTINGS}/text_summary" not in written and any(settings):
+                logger.experiment.add_text(SETTINGS, as_yaml(settings[0]))
+
+    def on_evaluated(
+        self,
+        trainer: Trainer,
+        pl_module: FederatedServer,
+        split: str,
+        values: dict[str, float],
+        confusion: Tensor,
+    ) -> None:
+        """Draws the confusion matrix when it is time to."""
+        fitting = trainer.state.fn == "fit" and not trainer.sanity_checking
+        if split == "test" and fitting and _tensorboards(trainer):
+            number = pl_module.round
+            self.undrawn = {"round": number, "confusion": confusion}
+            if number % self.every_n_rounds == 0 or number == trainer.max_epochs:
+                self._draw(trainer, pl_module)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Draws the last round, where a callback ended the run, and writes the features."""
+        server = _server(pl_module)
+        loggers = _tensorboards(trainer)
+        if self.undrawn:
+            self._draw(trainer, server)
+        if loggers and self.samples:
+            rows, owners = even_sample(server.datamodule.client_data.index, self.samples)
+            labels = server.datamodule.client_data.examples.targets.cpu().numpy()[rows]
+            features = features_of(server, rows)
+            for logger in loggers:
+                write_projector(Path(logger.log_dir), features, labels, owners)
+
+    def _draw(self, trainer: Trainer, server: FederatedServer) -> None:
+        from fedgkd_pl.experiments.figures import confusion_chart
+
+        number, confusion = self.undrawn["round"], self.undrawn["confusion"]
+        self.undrawn = {}
+        for logger in _tensorboards(trainer):
+            chart = confusion_chart(confusion.numpy(), f"{server.datamodule.name}, round {number}")
+            logger.experiment.add_figure(CONFUSION, chart, number)
+
+
+def layout(callbacks: Collection[str], splits: Sequence[str]) -> Layout:
+    """The charts of TensorBoard's CUSTOM SCALARS, none of them empty.
+
+    TensorBoard shows the layouts of all runs of a folder merged, and a chart once if it is the same
+    in all of them; so what depends on the method is named by a pattern, not tag by tag.
+
+    Args:
+        callbacks: the names of the classes whose values may be shown.
+        splits: the names of what the global model is evaluated on.
+    """
+    charts: Layout = {
+        "accuracy": {"global model": _lines(*(f"{split}/acc" for split in splits))},
+        "losses": {
+            "clients: the whole and its parts": _lines(r"client/(?!acc_)\w+_mean"),
+            "global model": _lines(*(f"{split}/loss" for split in splits)),
+        },
+        "client spread": {
+            f"{name}: mean, 10th to 90th percentile": _margin(f"client/{name}", "p10", "p90")
+            for name in ("acc", "loss")
+        },
+        "bytes": {"of a round": _lines("comm/bytes_down", "comm/bytes_up")},
+    }
+    if "LocalModels" in callbacks:
+        local = _margin("local/acc", "min", "max")
+        charts["accuracy"]["local models: mean, worst to best"] = local
+    if "ClientDrift" in callbacks:
+        charts["drift"] = {
+            "how far clients move": _lines("drift/norm_mean", "drift/norm_max"),
+            "in how different directions": _lines("drift/cosine", "drift/diversity"),
+        }
+    if "Forgetting" in callbacks:
+        charts["forgetting"] = {"over classes": _lines("forgetting/mean", "forgetting/max")}
+    if "TeacherAgreement" in callbacks:
+        agreement = _lines("teacher/agreement_mean", "teacher/agreement_min")
+        charts["teacher"] = {"agreement of clients": agreement, "accuracy": _lines("teacher/acc")}
+    if "Communication" in callbacks:
+        total = _lines("comm/total_mb_down", "comm/total_mb_up")
+        charts["bytes"]["so far, in 10⁶"] = total
+        charts["seconds"] = {"of a round": _lines("time/clients", "time/evaluation")}
+    return charts
+
+
+def _lines(*patterns: str) -> list[Any]:
+    """TensorBoard takes tags for regular expressions that fit the beginning of one."""
+    return ["Multiline", [f"{pattern}$" for pattern in patterns]]
+
+
+def _margin(name: str, lower: str, upper: str) -> list[Any]:
+    return ["Margin", [f"{name}_mean", f"{name}_{lower}", f"{name}_{upper}"]]
+
+
+def as_yaml(settings: dict[str, Any]) -> str:
+    """Settings as a block of YAML in Markdown.
+
+    Args:
+        settings: by dotted key.
+    """
+    values = {key: json.dumps(v, default=str, ensure_ascii=False) for key, v in settings.items()}
+    return "\n".join(["```yaml", *(f"{key}: {value}" for key, value in values.items()), "```"])
+
+
+def even_sample(index: ClientIndex, samples: int) -> tuple[Indices, Indices]:
+    """As many samples of every client, as far as it has them, and spread over what it has.
+
+    Args:
+        index: who owns what.
+        samples: how many in all.
+
+    Returns:
+        The numbers of the samples, and of their owners.
+    """
+    sizes = index.sizes
+    shares = np.zeros_like(sizes)
+    left = min(samples, int(sizes.sum()))
+    while left:
+        richer = np.flatnonzero(sizes > shares)
+        chosen = richer[_spread(len(richer), left)]
+        shares[chosen] += 1
+        left -= len(chosen)
+    owners = np.repeat(np.arange(len(index)), shares)
+    asked = np.flatnonzero(shares).tolist()
+    rows = [index[client][_spread(int(sizes[client]), int(shares[client]))] for client in asked]
+    return np.concatenate(rows), owners
+
+
+def _spread(length: int, number: int) -> Indices:
+    """This many places of a list, or all, at even distances."""
+    number = min(length, number)
+    return np.arange(number) * length // number
+
+
+def features_of(server: FederatedServer, rows: Indices) -> Tensor:
+    """What the global model's last layer sees of training samples; a net that hides it: logits.
+
+    The net is a copy, and random numbers go on as if none were drawn. Features that still have
+    places, as those of torchvision's VGG, are averaged over them.
+
+    Args:
+        server: the method, attached to a Trainer.
+        rows: the numbers of the samples.
+    """
+    data, precision = server.datamodule, server.trainer.precision_plugin
+    net = FrozenNet(server.net)
+    net.load(server.global_state(), server.device)
+    run = net.features if callable(getattr(server.net, "features", None)) else net
+    examples = data.client_data.examples
+    examples = examples[torch.from_numpy(rows).to(examples.targets.device)].to(server.device)
+    with seeded(data.seed), precision.val_step_context():
+        batches = Batches(examples, data.eval_batch_size)
+        found = torch.cat([run(precision.convert_input(x)).float().cpu() for x, _ in batches])
+    return found.flatten(2).mean(dim=2) if found.dim() > 2 else found
+
+
+def write_projector(folder: Path, features: Tensor, labels: Indices, owners: Indices) -> None:
+    """Writes what TensorBoard's PROJECTOR reads; a run that goes on replaces it.
+
+    ``SummaryWriter.add_embedding`` would leave a folder for every session's last round, and a
+    half-written one where it is killed.
+
+    Args:
+        folder: of the logger.
+        features: samples × width.
+        labels: the class of every sample.
+        owners: the client of every sample.
+    """
+    from google.protobuf import text_format
+    from tensorboard.plugins.projector import ProjectorConfig
+
+    tensor, metadata = f"{FEATURES}.tsv", f"{FEATURES}_of.tsv"
+    write_text(folder / tensor, _tsv(features.tolist()))
+    write_text(folder / metadata, _tsv([("label", "client"), *zip(labels, owners, strict=True)]))
+    config = ProjectorConfig()
+    config.embeddings.add(tensor_name=FEATURES, tensor_path=tensor, metadata_path=metadata)
+    write_text(folder / "projector_config.pbtxt", text_format.MessageToString(config))
+
+
+def _tsv(rows: Sequence[Sequence[Any]]) -> str:
+    return "".join("\t".join(map(str, row)) + "\n" for row in rows)
+
+
+def _tensorboards(trainer: Trainer) -> list[TensorBoardLogger]:
+    return [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
+
+
+def _tags(folder: Path) -> set[str]:
+    """What the event files in a folder hold already."""
+    from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    files = folder.glob("events.out.tfevents.*")
+    records = (record for file in files for record in RawEventFileLoader(str(file)).Load())
+    return {value.tag for record in records for value in Event.FromString(record).summary.value}
+
+
+def _server(module: LightningModule) -> FederatedServer:
+    assert isinstance(module, FederatedServer)
+    return module

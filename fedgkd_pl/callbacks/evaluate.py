@@ -1,0 +1,124 @@
+"""What callbacks that evaluate models share: a net run over a split."""
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from fedgkd_pl.data.datamodule import FederatedDataModule
+from fedgkd_pl.data.resident import Batches, Examples
+from fedgkd_pl.errors import require
+from fedgkd_pl.federation.message import State
+from fedgkd_pl.federation.server import FederatedServer
+from fedgkd_pl.federation.teachers import FrozenNet
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+Split = Literal["val", "test"]
+
+
+class SplitRunner:
+    """Runs models of the global net's kind over a split, as the server's own evaluation does.
+
+    The net is a copy: the global one, its mode and all random state stay as they are.
+
+    Args:
+        server: attached to a Trainer with data.
+        split: of the server's data.
+        max_samples: a part of it; see :func:`part_of`.
+    """
+
+    def __init__(self, server: FederatedServer, split: Split, max_samples: int | None) -> None:
+        data = server.datamodule
+        examples = part_of(getattr(data, split), max_samples)
+        self.targets = examples.targets.cpu()
+        self.device = server.device
+        self.batches = Batches(examples.to(self.device), data.eval_batch_size)
+        self.precision = server.trainer.precision_plugin
+        self.net = FrozenNet(server.net)
+
+    def logits(self, model: State) -> Tensor:
+        """A model's logits for every sample, in float64 on the CPU.
+
+        Args:
+            model: its parameters and buffers.
+        """
+        self.net.load(model, self.device)
+        with self.precision.val_step_context():
+            found = [self.net(self.precision.convert_input(x)) for x, _ in self.batches]
+        return torch.cat([logits.cpu().double() for logits in found])
+
+    def score(self, logits: Tensor) -> tuple[float, float]:
+        """The accuracy and the mean cross-entropy.
+
+        Args:
+            logits: of every sample.
+        """
+        hits = (logits.argmax(1) == self.targets).double()
+        return float(hits.mean()), float(cross_entropy(logits, self.targets))
+
+
+class SplitCallback(Callback):
+    """Base of callbacks that evaluate models other than the global one.
+
+    Args:
+        every_n_rounds: evaluates in rounds n, 2n, ….
+        split: the server's data to evaluate on.
+        max_samples: this many of them at most; see :func:`part_of`.
+    """
+
+    def __init__(self, every_n_rounds: int, split: Split, max_samples: int | None) -> None:
+        require(every_n_rounds >= 1, "every_n_rounds", "must be at least 1", every_n_rounds)
+        require(split in ("val", "test"), "split", "must be val or test", split)
+        enough = max_samples is None or max_samples >= 1
+        require(enough, "max_samples", "must be at least 1, or null for all", max_samples)
+        self.every_n_rounds = every_n_rounds
+        self.split: Split = split
+        self.max_samples = max_samples
+        self.runner: SplitRunner | None = None
+
+    def check(self, server: FederatedServer, data: FederatedDataModule) -> None:
+        """Refuses a split without samples.
+
+        Args:
+            server: whose models.
+            data: loaded data.
+        """
+        samples = len(getattr(data, self.split))
+        require(samples > 0, "split", "the server holds no such data (val_fraction)", self.split)
+
+    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        """Checks, before the run begins."""
+        if stage == "fit":
+            self.check(pl_module, pl_module.datamodule)
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Copies the net, once for all rounds."""
+        self.runner = SplitRunner(pl_module, self.split, self.max_samples)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Gives its memory back."""
+        self.runner = None
+
+    def runner_of(self, server: FederatedServer) -> SplitRunner | None:
+        """The runner, if the round is one to evaluate in.
+
+        Args:
+            server: whose round it is.
+        """
+        return None if server.round % self.every_n_rounds else self.runner
+
+
+def part_of(examples: Examples, max_samples: int | None) -> Examples:
+    """At most so many examples: the same random ones in every run, whatever its seed.
+
+    The first ones would not do: some datasets are sorted by class.
+
+    Args:
+        examples: of a split.
+        max_samples: how many; None for all.
+    """
+    if max_samples is None or max_samples >= len(examples):
+        return examples
+    rows = np.random.default_rng(0).choice(len(examples), max_samples, replace=False)
+    return examples[torch.from_numpy(np.sort(rows))]

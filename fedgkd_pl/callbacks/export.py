@@ -1,0 +1,123 @@
+"""The global model in formats that other programs read."""
+
+import io
+import warnings
+from collections.abc import Sequence
+from copy import deepcopy
+from importlib.util import find_spec
+from typing import Any, Literal
+
+import torch
+from fedgkd_pl.callbacks.run_files import output_folder
+from fedgkd_pl.data.datamodule import FederatedDataModule
+from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.federation.message import to_safetensors
+from fedgkd_pl.federation.server import FederatedServer
+from fedgkd_pl.storage import commit
+from lightning.pytorch import Callback, Trainer
+from torch import Tensor, nn
+
+Format = Literal["safetensors", "onnx", "torchscript", "torch_export"]
+FILES: dict[Format, str] = {
+    "safetensors": "model.safetensors",
+    "onnx": "model.onnx",
+    "torchscript": "model.torchscript.pt",
+    "torch_export": "model.pt2",
+}
+
+
+class ModelExport(Callback):
+    """Writes the global model beside the run's files when the run ends.
+
+    ``model.safetensors`` holds parameters and buffers; ``model.onnx`` (input ``inputs``, output
+    ``logits``), ``model.torchscript.pt`` and ``model.pt2`` hold the net itself, in eval mode, for
+    batches of any size; for texts, of any length too, where the net allows it. The files are on the
+    CPU and in the net's own precision. Inputs are those that the net sees: what the dataset's
+    transform gives.
+
+    Formats that trace the net are tried before the first round, which takes seconds: a net that
+    they cannot hold is refused then, not after hours of training. In a run without
+    :class:`~fedgkd_pl.RunFiles` the files go to the logger's folder, or the Trainer's.
+
+    Args:
+        formats: of ``safetensors``, ``onnx``, ``torchscript`` and ``torch_export``.
+    """
+
+    def __init__(self, formats: Sequence[Format] = ("safetensors",)) -> None:
+        require(len(formats) > 0, "formats", f"must be some of {', '.join(FILES)}", formats)
+        for form in formats:
+            require(form in FILES, "formats", f"must be of {', '.join(FILES)}", form)
+        have_onnx = all(find_spec(package) for package in ("onnx", "onnxscript"))
+        install = "onnx needs pip install 'fedgkd-pl[export]'"
+        require("onnx" not in formats or have_onnx, "formats", install)
+        self.formats = tuple(formats)
+        self.checked = False
+
+    def check(self, server: FederatedServer, data: FederatedDataModule) -> None:
+        """Refuses a net that a format cannot hold.
+
+        Args:
+            server: whose net.
+            data: loaded data.
+        """
+        for form in self.formats:
+            if form != "safetensors" and not self.checked:
+                exported(server, data, form)
+        self.checked = True
+
+    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Checks, where nobody has."""
+        self.check(pl_module, pl_module.datamodule)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Writes the files."""
+        folder = output_folder(trainer)
+        for form in self.formats:
+            commit(folder / FILES[form], [exported(pl_module, pl_module.datamodule, form)])
+
+
+def exported(server: FederatedServer, data: FederatedDataModule, form: Format) -> bytes:
+    """The global model as a file's content.
+
+    Args:
+        server: whose net it is; not changed.
+        data: loaded data, for inputs to trace with.
+        form: the format.
+    """
+    net = deepcopy(server.net).cpu().requires_grad_(False).eval()
+    net.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    if form == "safetensors":
+        return to_safetensors(net.state_dict())
+    inputs = server.some_inputs(data).cpu()
+    inputs = torch.cat([inputs, inputs])  # a batch of one, or a view, is traced as if all were
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")  # of torch about itself
+            return _torchscript(net, inputs) if form == "torchscript" else _graph(net, inputs, form)
+    except Exception as error:  # a net of the user's may fail in any way
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise SettingError("formats", f"{form} cannot hold this net: {reason}") from error
+
+
+def _torchscript(net: nn.Module, inputs: Tensor) -> bytes:
+    other = torch.cat([inputs, inputs[:1]])  # a trace that depends on the batch's size is refused
+    file = io.BytesIO()
+    torch.jit.save(torch.jit.trace(net, inputs, check_inputs=[(other,)]), file)
+    return file.getvalue()
+
+
+def _graph(net: nn.Module, inputs: Tensor, form: Format) -> bytes:
+    sizes: dict[int, Any] = {0: torch.export.Dim("batch")}
+    if not inputs.is_floating_point() and inputs.dim() == 2:  # texts, cut to a batch's longest
+        sizes[1] = torch.export.Dim.AUTO
+    program = torch.export.export(net, (inputs,), dynamic_shapes=(sizes,))
+    if form == "onnx":
+        found = torch.onnx.export(
+            program, input_names=["inputs"], output_names=["logits"], verbose=False
+        )
+        assert found is not None
+        blob: bytes = found.model_proto.SerializeToString()
+        return blob
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    return file.getvalue()

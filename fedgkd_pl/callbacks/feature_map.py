@@ -1,0 +1,184 @@
+"""What the models see: the paper's t-SNE of features, every few rounds."""
+
+from copy import deepcopy
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from fedgkd_pl.callbacks.run_files import output_folder
+from fedgkd_pl.data.datamodule import FederatedDataModule
+from fedgkd_pl.data.resident import Batches, Examples
+from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.experiments.feature_maps import encode_feature_map
+from fedgkd_pl.experiments.figures import FeatureMapData, Floats, feature_map
+from fedgkd_pl.federation.message import ClientUpdate, State
+from fedgkd_pl.federation.seeds import seeded
+from fedgkd_pl.federation.server import FederatedServer
+from fedgkd_pl.storage import commit
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+
+
+class FeatureMap(Callback):
+    """Embeds what the global and one client's model see in test samples in the plane, by t-SNE.
+
+    The client is that with the smallest number among those of the round that answered. Every map
+    is written as ``features-round<NNN>.npz`` into the run's folder and drawn in TensorBoard. The
+    run goes on as if nobody had looked.
+
+    Args:
+        every_n_rounds: how often; the last round always has a map.
+        max_samples: how many samples are drawn, the same ones every time.
+        split: ``test`` or ``val``.
+        seed: of the drawing and of t-SNE.
+    """
+
+    def __init__(
+        self,
+        every_n_rounds: int = 10,
+        max_samples: int = 1000,
+        split: Literal["test", "val"] = "test",
+        seed: int = 0,
+    ) -> None:
+        require(every_n_rounds >= 1, "every_n_rounds", "must be at least 1", every_n_rounds)
+        require(max_samples >= 4, "max_samples", "must be at least 4", max_samples)
+        require(split in ("test", "val"), "split", "must be test or val", split)
+        require(0 <= seed < 2**32, "seed", "must be in [0, 2³²)", seed)
+        self.every_n_rounds = every_n_rounds
+        self.max_samples = max_samples
+        self.split = split
+        self.seed = seed
+        self.answer: ClientUpdate | None = None  # of the round's first client, until it is used
+        self.round = 0  # whose answer it is
+
+    def check(self, server: FederatedServer, data: FederatedDataModule) -> None:
+        """Refuses a net without features and a split that is too small.
+
+        Args:
+            server: whose net.
+            data: loaded data.
+        """
+        if not callable(getattr(server.net, "features", None)):
+            kind = type(server.net).__name__
+            raise SettingError(
+                "callbacks",
+                f"FeatureMap needs the net's features, which {kind} does not tell "
+                "(SplitNet gives them to any net)",
+            )
+        samples = len(getattr(data, self.split))
+        require(samples >= 4, "split", f"FeatureMap needs 4 samples, {self.split} has {samples}")
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Checks."""
+        server = _server(pl_module)
+        self.check(server, server.datamodule)
+        self.answer = None
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """A round begins: nobody has answered."""
+        self.answer = None
+
+    def on_client_end(
+        self, trainer: Trainer, pl_module: LightningModule, update: ClientUpdate, cohort_size: int
+    ) -> None:
+        """Keeps the model of the first client; answers come largest client first."""
+        if self.answer is None or update.client < self.answer.client:
+            self.answer = update
+            self.round = _server(pl_module).round
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Writes the map, before the round is committed to ``last.ckpt``."""
+        if self.round % self.every_n_rounds == 0 or _is_last(trainer):
+            self._write(trainer, _server(pl_module))
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Writes the last map of a run that was stopped early, which nobody knows before."""
+        self._write(trainer, _server(pl_module))
+
+    def _write(self, trainer: Trainer, server: FederatedServer) -> None:
+        """Once a round, and not where no client has answered, such as just after a resume."""
+        if self.answer is None:
+            return
+        data = self._look(trainer, server, self.answer)
+        self.answer = None
+        file = output_folder(trainer) / f"features-round{data.round:03d}.npz"
+        commit(file, [encode_feature_map(data)])
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                logger.experiment.add_figure("features", feature_map([data]), data.round)
+
+    def _look(
+        self, trainer: Trainer, server: FederatedServer, answer: ClientUpdate
+    ) -> FeatureMapData:
+        examples: Examples = getattr(server.datamodule, self.split)
+        rng = np.random.default_rng(self.seed)
+        rows = rng.permutation(len(examples))[: self.max_samples]
+        found = []
+        net = deepcopy(server.net).eval()  # whose mode and weights are nobody else's
+        for state in (server.global_state(), answer.weights):
+            with seeded(self.seed):  # for nets that draw numbers even when they are evaluated
+                features, acc = _evaluate(trainer, net, state, examples, rows)
+            found.append((embed(features, self.seed), acc))
+        (global_points, global_acc), (local_points, local_acc) = found
+        labels = examples.targets[rows].cpu().numpy()
+        return FeatureMapData(
+            global_points=global_points,
+            local_points=local_points,
+            labels=labels,
+            global_acc=global_acc,
+            local_acc=local_acc,
+            client=answer.client,
+            round=self.round,
+        )
+
+
+def embed(features: Floats, seed: int = 0) -> Floats:
+    """t-SNE in the plane, on one thread: the same features give the same points.
+
+    Args:
+        features: samples × width, at least 4 samples.
+        seed: of t-SNE.
+    """
+    from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+    flat = features.reshape(len(features), -1)
+    if flat.shape[1] < 2:  # PCA needs two columns
+        flat = np.pad(flat, ((0, 0), (0, 2 - flat.shape[1])))
+    perplexity = min(30.0, (len(flat) - 1) / 3)
+    with threadpool_limits(limits=1):
+        tsne = TSNE(perplexity=perplexity, init="pca", random_state=seed, n_jobs=1)
+        return np.asarray(tsne.fit_transform(flat), dtype=np.float64)
+
+
+@torch.no_grad()
+def _evaluate(
+    trainer: Trainer,
+    net: Any,
+    state: State,
+    examples: Examples,
+    rows: "np.ndarray[Any, np.dtype[np.int64]]",
+) -> tuple[Floats, float]:
+    """The features of some examples and the accuracy on all."""
+    net.load_state_dict(state)
+    plugin, device = trainer.precision_plugin, trainer.strategy.root_device
+    batch_size = trainer.datamodule.eval_batch_size  # type: ignore[attr-defined]
+    everything, drawn = examples.to(device), examples[torch.from_numpy(rows)].to(device)
+    right, features = 0, []
+    with plugin.val_step_context():
+        for x, y in Batches(everything, batch_size):
+            right += int((net(plugin.convert_input(x)).argmax(1) == y).sum())
+        for x, _ in Batches(drawn, batch_size):
+            features.append(net.features(plugin.convert_input(x)).double().cpu().numpy())
+    return np.concatenate(features), right / len(examples)
+
+
+def _is_last(trainer: Trainer) -> bool:
+    """Whether no round will follow, as far as is known when a round ends."""
+    steps = 0 <= trainer.max_steps <= trainer.global_step
+    return steps or trainer.current_epoch + 1 == trainer.max_epochs
+
+
+def _server(module: LightningModule) -> FederatedServer:
+    assert isinstance(module, FederatedServer)
+    return module

@@ -1,0 +1,72 @@
+"""How much of what the global model once knew it has lost."""
+
+from typing import Any
+
+from fedgkd_pl.callbacks.evaluate import Split
+from fedgkd_pl.errors import require
+from fedgkd_pl.federation.server import FederatedServer
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+
+
+class Forgetting(Callback):
+    """Logs, per class, how far its accuracy is below the best of all earlier evaluated rounds.
+
+    Chaudhry et al. (Riemannian Walk for Incremental Learning, ECCV 2018), with classes for tasks
+    and rounds for stages:
+
+        f_c = max over earlier rounds of acc_c − acc_c now
+
+    It is negative where a class has never been recognised as well as now. ``forgetting/class/<c>``
+    is f_c, ``forgetting/mean`` and ``forgetting/max`` are over the classes that the split has
+    samples of, from the second evaluated round on. The best accuracies travel in the checkpoint.
+
+    Args:
+        split: the server's data whose evaluation counts, ``test`` or ``val``.
+    """
+
+    def __init__(self, split: Split = "test") -> None:
+        require(split in ("val", "test"), "split", "must be val or test", split)
+        self.split = split
+        self.best: dict[int, float] = {}  # accuracy by class, of the rounds so far
+
+    def state_dict(self) -> dict[str, Any]:
+        """For the checkpoint."""
+        return {"best": self.best}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """From the checkpoint.
+
+        Args:
+            state_dict: what :meth:`state_dict` gave.
+        """
+        self.best = dict(state_dict["best"])
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """A new run has no earlier rounds; a checkpoint's come after this hook."""
+        if stage == "fit" and trainer.current_epoch == 0:
+            self.best = {}
+
+    def on_evaluated(
+        self,
+        trainer: Trainer,
+        pl_module: FederatedServer,
+        split: str,
+        values: dict[str, float],
+        confusion: Tensor,
+    ) -> None:
+        """Compares a round with those before; evaluations outside ``fit`` are none."""
+        if split != self.split or trainer.sanity_checking or trainer.state.fn != "fit":
+            return
+        right, truth = confusion.diagonal().tolist(), confusion.sum(1).tolist()
+        now = {c: hits / n for c, (hits, n) in enumerate(zip(right, truth, strict=True)) if n}
+        if self.best:
+            lost = {c: self.best[c] - acc for c, acc in now.items()}
+            pl_module.log_round(
+                {
+                    "forgetting/mean": sum(lost.values()) / len(lost),
+                    "forgetting/max": max(lost.values()),
+                    **{f"forgetting/class/{c}": value for c, value in lost.items()},
+                }
+            )
+        self.best = {c: max(acc, self.best.get(c, acc)) for c, acc in now.items()}

@@ -1,0 +1,102 @@
+"""What each client's own model is worth after local training."""
+
+from typing import Any
+
+import numpy as np
+from fedgkd_pl.callbacks.evaluate import Split, SplitCallback
+from fedgkd_pl.callbacks.run_files import csv_text, run_folder
+from fedgkd_pl.federation.message import ClientUpdate, Message
+from fedgkd_pl.federation.server import FederatedServer
+from fedgkd_pl.storage import write_text
+from lightning.pytorch import LightningModule, Trainer
+
+FILE = "local_models.csv"
+COLUMNS = ["round", "client", "samples", "acc", "loss"]
+
+
+class LocalModels(SplitCallback):
+    """Evaluates every client's model as it comes back, on the server's data.
+
+    Logs ``local/acc_mean``, ``_std``, ``_min`` and ``_max``, and ``local/loss_mean``, over the
+    clients that answered (each counts once). The models themselves are in ``local_models.csv``
+    beside ``metrics.csv``, a row each: round, client, its training samples, accuracy, loss. In a
+    run without :class:`~fedgkd_pl.RunFiles` no file is written. The rows travel in the checkpoint,
+    so a resumed run's file is that of a run that was never stopped.
+
+    For methods whose clients keep their models (FedDistill), these are the models that count.
+
+    Args:
+        every_n_rounds: evaluates in rounds n, 2n, ….
+        split: the server's data to evaluate on, ``test`` or ``val``.
+        max_samples: this many of them at most, the same random ones in every run; null for all.
+    """
+
+    def __init__(
+        self, every_n_rounds: int = 1, split: Split = "test", max_samples: int | None = None
+    ) -> None:
+        super().__init__(every_n_rounds, split, max_samples)
+        self.rows: list[dict[str, float]] = []
+        self.found: list[dict[str, float]] = []  # of this round, until it is done
+
+    def state_dict(self) -> dict[str, Any]:
+        """For the checkpoint."""
+        return {"rows": self.rows}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """From the checkpoint.
+
+        Args:
+            state_dict: what :meth:`state_dict` gave.
+        """
+        self.rows = list(state_dict["rows"])
+
+    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        """A new run starts without rows; those of a checkpoint come after this hook."""
+        super().setup(trainer, pl_module, stage)
+        if stage == "fit" and trainer.current_epoch == 0:
+            self.rows = []
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Drops the rows of rounds that were never committed from the file."""
+        self._write(trainer)
+
+    def on_broadcast(
+        self, trainer: Trainer, pl_module: FederatedServer, message: Message, cohort: Any
+    ) -> None:
+        """Starts the round."""
+        self.found = []
+
+    def on_client_end(
+        self, trainer: Trainer, pl_module: FederatedServer, update: ClientUpdate, cohort_size: int
+    ) -> None:
+        """Evaluates a client's model."""
+        if runner := self.runner_of(pl_module):
+            acc, loss = runner.score(runner.logits(update.weights))
+            values = (pl_module.round, update.client, update.num_samples, acc, loss)
+            self.found.append(dict(zip(COLUMNS, values, strict=True)))
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
+        """Logs the round."""
+        if not self.found:
+            return
+        accs = np.array([row["acc"] for row in self.found])
+        losses = np.array([row["loss"] for row in self.found])
+        pl_module.log_round(
+            {
+                "local/acc_mean": float(accs.mean()),
+                "local/acc_std": float(accs.std()),
+                "local/acc_min": float(accs.min()),
+                "local/acc_max": float(accs.max()),
+                "local/loss_mean": float(losses.mean()),
+            }
+        )
+        self.rows += sorted(self.found, key=lambda row: row["client"])
+        self.found = []
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Writes the rows."""
+        self._write(trainer)
+
+    def _write(self, trainer: Trainer) -> None:
+        if folder := run_folder(trainer):
+            write_text(folder / FILE, csv_text(COLUMNS, self.rows))

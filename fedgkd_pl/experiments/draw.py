@@ -1,0 +1,165 @@
+"""``fedgkd-pl figure``: the paper's figures from finished runs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.experiments.groups import ALPHA, PARTICIPATION, Group, make_groups
+from fedgkd_pl.experiments.runs import Run, find_runs
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+KINDS = {
+    "curves": "test accuracy by round, mean ± std over seeds; a panel for each α",
+    "participation": "best accuracy over the share C of clients in a round; a panel for each α",
+    "partition": "who holds what: clients × classes as bubbles, of the first run",
+    "features": "t-SNE of penultimate features, global and local; needs the FeatureMap callback",
+    "clients": "each client's model on the test set; needs the LocalModels callback",
+    "confusion": "truth × prediction of a model; needs predictions.csv (fedgkd-pl predict)",
+    "toy": "decision boundaries of FedGKD and FedAvg on the 2-D toy, trained now; needs no run",
+}
+
+
+def draw(kind: str, paths: Sequence[str], output: str) -> None:
+    """Writes a figure.
+
+    Args:
+        kind: one of :data:`KINDS`.
+        paths: run folders, or folders above them.
+        output: the file, ``.svg``, ``.png`` or ``.pdf``.
+    """
+    from fedgkd_pl.experiments.figures import FORMATS, save
+
+    ending = Path(output).suffix.lower()
+    require(ending in FORMATS, "output", f"must end in {', '.join(FORMATS)}", output)
+    if kind == "toy":
+        from fedgkd_pl.experiments.toy import toy_figure
+
+        figure, accuracies = toy_figure()
+        for method, values in accuracies.items():
+            told = ", ".join(f"{name} {100 * value:.1f}" for name, value in values.items())
+            print(f"{method}: {told}")
+    else:
+        require(len(paths) > 0, "runs", f"{kind} needs at least one run")
+        figure = _figure(kind, find_runs(paths))
+    save(figure, output)
+    print(f"wrote {output}")
+
+
+def _figure(kind: str, runs: Sequence[Run]) -> "Figure":
+    groups = make_groups(runs)
+    if kind == "curves":
+        return learning_curves(groups)
+    if kind == "participation":
+        return participation(groups)
+    if kind == "partition":
+        return partition(runs[0])
+    if kind == "features":
+        return features(groups)
+    if kind == "clients":
+        return clients(runs[0])
+    return confusion(runs[0])
+
+
+def learning_curves(groups: Sequence[Group], column: str = "test/acc") -> "Figure":
+    """Curves of all methods, a panel for every kind of data.
+
+    Args:
+        groups: named.
+        column: of ``metrics.csv``.
+    """
+    from fedgkd_pl.experiments.figures import curve_panels
+    from fedgkd_pl.experiments.report import panels_of
+
+    panels = panels_of(groups, column, 100.0 if column.endswith("/acc") else 1.0)
+    require(len(panels) > 0, "runs", f"no metrics.csv has {column}")
+    label = "test accuracy, %" if column == "test/acc" else column
+    return curve_panels(panels, ylabel=label)
+
+
+def participation(groups: Sequence[Group]) -> "Figure":
+    """Best accuracy over C, a panel for every α: the bottom of the paper's first figure.
+
+    Args:
+        groups: named.
+    """
+    from fedgkd_pl.experiments.figures import participation_panels
+
+    panels: dict[str, dict[str, dict[float, list[float]]]] = {}
+    for group in groups:
+        share = group.settings.get(PARTICIPATION)
+        if share is not None:
+            alpha = f"{group.dataset}, α {group.settings.get(ALPHA)}"
+            of_method = panels.setdefault(alpha, {}).setdefault(group.method, {})
+            of_method.setdefault(float(share), []).extend(group.values("best"))
+    require(len(panels) > 0, "runs", "no config.yaml has data.participation")
+    return participation_panels(panels)
+
+
+def partition(run: Run) -> "Figure":
+    """The paper's bubbles.
+
+    Args:
+        run: whose clients.
+    """
+    from fedgkd_pl.data.heterogeneity import bubble_chart
+
+    require("counts" in run.partition, "runs", "no partition.json in", run.folder)
+    return bubble_chart(run.partition["counts"], str(run.partition.get("dataset", "")))
+
+
+def features(groups: Sequence[Group]) -> "Figure":
+    """The last feature map of every group.
+
+    Args:
+        groups: named.
+    """
+    from fedgkd_pl.experiments.feature_maps import read_feature_map
+    from fedgkd_pl.experiments.figures import feature_map
+
+    maps = []
+    for group in groups:
+        run = next(iter(group.runs.values()))
+        if files := sorted(run.folder.glob("features-round*.npz")):
+            maps.append(read_feature_map(files[-1], group.name))
+    require(len(maps) > 0, "runs", "none has features-round*.npz: train with FeatureMap")
+    return feature_map(maps)
+
+
+def clients(run: Run) -> "Figure":
+    """What each client's model gets right on the test set.
+
+    Args:
+        run: which.
+    """
+    from fedgkd_pl.experiments.figures import client_accuracies
+
+    rows = run.table("local_models.csv")
+    require(len(rows) > 0, "runs", "no local_models.csv: train with LocalModels", run.folder)
+    try:
+        points = [(int(row["round"]), int(row["client"]), 100 * float(row["acc"])) for row in rows]
+    except (KeyError, ValueError) as error:
+        raise SettingError("runs", "not a local_models.csv of fedgkd-pl", run.folder) from error
+    return client_accuracies(points)
+
+
+def confusion(run: Run) -> "Figure":
+    """What the model takes for what.
+
+    Args:
+        run: with ``predictions.csv``.
+    """
+    import numpy as np
+    from fedgkd_pl.experiments.figures import confusion_chart
+
+    rows = run.table("predictions.csv")
+    require(len(rows) > 0, "runs", "no predictions.csv: run fedgkd-pl predict", run.folder)
+    try:
+        pairs = np.array([(int(row["label"]), int(row["prediction"])) for row in rows])
+    except (KeyError, ValueError) as error:
+        raise SettingError("runs", "not a predictions.csv of fedgkd-pl", run.folder) from error
+    matrix = np.zeros((pairs.max() + 1,) * 2, dtype=np.int64)
+    np.add.at(matrix, tuple(pairs.T), 1)
+    return confusion_chart(matrix)
