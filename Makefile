@@ -23,18 +23,17 @@ demo: $(STAMP)  ## FedGKD beside FedAvg on real digits, in a minute
 	@echo
 	@echo "Look at the curves:  $(BIN)/tensorboard --logdir runs/demo"
 
-digits: $(STAMP)  ## every method on the digits, three seeds, one table: a quarter of an hour
-	@for seed in 0 1 2; do for method in $(notdir $(basename $(wildcard configs/digits/*.yaml))); do \
-	  $(BIN)/fedgkd-pl fit --config digits/$$method.yaml --seed_everything $$seed \
-	    --output_dir runs/table --trainer.enable_progress_bar false || exit 1; done; done
-	@$(BIN)/fedgkd-pl report --over_seeds --markdown runs/table
+digits: $(STAMP)  ## every method on the digits, three seeds: tables, figures, a page; minutes
+	@$(BIN)/fedgkd-pl compare studies/digits.yaml --jobs 2
+	@$(BIN)/fedgkd-pl figure curves runs/digits --output runs/digits/curves.svg
 
 bench: $(STAMP)  ## speed, start-up, scale and commits as Markdown tables: half an hour on an idle machine
 	@for part in speed startup scale commit; do \
 	  $(BIN)/python -m benchmarks.$$part || exit 1; echo; done
 
 test: $(STAMP)  ## the tests (the long ones: make test-slow)
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not faults'
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not faults' --nbmake \
+	  --nbmake-timeout 300 tests notebooks
 
 test-faults: $(STAMP)  ## 50 kills, signals and stops per method, full disks: an hour
 	@FEDGKD_TRIALS=50 $(BIN)/python -m pytest -v tests/test_faults.py \

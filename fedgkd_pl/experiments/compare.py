@@ -226,7 +226,7 @@ def _run(study: Study, tasks: list[Task], top: Path, jobs: int) -> None:
             while waiting or running:
                 while waiting and len(running) < jobs:
                     running.append(waiting.pop(0))
-                    _start(study, running[-1], top, processes)
+                    _start(study, running[-1], top, processes, jobs)
                     display.say(running[-1])
                 wait([task.process.sentinel for task in running], timeout=1.0)
                 for task in running:
@@ -248,7 +248,7 @@ def _run(study: Study, tasks: list[Task], top: Path, jobs: int) -> None:
             task.process.join()
 
 
-def _start(study: Study, task: Task, top: Path, processes: Any) -> None:
+def _start(study: Study, task: Task, top: Path, processes: Any, jobs: int) -> None:
     words = [*task.cell.words, "--seed_everything", str(task.cell.seed)]
     if (task.folder / "config.yaml").exists():
         words = ["fit", "--resume", str(task.folder), *words]
@@ -260,20 +260,22 @@ def _start(study: Study, task: Task, top: Path, processes: Any) -> None:
         task.folder.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(task.folder.parent, error) from error
-    task.process = processes.Process(target=_run_cell, args=(words, task.folder, task.log))
+    task.process = processes.Process(target=_run_cell, args=(words, task.folder, task.log, jobs))
     task.state, task.began, task.first = "running", time.monotonic(), task.progress()[0]
     with without_main():
         task.process.start()
 
 
-def _run_cell(words: list[str], folder: Path, log: Path) -> None:
-    """In a process of its own."""
+def _run_cell(words: list[str], folder: Path, log: Path, jobs: int) -> None:
+    """In a process of its own, with its share of the cores for evaluation."""
+    import torch
     from fedgkd_pl.__main__ import main
 
     with log.open("ab", buffering=0) as file:
         for number in (1, 2):
             os.dup2(file.fileno(), number)
     threading.Thread(target=_stop_with_parent, daemon=True).start()
+    torch.set_num_threads(max(1, torch.get_num_threads() // jobs))
     if folder.exists():
         lock(folder, seconds=ORPHAN).release()  # of a study that was killed a moment ago
     code = main(words)

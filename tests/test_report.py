@@ -1,0 +1,163 @@
+"""The report's page and the figures of the command line, on real small runs."""
+
+import csv
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from fedgkd_pl.__main__ import main
+from fedgkd_pl.experiments.runs import find_runs, read_run
+
+CALLBACKS = json.dumps(
+    [
+        "ClientDrift",
+        "LocalModels",
+        "TeacherAgreement",
+        "Forgetting",
+        {"class_path": "FeatureMap", "init_args": {"every_n_rounds": 3, "max_samples": 60}},
+    ]
+)
+STUDY = f"""
+# Two methods, two seeds
+name: pair
+config: digits/fedavg.yaml
+seeds: [0, 1]
+set: {{rounds: 3, model.local_steps: 2, trainer.callbacks: {CALLBACKS}}}
+measures: [best]
+columns: [method]
+rows: []
+axes:
+  method:
+    FedAvg: {{}}
+    FedGKD: {{model: FedGKD, model.gamma: 0.2}}
+"""
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study of four runs."""
+    top = tmp_path_factory.mktemp("report")
+    (top / "pair.yaml").write_text(STUDY.lstrip())
+    words = ["compare", str(top / "pair.yaml"), "--output_dir", str(top), "--jobs", "2"]
+    assert main(words) == 0
+    return top / "pair"
+
+
+def test_the_page_has_every_figure_and_the_table(folder: Path) -> None:
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    names = re.findall(r'<figure data-name="(\w+)">', page)
+    for name in ("curves", "loss", "kd", "drift", "cosine", "local", "agreement", "forgetting"):
+        assert name in names
+    for name in ("best", "bytes", "seconds", "clients1", "clients2", "features", "partition1"):
+        assert name in names
+    assert len(names) == len(set(names)) == page.count("<svg")
+    assert "http" not in re.sub(r'"http://www\.w3\.org/[^"]*"', "", page), "needs a network"
+    best = {}
+    for run in find_runs([str(folder)]):
+        with (run.folder / "metrics.csv").open() as file:
+            accuracies = [100 * float(row["test/acc"]) for row in csv.DictReader(file)]
+        best.setdefault(run.summary["method"], []).append(max(accuracies))
+    for method, values in best.items():
+        text = f"{np.mean(values):.2f} ± {np.std(values, ddof=1):.2f}"
+        assert f"<td>{method}</td>" in page and text in page
+    for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL):
+        ElementTree.fromstring(svg)
+    ids = re.findall(r'\bid="([^"]+)"', page)
+    assert len(ids) == len(set(ids)), "figures take each other's clip paths"
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_the_page_opens_without_an_error(folder: Path, tmp_path: Path) -> None:
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    errors = "<script>window.onerror = m => document.body.dataset.error = m;</script></head>"
+    boxes = """<script>for (const figure of document.querySelectorAll("figure")) {
+      const box = figure.querySelector("svg").getBoundingClientRect();
+      figure.dataset.drawn = box.width > 100 && box.height > 60
+        && figure.previousElementSibling.querySelectorAll("button").length === 2;
+    }</script></body>"""
+    (tmp_path / "page.html").write_text(
+        page.replace("</head>", errors, 1).replace("</body>", boxes, 1), encoding="utf-8"
+    )
+    quiet = "gpu sync quic background-networking component-update extensions".split()
+    done = subprocess.run(
+        [
+            *(str(CHROMIUM), "--headless", "--no-sandbox", "--no-first-run"),
+            *(f"--disable-{name}" for name in quiet),
+            *("--enable-logging=stderr", f"--user-data-dir={tmp_path / 'profile'}"),
+            *("--virtual-time-budget=5000", "--dump-dom", (tmp_path / "page.html").as_uri()),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "CONSOLE" not in done.stderr, done.stderr
+    assert "data-error" not in done.stdout.split("<script>")[0]
+    drawn = re.findall(r'<figure data-name="\w+" data-drawn="(\w+)">', done.stdout)
+    assert len(drawn) == page.count("<figure ") > 10 and set(drawn) == {"true"}
+
+
+@pytest.mark.parametrize("kind", ["curves", "participation", "partition", "features", "clients"])
+def test_figures_by_the_command_line(folder: Path, kind: str, tmp_path: Path) -> None:
+    for ending in ("svg", "png"):
+        output = tmp_path / f"{kind}.{ending}"
+        assert main(["figure", kind, str(folder), "--output", str(output)]) == 0
+        assert output.stat().st_size > 2000
+    text = (tmp_path / f"{kind}.svg").read_text(encoding="utf-8")
+    ElementTree.fromstring(text)
+    if kind != "partition":
+        assert "FedGKD" in text or kind == "clients"
+
+
+def test_the_toy_and_the_confusion(folder: Path, tmp_path: Path) -> None:
+    run = next(folder.glob("FedGKD-seed0/version_0"))
+    told = ["--config", str(run / "config.yaml"), "--ckpt_path", str(run)]
+    assert main(["predict", *told]) == 0
+    assert main(["figure", "confusion", str(run), "--output", str(tmp_path / "c.svg")]) == 0
+    with (run / "predictions.csv").open() as file:
+        pairs = [(row["label"], row["prediction"]) for row in csv.DictReader(file)]
+    right = sum(label == prediction for label, prediction in pairs) / len(pairs)
+    assert right == pytest.approx(read_run(run).summary["final_test_acc"])
+
+
+def test_markdown(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(folder), "--format", "md", "--output", str(tmp_path / "r.md")]) == 0
+    lines = (tmp_path / "r.md").read_text(encoding="utf-8").splitlines()
+    assert lines[0].startswith("| method | data | rounds | seeds | best |")
+    assert lines[2].startswith("| FedAvg | digits | 3 | 0, 1 |")
+    assert "- `model.local_steps`: 2" in lines
+    assert "- `model.gamma`: 0.2" not in lines, "not all have it"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["figure", "curves"], "error: runs: curves needs at least one run\n"),
+        (["figure", "curves", "nowhere"], "error: runs: no finished run (summary.json) below"),
+        (["figure", "toy", "--output", "x.gif"], "error: output: must end in .svg, .png, .pdf"),
+        (["report", "nowhere", "--format", "html"], "error: runs: no finished run"),
+    ],
+)
+def test_bad_input(words: list[str], told: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    err = capfd.readouterr().err
+    assert err.startswith(told) and err.count("error:") == 1
+
+
+@pytest.mark.parametrize("name", ["metrics.csv", "partition.json", "config.yaml"])
+def test_damaged_files_are_told(
+    folder: Path, name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = next(folder.glob("FedGKD-seed0/version_0"))
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    (copy / name).write_text("round,x\n{1: [\n")
+    assert main(["report", str(copy), "--format", "html"]) == 2
+    err = capfd.readouterr().err
+    assert err.startswith(f"error: runs: not a {name} of fedgkd-pl"), err
+    assert not (copy / "report.html").exists()
