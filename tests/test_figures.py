@@ -584,3 +584,12 @@ def test_the_toys_numbers_are_those_of_what_is_drawn() -> None:
     }
     with pytest.raises(SettingError, match="num_clients"):
         toy_figure(num_clients=2)
+
+
+@pytest.mark.parametrize("features", [np.full((40, 8), 3.0), np.full((40, 8), np.nan)])
+def test_features_of_a_collapsed_net_are_one_point(features: Any) -> None:
+    """sklearn's t-SNE ends the process (SIGSEGV) where all features are alike."""
+    assert np.array_equal(embed(features), np.zeros((40, 2)))
+    other = features.copy()
+    other[:, 0] = np.arange(40.0)
+    assert np.isnan(other).any() or np.unique(embed(other), axis=0).shape[0] == 40

@@ -1,6 +1,8 @@
 """What FedAvg and FedGKD must be, beside the numbers of the oracle."""
 
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -203,3 +205,22 @@ def test_one_client_is_plain_training() -> None:
         nn.functional.cross_entropy(alone(torch.from_numpy(x)), torch.from_numpy(y)).backward()
         optimizer.step()
     torch.testing.assert_close(model.net.weight, alone.weight)
+
+
+@pytest.mark.parametrize("method", ["fedgkd_vote", "fedgen"])
+def test_the_servers_cores_do_not_matter(
+    method: str, run: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    """Vote's validation and FedGen's generator compute on the server."""
+    words = ("--rounds", "3", "--model.local_steps", "2", "--output_dir", str(tmp_path))
+    before = torch.get_num_threads()
+    models = []
+    try:
+        for number in (1, 2):
+            torch.set_num_threads(number)
+            assert run("fit", "--config", f"digits/{method}.yaml", *words)[0] == 0
+            files = sorted(tmp_path.rglob("global.safetensors"))
+            models.append(files[-1].read_bytes())
+    finally:
+        torch.set_num_threads(before)
+    assert len(files) == 2 and models[0] == models[1]

@@ -135,6 +135,9 @@ class FeatureMap(Callback):
 def embed(features: Floats, seed: int = 0) -> Floats:
     """t-SNE in the plane, on one thread: the same features give the same points.
 
+    Where all features are alike, or not finite, as those of a net that has collapsed, all points
+    are in the middle; t-SNE would end the process there.
+
     Args:
         features: samples × width, at least 4 samples.
         seed: of t-SNE.
@@ -143,6 +146,8 @@ def embed(features: Floats, seed: int = 0) -> Floats:
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
     flat = features.reshape(len(features), -1)
+    if not np.isfinite(flat).all() or np.ptp(flat, axis=0).max() <= 1e-9 * np.abs(flat).max():
+        return np.zeros((len(flat), 2))
     if flat.shape[1] < 2:  # PCA needs two columns
         flat = np.pad(flat, ((0, 0), (0, 2 - flat.shape[1])))
     perplexity = min(30.0, (len(flat) - 1) / 3)

@@ -2,14 +2,13 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Literal
 
 import torch
 from fedgkd_pl.engines.base import ClientFailure, Engine, Session, failure, schedule
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.client_trainer import ClientTrainer, Job, quiet
-from fedgkd_pl.federation.kernels import keep_memory
+from fedgkd_pl.federation.kernels import keep_memory, threads
 from fedgkd_pl.federation.message import ClientUpdate, Message
 
 
@@ -81,7 +80,7 @@ class InProcess(Session):
             message: what every client gets.
             cohort: the clients' ids.
         """
-        with _threads(self.threads), quiet():  # once a round: changing threads costs milliseconds
+        with threads(self.threads), quiet():  # once a round: changing threads costs milliseconds
             for client in schedule(self.job, cohort):
                 state = self.job.states.get(client, {})
                 answer: ClientUpdate | ClientFailure
@@ -98,13 +97,3 @@ def _cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-@contextmanager
-def _threads(number: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -60,7 +60,7 @@ class Study:
         rows: the axes, or ``measure``, that are the table's rows.
         columns: those that are its columns; ``measure``, named in neither, makes a table each.
         compare: the axis over which the best is sought.
-        title: the first line of the file.
+        title: by default the first line of the file, up to a semicolon.
     """
 
     name: str
@@ -229,4 +229,4 @@ def _other_axes(axes: Mapping[str, Any]) -> list[str]:
 
 def _header(file: str) -> str:
     first = Path(file).read_text(encoding="utf-8").splitlines()[0]
-    return first.lstrip("# ") if first.startswith("#") else ""
+    return first.lstrip("# ").split(";")[0] if first.startswith("#") else ""

@@ -4,6 +4,8 @@ import ctypes
 import os
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from importlib.util import find_spec
 
@@ -115,3 +117,18 @@ def slow_precision(precision: str, device: torch.device) -> bool:
     if device.type == "cuda" and "bf16" in precision:
         return not torch.cuda.is_bf16_supported(including_emulation=False)
     return False
+
+
+@contextmanager
+def threads(number: int) -> Iterator[None]:
+    """Computes on so many threads: sums depend on their number, results should not on the machine.
+
+    Args:
+        number: intra-op threads of this process, for a while.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
