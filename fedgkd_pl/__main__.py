@@ -3,7 +3,7 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import fedgkd_pl
 from fedgkd_pl.errors import RunFailed, SettingError, StorageError
@@ -48,8 +48,15 @@ def _command(words: list[str]) -> int:
         return {SettingError: 2, RunFailed: 3, StorageError: 4}[type(error)]
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser that answers bad input in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message} ({self.prog} --help)\n")
+
+
 def _other(words: list[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="fedgkd-pl",
         description="Federated learning with FedGKD and its baselines, on PyTorch Lightning.",
         epilog="Try: fedgkd-pl fit --config quickstart.yaml      "

@@ -254,17 +254,9 @@ class FederatedCLI(LightningCLI):
             if self.only_partition:
                 show_partition(self.datamodule, Path(self.config.fit.output_dir) / "partitions")
                 return
-            check_monitors(self.trainer.callbacks)  # type: ignore[attr-defined]
             if self.keeps_files and (self.folder or self.checkpoint):
                 self._check_settings()
-            self.datamodule.prepare_data()
-            self.datamodule.setup()
-            self.model.check(self.datamodule)
-            if subcommand == "fit":
-                for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
-                    if hasattr(callback, "check"):
-                        callback.check(self.model, self.datamodule)
-                self.model.check_device(self.trainer.strategy.root_device)
+            self.check_run()
             if self.checkpoint_file is not None:
                 if self.keeps_files:
                     self.model.check_data(self.datamodule, self.checkpoint["fedgkd_pl"])
@@ -281,6 +273,18 @@ class FederatedCLI(LightningCLI):
         finally:
             if self.lock is not None:
                 self.lock.release()
+
+    def check_run(self) -> None:
+        """Refuses, before anything is written, what would only be found when it runs."""
+        check_monitors(self.trainer.callbacks)  # type: ignore[attr-defined]
+        self.datamodule.prepare_data()
+        self.datamodule.setup()
+        self.model.check(self.datamodule)
+        if self.subcommand == "fit":
+            for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+                if hasattr(callback, "check"):
+                    callback.check(self.model, self.datamodule)
+            self.model.check_device(self.trainer.strategy.root_device)
 
     def before_fit(self) -> None:
         """Makes the folder of the run, now that nothing can be wrong any more."""

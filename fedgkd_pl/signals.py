@@ -69,7 +69,7 @@ def stoppable() -> Iterator[None]:
         yield
     finally:
         sys.unraisablehook = tell
-        for number, handler in before.items():
-            signal.signal(number, handler)
         for timer in timers:
             timer.cancel()
+        for number, handler in before.items():
+            signal.signal(number, handler)

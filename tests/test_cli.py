@@ -432,7 +432,7 @@ def test_report_over_seeds(run: Run, tmp_path: Path) -> None:
         summary |= {"bytes_down": 2_000_000, "best_test_acc": best, "final_test_acc": 0.25}
         summary |= {"mean_last_10_test_acc": 0.3, "test_acc_at_best_val": None}
         (folder / "summary.json").write_text(json.dumps(summary))
-    code, out, _ = run("report", "--over_seeds", "--markdown", "runs")
+    code, out, _ = run("report", "--format", "md", "runs")
     assert code == 0
     row = "| FedAvg | d | 3 | 0, 1, 2 | 70.00 ± 20.00 | 25.00 ± 0.00 | 30.00 ± 0.00 | - | 2.0 |"
     assert out.splitlines()[-1] == row

@@ -1,6 +1,7 @@
 """Studies: their files, their tables against numbers worked out here, and kills in their middle."""
 
 import csv
+import io
 import json
 import math
 import os
@@ -20,7 +21,16 @@ from fedgkd_pl.experiments.paper import paper_value
 from fedgkd_pl.experiments.report import overview
 from fedgkd_pl.experiments.runs import Run, find_runs
 from fedgkd_pl.experiments.study import Cell, Study, read_study
-from fedgkd_pl.experiments.tables import lead, make_tables, to_csv, to_latex, to_markdown
+from fedgkd_pl.experiments.tables import (
+    lead,
+    make_tables,
+    to_csv,
+    to_html,
+    to_latex,
+    to_markdown,
+    to_rich,
+)
+from rich.console import Console
 
 MINI = """
 # A small study
@@ -87,6 +97,7 @@ def test_labels_that_are_numbers_say_of_what() -> None:
         ("axes: [1]", "axes: must be a mapping"),
         ("seeds: 3", "seeds: must be a list of int (got 3)"),
         ("seeds: []", "seeds: at least one is needed"),
+        ("seeds: [-1]", "seeds: must be from 0 to 4294967295 (got -1)"),
         ("seeds: [1, 1]", "seeds: one is given twice (got [1, 1])"),
         ("measures: [bets]", "measures: best, final, last10, at_best_val or round<N> (got bets)"),
         ("rows: [beta]", "rows: or columns must name alpha, once"),
@@ -131,11 +142,18 @@ def test_flags_are_checked(tmp_path: Path, capfd: pytest.CaptureFixture[str]) ->
         (["--jobs", "0"], "error: jobs: must be at least 1 (got 0)"),
         (["--rounds", "0"], "error: rounds: must be at least 1 (got 0)"),
         (["--model.gama", "1"], "error: alpha0.1-FedAvg-seed0: "),
+        (["--model.min_clients", "50"], "error: alpha0.1-FedAvg-seed0: min_clients: must be at"),
+        (["--resume", "x"], "error: resume: is not for the cells of a study"),
+        (["--only", "beta=1"], "error: only: must be AXIS=LABEL,... with an axis of alpha, method"),
+        (["--only", "method=MOON"], "error: only: method is one of FedAvg, FedGKD (got MOON)"),
     ):
         assert main(["compare", study, "--output_dir", str(tmp_path / "runs"), *words]) == 2
         assert capfd.readouterr().err.startswith(told)
     assert not (tmp_path / "runs").exists()
     assert main(["compare", "nowhere.yaml"]) == 2
+    (tmp_path / "file").write_text("")
+    assert main(["compare", study, "--output_dir", str(tmp_path / "file")]) == 2
+    assert "error: output_dir: is not a folder" in capfd.readouterr().err
 
 
 def test_every_study_of_ours_can_be_read() -> None:
@@ -185,7 +203,7 @@ def results(of: Study, values: dict[tuple[str, str], list[list[float]]]) -> list
 
 
 def test_a_table_by_hand() -> None:
-    it = study(measures=["best"], paper="overview")
+    it = study(measures=["best"])
     values = {
         ("1", "FedAvg"): [[0.5, 0.7], [0.6, 0.2]],  # best 70, 60: 65 ± 7.07
         ("1", "FedGKD"): [[0.8, 0.1], [0.64, 0.2]],  # 80, 64: 72 ± 11.31
@@ -224,13 +242,20 @@ def test_the_papers_numbers_stand_beside() -> None:
 
 def test_measures_as_columns() -> None:
     axes = {"method": {"FedAvg": {}, "FedGKD": {}}}
-    columns = {"rows": ["method"], "columns": ["measure"], "measures": ["round1", "round3"]}
+    columns = {
+        "rows": ["method"],
+        "columns": ["measure"],
+        "measures": ["round1", "round3", "round10"],
+    }
     it = study(axes=axes, seeds=[0], paper="rounds", **columns)
     runs = [(Cell({"method": m}, 0, ()), fake(m, 0, [0.1, 0.2])) for m in ("FedAvg", "FedGKD")]
     (table,) = make_tables(it, runs)
     lines = to_markdown(table).splitlines()
-    assert lines[2] == "| method | round 1 | round 3 |"
-    assert lines[4:6] == ["| FedAvg | **10.00** | - |", "| FedGKD | **10.00** | - |"], "a tie"
+    assert lines[2] == "| method | round 1 | round 10 |", "nobody has round 3"
+    assert lines[4:6] == [
+        "| FedAvg | **10.00** | - (36.30 ± 1.24) |",
+        "| FedGKD | **10.00** | - (45.34 ± 1.10) |",
+    ], "a tie"
 
 
 def test_the_lead_is_a_paired_t_test() -> None:
@@ -245,6 +270,9 @@ def test_the_lead_is_a_paired_t_test() -> None:
     assert lead("a", {0: 2}, "b", {0: 1}).endswith("one seed says nothing of its significance")
     far = lead("a", {s: 50 + s / 10 for s in range(5)}, "b", dict.fromkeys(range(5), 10.0))
     assert far.endswith(": significant at 5 %")
+    assert lead("a", {0: 2}, "b", {1: 1}) == "a and b have no seed in common"
+    assert lead("a", {0: 2}, "b", {0: 2}) == "a and b are equal"
+    assert lead("a", {0: 1, 1: 9}, "b", {0: 2}).startswith("b is ahead of a by 1.00 points")
     assert lead("a", {0: 2, 1: 3}, "b", {0: 1, 1: 2}).endswith(
         "1.00 ± 0.00 points in each of 2 seeds"
     )
@@ -273,25 +301,28 @@ def test_results_as_csv() -> None:
     ]
 
 
-def test_groups_are_told_apart_by_what_differs() -> None:
-    def run(method: str, seed: int, alpha: float, **model: Any) -> Run:
-        one = fake(method, seed, [0.5])
-        one.__dict__["settings"] = {
-            "seed_everything": seed,
-            "model": {"class_path": method, "init_args": model},
-            "data": {
-                "init_args": {"participation": 0.2, "partition": {"init_args": {"alpha": alpha}}}
-            },
-        }
-        return one
+def grouped(method: str, seed: int, alpha: float, clients: int = 20, **model: Any) -> Run:
+    """A run of the paper's protocol on CIFAR-10."""
+    one = fake(method, seed, [0.5], rounds_asked=100)
+    data = {"num_clients": clients, "participation": 0.2}
+    data["partition"] = {"init_args": {"alpha": alpha}}  # type: ignore[assignment]
+    one.__dict__["settings"] = {
+        "seed_everything": seed,
+        "model": {"class_path": method, "init_args": {"local_epochs": 20, **model}},
+        "data": {"init_args": data},
+    }
+    return one
 
+
+def test_groups_are_told_apart_by_what_differs() -> None:
     runs = [
-        run("FedGKDVote", 0, 0.1, buffer_size=3),
-        run("FedGKDVote", 1, 0.1, buffer_size=3),
-        run("FedGKDVote", 0, 0.1, buffer_size=5),
-        run("FedAvg", 0, 0.1),
-        run("FedAvg", 0, 1),
+        grouped("FedGKDVote", 0, 0.1, buffer_size=3),
+        grouped("FedGKDVote", 1, 0.1, buffer_size=3),
+        grouped("FedGKDVote", 0, 0.1, buffer_size=5),
+        grouped("FedAvg", 0, 0.1),
+        grouped("FedAvg", 0, 1),
     ]
+    runs[1].summary["seed"] = 0  # data.seed may be the same in all
     groups = make_groups(runs)
     assert [(g.name, g.panel, sorted(g.runs)) for g in groups] == [
         ("FedGKD-Vote, M 3", "CIFAR-10, α 0.1", [0, 1]),
@@ -302,6 +333,52 @@ def test_groups_are_told_apart_by_what_differs() -> None:
     assert groups[3].paper == (77.30, 0.72)
     rows = overview(groups)
     assert rows[0]["paper's best"] == "72.99" and rows[0]["best"] == "50.00 ± 0.00"
+
+
+def test_another_protocol_stands_not_beside_the_papers_numbers() -> None:
+    for change in ({"clients": 500}, {"local_epochs": 1}, {"local_steps": 5}):
+        (group,) = make_groups([grouped("FedAvg", 0, 1, **change)])
+        assert group.paper is None, change
+    short = grouped("FedAvg", 0, 1)
+    short.summary["rounds_asked"] = 10
+    assert make_groups([short])[0].paper is None
+
+
+def test_runs_without_settings_are_not_taken_for_each_other() -> None:
+    runs = [fake("FedAvg", 0, [0.5]), fake("FedAvg", 0, [0.9]), fake("FedAvg", 1, [0.7])]
+    for number, run in enumerate(runs):
+        runs[number] = Run(Path(f"run{number}"), run.summary)
+    assert sorted(g.values("best") for g in make_groups(runs)) == [[50.0, 70.0], [90.0]]
+
+
+def test_seeds_that_a_callback_ends_early_are_one_line() -> None:
+    runs = [fake("FedAvg", seed, [0.5] * (seed + 2), rounds_asked=6) for seed in range(3)]
+    assert [sorted(group.runs) for group in make_groups(runs)] == [[0, 1, 2]]
+
+
+def test_labels_are_escaped() -> None:
+    it = study(
+        axes={"gamma": {"a|b": {}, "50%_$x$": {}}, "method": {"[/b]": {}}},
+        rows=["gamma"],
+        seeds=[0],
+        measures=["best"],
+    )
+    runs = [
+        (Cell({"gamma": label, "method": "[/b]"}, 0, ()), fake("x", 0, [0.5]))
+        for label in it.axes["gamma"]
+    ]
+    (table,) = make_tables(it, runs)
+    assert r"| a\|b | 50.00 |" in to_markdown(table)
+    assert r"50\%\_\$x\$ & 50.00 \\" in to_latex(table) and r"$\gamma$ & [/b] \\" in to_latex(table)
+    Console(file=io.StringIO()).print(to_rich(table))  # raises where a label is markup
+    assert "<td>a|b</td>" in to_html(table)
+
+
+def test_runs_of_different_length_are_told() -> None:
+    it = study(measures=["best"], axes={"method": {"A": {}, "B": {}}}, rows=[], seeds=[0])
+    pairs = [("A", 4), ("B", 2)]
+    runs = [(Cell({"method": m}, 0, ()), fake(m, 0, [0.5], rounds_asked=n)) for m, n in pairs]
+    assert make_tables(it, runs)[0].notes[-1] == ("the runs have different numbers of rounds: 2, 4")
 
 
 def test_versions_come_in_their_order(tmp_path: Path) -> None:
@@ -375,6 +452,12 @@ def test_a_killed_study_goes_on(tmp_path: Path) -> None:
     assert process.returncode == 2 and told in out, out
 
     (broken / "mini.yaml").write_text(MINI)
+    first.write_text("{")  # a damaged summary is made again
+    (top / "alpha0.1-FedAvg-seed0" / "log.txt").write_text("error: an old one\n")
+    process = compare(broken, "--only", "method=FedAvg", "--rounds", "2")
+    out = process.communicate()[0]
+    assert process.returncode == 0 and tables(broken) == tables(whole), out
+
     process = compare(broken, "--rounds", "5", "--jobs", "2")
     out = process.communicate()[0]
     assert process.returncode == 0 and "round 5/5" in out, out

@@ -593,3 +593,12 @@ def test_features_of_a_collapsed_net_are_one_point(features: Any) -> None:
     other = features.copy()
     other[:, 0] = np.arange(40.0)
     assert np.isnan(other).any() or np.unique(embed(other), axis=0).shape[0] == 40
+
+
+def test_a_run_that_diverges_does_not_hide_the_others() -> None:
+    calm = {n: 1.0 + n / 10 for n in range(1, 11)}
+    figure = draw.learning_curves({"FedAvg": [calm], "MOON": [calm | {10: 1e9}]})
+    assert figure.axes[0].get_yscale() == "log" and figure.axes[0].get_ylim() == (0.55, 2e9)
+    assert draw.learning_curves({"FedAvg": [calm]}).axes[0].get_yscale() == "linear"
+    figure = draw.learning_curves({"FedAvg": [calm | {1: 0.0}], "MOON": [calm | {10: 1e9}]})
+    assert figure.axes[0].get_yscale() == "linear", "nothing to take the logarithm of"

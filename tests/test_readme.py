@@ -10,10 +10,13 @@ import pytest
 import torch
 import yaml
 from fedgkd_pl.cli_help import parameters
+from fedgkd_pl.experiments.study import read_study
 
 from tests.conftest import REPO, script
 
 README = (REPO / "README.md").read_text(encoding="utf-8")
+DOCS = (REPO / "docs").glob("*.md")
+EXPERIMENTS = (REPO / "docs" / "experiments.md").read_text(encoding="utf-8")
 PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
@@ -52,7 +55,7 @@ def test_the_explained_config_is_the_shipped_one(
 
 
 def test_every_flag_and_file_it_names_exists(run: Callable[..., tuple[int, str, str]]) -> None:
-    out = run("fit", "--help")[1] + run("report", "--help")[1]
+    out = "".join(run(name, "--help")[1] for name in ("fit", "report", "compare", "figure"))
     classes = [getattr(fedgkd_pl, name) for name in fedgkd_pl.__all__ if name[0].isupper()]
     settings = {name for class_ in classes for name in parameters(class_)}
     for flag in set(re.findall(r"(--[\w.]+)", README)) - {"--model.epsilon", "--logdir", "--help"}:
@@ -61,3 +64,23 @@ def test_every_flag_and_file_it_names_exists(run: Callable[..., tuple[int, str, 
         assert (REPO / "configs" / name).is_file(), name
     for path in set(re.findall(r"`((?:tests|fedgkd_pl)/[\w/.]+)`", README)):
         assert (REPO / path).exists(), path
+
+
+@pytest.mark.parametrize("page", ["README.md", *sorted(f"docs/{f.name}" for f in DOCS)])
+def test_links_and_pictures_are_there(page: str) -> None:
+    file = REPO / page
+    for target in re.findall(r"\]\(([^)#]+)\)", file.read_text(encoding="utf-8")):
+        if not target.startswith("http"):
+            assert (file.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("block", re.findall(r"```yaml\n(.*?)```", EXPERIMENTS, re.DOTALL))
+def test_the_yaml_of_the_experiments(
+    block: str, run: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    (tmp_path / "block.yaml").write_text(block)
+    if "axes:" in block:
+        assert len(read_study(str(tmp_path / "block.yaml")).cells()) == 2 * 3 * 3
+    else:
+        told = ("--config", "quickstart.yaml", "--config", "block.yaml", "--rounds", "1")
+        assert run("fit", *told, "--model.local_steps", "1")[0] == 0

@@ -1,7 +1,7 @@
 """A run as TensorBoard shows it: charts that answer the paper's questions, figures, features."""
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,7 @@ class Dashboard(Callback):
         charts = layout(names, server.datamodule.eval_splits())
         settings = [callback.config for callback in callbacks if isinstance(callback, RunFiles)]
         for logger in _tensorboards(trainer):
-            written = _tags(Path(logger.log_dir))
+            written = {tag for tag, _ in _points(Path(logger.log_dir))}
             if LAYOUT_TAG not in written:
                 logger.experiment.add_custom_scalars(charts)
             if f"{SETTINGS}/text_summary" not in written and any(settings):
@@ -107,6 +107,8 @@ class Dashboard(Callback):
         number, confusion = self.undrawn["round"], self.undrawn["confusion"]
         self.undrawn = {}
         for logger in _tensorboards(trainer):
+            if (CONFUSION, number) in _points(Path(logger.log_dir)):
+                continue  # by a session that was killed when it had drawn
             chart = confusion_chart(confusion.numpy(), f"{server.datamodule.name}, round {number}")
             logger.experiment.add_figure(CONFUSION, chart, number)
 
@@ -215,12 +217,20 @@ def features_of(server: FederatedServer, rows: Indices) -> Tensor:
     data, precision = server.datamodule, server.trainer.precision_plugin
     net = FrozenNet(server.net)
     net.load(server.global_state(), server.device)
-    run = net.features if callable(getattr(server.net, "features", None)) else net
     examples = data.client_data.examples
     examples = examples[torch.from_numpy(rows).to(examples.targets.device)].to(server.device)
-    with seeded(data.seed), precision.val_step_context():
-        batches = Batches(examples, data.eval_batch_size)
-        found = torch.cat([run(precision.convert_input(x)).float().cpu() for x, _ in batches])
+    batches = Batches(examples, data.eval_batch_size)
+
+    def outputs(run: Callable[[Tensor], Tensor]) -> Tensor:
+        with seeded(data.seed), precision.val_step_context():
+            return torch.cat([run(precision.convert_input(x)).float().cpu() for x, _ in batches])
+
+    try:
+        found = outputs(net.features)
+        if found.dim() < 2 or len(found) != len(rows):
+            found = outputs(net)
+    except Exception:  # of the user's net, which may mean anything by that name
+        found = outputs(net)
     return found.flatten(2).mean(dim=2) if found.dim() > 2 else found
 
 
@@ -255,14 +265,15 @@ def _tensorboards(trainer: Trainer) -> list[TensorBoardLogger]:
     return [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
 
 
-def _tags(folder: Path) -> set[str]:
-    """What the event files in a folder hold already."""
+def _points(folder: Path) -> set[tuple[str, int]]:
+    """The tags and steps that the event files in a folder hold already."""
     from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
     from tensorboard.compat.proto.event_pb2 import Event
 
     files = folder.glob("events.out.tfevents.*")
     records = (record for file in files for record in RawEventFileLoader(str(file)).Load())
-    return {value.tag for record in records for value in Event.FromString(record).summary.value}
+    events = map(Event.FromString, records)
+    return {(value.tag, event.step) for event in events for value in event.summary.value}
 
 
 def _server(module: LightningModule) -> FederatedServer:

@@ -72,6 +72,8 @@ class ModelExport(Callback):
     def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Writes the files."""
         folder = output_folder(trainer)
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
         for form in self.formats:
             commit(folder / FILES[form], [exported(pl_module, pl_module.datamodule, form)])
 

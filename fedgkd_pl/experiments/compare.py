@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 PRELOAD = ("fedgkd_pl.commands", "matplotlib.figure", "sklearn.datasets", "torch.utils.tensorboard")
+OURS = ("--resume", "--ckpt_path", "--name", "--print_config", "--trainer.fast_dev_run")
 ORPHAN = 20.0  # seconds for a cell to end whose study was killed
 SHOWN = 12  # cells in the live table
 
@@ -60,6 +61,7 @@ class Task:
         first: the rounds it had done by then.
         reason: why it failed.
         pace: seconds of a round; 0 where that is not known.
+        said: bytes of its log before it was started.
     """
 
     cell: Cell
@@ -71,6 +73,7 @@ class Task:
     first: int = 0
     reason: str = ""
     pace: float = 0.0
+    said: int = 0
 
     @property
     def log(self) -> Path:
@@ -81,11 +84,11 @@ class Task:
         """Rounds done, and the test accuracy of the last one."""
         try:
             header, *lines = (self.folder / "metrics.csv").read_text(encoding="utf-8").splitlines()
+            last = dict(zip(header.split(","), lines[-1].split(","), strict=False)) if lines else {}
+            accuracy = last.get("test/acc", "")
+            return len(lines), f"{100 * float(accuracy):.2f}" if accuracy else ""
         except (OSError, ValueError):
             return 0, ""
-        last = dict(zip(header.split(","), lines[-1].split(","), strict=False)) if lines else {}
-        accuracy = last.get("test/acc", "")
-        return len(lines), f"{100 * float(accuracy):.2f}" if accuracy else ""
 
 
 def compare(
@@ -110,12 +113,18 @@ def compare(
     """
     require(jobs >= 1, "jobs", "must be at least 1", jobs)
     require(rounds is None or rounds >= 1, "rounds", "must be at least 1", rounds)
-    study = read_study(path).part(only)
+    study = read_study(path)
+    part = study.part(only)
     check_table(study.paper)
+    for word in extra:
+        flag = word.split("=")[0]
+        require(flag not in OURS, flag.lstrip("-"), "is not for the cells of a study")
     if rounds is not None:
         extra = (*extra, "--rounds", str(rounds))
     top = Path(output_dir) / study.name
-    tasks = _plan(study, top, extra)
+    for folder in (top, top.parent):
+        require(not folder.is_file(), "output_dir", "is not a folder", folder)
+    tasks = _plan(part, top, extra)
     if dry_run:
         for task in tasks:
             print(f"{task.state:<9} {task.cell.name}: {' '.join(task.cell.words)}")
@@ -125,9 +134,10 @@ def compare(
     except OSError as error:
         raise StorageError(top, error) from error
     with lock(top, "output_dir"):
+        _mark_done(tasks)  # another process may have been at it until now
         _run(study, tasks, top, jobs)
-        _write(study, tasks, top)
-    return _tell(study, tasks, top)
+        _write(study, top)
+        return _tell(study, tasks, top)
 
 
 # -- what is to do -------------------------------------------------------------------------------
@@ -141,30 +151,55 @@ def _plan(study: Study, top: Path, extra: Sequence[str]) -> list[Task]:
     ours, theirs = processes.Pipe()
     process = processes.Process(target=_look_at_all, args=(theirs, cells, folders), daemon=True)
     print(f"{study.name}: checking the settings of {len(cells)} cells", flush=True)
-    with without_main():
-        process.start()
+    _begin(process)
     theirs.close()
     try:
         answers: list[int] | str = ours.recv()
     except EOFError as error:
         raise RunFailed("the settings could not be checked: the process ended") from error
+    except BaseException:
+        process.kill()
+        raise
     finally:
         process.join()
     if isinstance(answers, str):
         key, _, reason = answers.partition(": ")
         raise SettingError(key, reason)
     tasks = [Task(*each) for each in zip(cells, folders, answers, strict=True)]
-    for task in tasks:
-        if _is_done(task):
-            task.state = "finished"
+    _mark_done(tasks)
     return tasks
 
 
-def _is_done(task: Task) -> bool:
-    if not (task.folder / "summary.json").exists():
+def _begin(process: Any) -> None:
+    """Starts a process that leaves Ctrl-C to this one, which ends it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        with without_main():
+            process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _mark_done(tasks: list[Task]) -> None:
+    for task in tasks:
+        if _is_done(task.folder, task.rounds):
+            task.state = "finished"
+
+
+def _is_done(folder: Path, rounds: int) -> bool:
+    """Whether a run has so many rounds, or was ended by a callback before."""
+    run = _sound(folder)
+    if run is None:
         return False
-    summary = read_run(task.folder).summary
-    return bool(max(summary["rounds"], summary.get("rounds_asked", 0)) >= task.rounds)
+    done, asked = run.summary["rounds"], run.summary.get("rounds_asked", 0)
+    return bool(done >= rounds or done < asked)
+
+
+def _sound(folder: Path) -> Run | None:
+    """A finished run; None where there is none, or its summary is damaged: a resume mends it."""
+    with suppress(SettingError):
+        return read_run(folder)
+    return None
 
 
 def _look_at_all(connection: Any, cells: list[Cell], folders: list[Path]) -> None:
@@ -175,15 +210,16 @@ def _look_at_all(connection: Any, cells: list[Cell], folders: list[Path]) -> Non
     answers = []
     for cell, folder in zip(cells, folders, strict=True):
         if cell.words not in known:
-            found = _look(["fit", *cell.words, "--seed_everything", str(cell.seed)])
+            words = ["fit", *cell.words, "--seed_everything", str(cell.seed)]
+            found = _look(words, trains=_sound(folder) is None)
             if isinstance(found, str):
                 connection.send(f"{cell.name}: {found}")
                 return
             known[cell.words] = found
         rounds, settings = known[cell.words]
         if (folder / "config.yaml").exists():
-            begun = fixed_settings(Run(folder, {}).settings)
             try:
+                begun = fixed_settings(Run(folder, {}).settings)
                 compare_settings(begun, settings | {"seed_everything": cell.seed})
             except SettingError as error:
                 connection.send(f"{cell.name}: {error}; give the study another name")
@@ -192,8 +228,8 @@ def _look_at_all(connection: Any, cells: list[Cell], folders: list[Path]) -> Non
     connection.send(answers)
 
 
-def _look(words: list[str]) -> tuple[int, dict[str, Any]] | str:
-    """Rounds and deciding settings of a command, or its error."""
+def _look(words: list[str], trains: bool) -> tuple[int, dict[str, Any]] | str:
+    """Rounds and deciding settings of a command, or its error; data and net are tried, too."""
     from fedgkd_pl.cli import FederatedCLI
     from fedgkd_pl.commands import run
 
@@ -201,6 +237,8 @@ def _look(words: list[str]) -> tuple[int, dict[str, Any]] | str:
 
     class Look(FederatedCLI):
         def _run_subcommand(self, subcommand: str) -> None:
+            if trains:
+                self.check_run()
             found.append((self.config.fit.rounds, fixed_settings(self._dump())))
 
     errors = io.StringIO()
@@ -225,9 +263,10 @@ def _run(study: Study, tasks: list[Task], top: Path, jobs: int) -> None:
         with display:
             while waiting or running:
                 while waiting and len(running) < jobs:
-                    running.append(waiting.pop(0))
-                    _start(study, running[-1], top, processes, jobs)
-                    display.say(running[-1])
+                    task = waiting.pop(0)
+                    _start(study, task, top, processes, jobs)
+                    running.append(task)
+                    display.say(task)
                 wait([task.process.sentinel for task in running], timeout=1.0)
                 for task in running:
                     if rounds := task.progress()[0] - task.first:
@@ -236,7 +275,7 @@ def _run(study: Study, tasks: list[Task], top: Path, jobs: int) -> None:
                     running.remove(task)
                     _finish(task)
                     display.say(task)
-                    _write(study, tasks, top)
+                    _write(study, top)
                 display.show()
     except Stopped as stop:
         stop.hint = "the same command goes on where this was"
@@ -249,9 +288,11 @@ def _run(study: Study, tasks: list[Task], top: Path, jobs: int) -> None:
 
 
 def _start(study: Study, task: Task, top: Path, processes: Any, jobs: int) -> None:
+    done = task.progress()[0]
     words = [*task.cell.words, "--seed_everything", str(task.cell.seed)]
     if (task.folder / "config.yaml").exists():
-        words = ["fit", "--resume", str(task.folder), *words]
+        words = ["fit", "--resume", str(task.folder), *_without_additions(words)]
+        words += ["--rounds", str(max(task.rounds, done))]
     else:
         shutil.rmtree(task.folder, ignore_errors=True)  # killed before it had settings
         name = f"{study.name}/{task.cell.name}"
@@ -261,9 +302,21 @@ def _start(study: Study, task: Task, top: Path, processes: Any, jobs: int) -> No
     except OSError as error:
         raise StorageError(task.folder.parent, error) from error
     task.process = processes.Process(target=_run_cell, args=(words, task.folder, task.log, jobs))
-    task.state, task.began, task.first = "running", time.monotonic(), task.progress()[0]
-    with without_main():
-        task.process.start()
+    task.state, task.began, task.first = "running", time.monotonic(), done
+    task.said = task.log.stat().st_size if task.log.exists() else 0
+    _begin(task.process)
+
+
+def _without_additions(words: list[str]) -> list[str]:
+    """Without ``--key+=value`` and ``--key+ value``: the run's own config has them already."""
+    kept: list[str] = []
+    waiting = iter(words)
+    for word in waiting:
+        if word.endswith("+") and word.startswith("--"):
+            next(waiting, "")
+        elif "+=" not in word.split("=")[0] + "=":
+            kept.append(word)
+    return kept
 
 
 def _run_cell(words: list[str], folder: Path, log: Path, jobs: int) -> None:
@@ -291,26 +344,28 @@ def _stop_with_parent() -> None:
 
 def _finish(task: Task) -> None:
     code = task.process.exitcode
-    if code == 0:
+    if code == 0 and _sound(task.folder):
         task.state = "finished"
         return
     task.state = "failed"
-    text = task.log.read_text(encoding="utf-8", errors="replace")
+    text = task.log.read_bytes()[task.said :].decode(errors="replace")
     told = re.findall(r"^error: (.*)", text, re.MULTILINE)
-    task.reason = told[-1] if told else f"ended with code {code}, see {task.log}"
+    ended = f"ended with code {code}" if code else "wrote no summary.json"
+    task.reason = told[-1] if told else f"{ended}, see {task.log}"
 
 
 # -- telling -------------------------------------------------------------------------------------
 
 
-def _results(tasks: list[Task]) -> list[tuple[Cell, Run]]:
-    done = [task for task in tasks if task.state == "finished"]
-    return [(task.cell, read_run(task.folder)) for task in done]
+def _results(study: Study, top: Path) -> list[tuple[Cell, Run]]:
+    """What there is of the whole study, whatever part was run now."""
+    found = ((cell, _sound(top / cell.name / "version_0")) for cell in study.cells())
+    return [(cell, run) for cell, run in found if run is not None]
 
 
-def _write(study: Study, tasks: list[Task], top: Path) -> None:
+def _write(study: Study, top: Path) -> None:
     """Tables of what there is."""
-    results = _results(tasks)
+    results = _results(study, top)
     tables = make_tables(study, results)
     write_text(top / "results.csv", to_csv(study, results))
     write_text(top / "table.md", "\n".join(map(to_markdown, tables)))
@@ -321,11 +376,11 @@ def _tell(study: Study, tasks: list[Task], top: Path) -> int:
     from rich.console import Console
 
     console = Console() if sys.stdout.isatty() else Console(width=140)
-    for table in make_tables(study, _results(tasks)):
+    results = _results(study, top)
+    for table in make_tables(study, results):
         console.print(to_rich(table))
         for note in table.notes:
-            console.print(f"  {note}", highlight=False)
-    results = _results(tasks)
+            console.print(f"  {note}", highlight=False, markup=False)
     if results:
         from fedgkd_pl.experiments.report import write_page
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.experiments.groups import ALPHA, PARTICIPATION, Group, make_groups
-from fedgkd_pl.experiments.runs import Run, find_runs
+from fedgkd_pl.experiments.runs import Run, find_runs, natural
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -92,7 +92,7 @@ def participation(groups: Sequence[Group]) -> "Figure":
         share = group.settings.get(PARTICIPATION)
         if share is not None:
             alpha = f"{group.dataset}, α {group.settings.get(ALPHA)}"
-            of_method = panels.setdefault(alpha, {}).setdefault(group.method, {})
+            of_method = panels.setdefault(alpha, {}).setdefault(group.name, {})
             of_method.setdefault(float(share), []).extend(group.values("best"))
     require(len(panels) > 0, "runs", "no config.yaml has data.participation")
     return participation_panels(panels)
@@ -122,7 +122,7 @@ def features(groups: Sequence[Group]) -> "Figure":
     maps = []
     for group in groups:
         run = next(iter(group.runs.values()))
-        if files := sorted(run.folder.glob("features-round*.npz")):
+        if files := sorted(run.folder.glob("features-round*.npz"), key=natural):
             maps.append(read_feature_map(files[-1], group.name))
     require(len(maps) > 0, "runs", "none has features-round*.npz: train with FeatureMap")
     return feature_map(maps)

@@ -46,6 +46,7 @@ OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7")
 PALETTE = (*OKABE_ITO, "#7A5C1E", "#9030F0", "#5A5A5A")
 MARKERS = "o^sDvP*X"  # classes beyond the palette take the colours again with the next marker
 WRITTEN = 12  # a confusion matrix of more classes than this has no numbers in its cells
+FAR = 300  # times the median: such values need a logarithmic axis
 FORMATS = (".svg", ".png", ".pdf")
 
 
@@ -205,6 +206,8 @@ def curve_panels(
 ) -> "Figure":
     """Learning curves side by side, such as one panel per α; they share the y-axis.
 
+    Where one line is far above the others, as that of a run that diverges, the axis is logarithmic.
+
     Args:
         panels: :func:`learning_curves`' data by the panel's title.
         columns: panels in a row.
@@ -234,6 +237,11 @@ def curve_panels(
                 axes.fill_between(rounds, *band, color=chosen[label], alpha=0.18, linewidth=0)
         axes.set_title(title)
         _whole_numbers(axes.xaxis)
+    shown = np.concatenate([line.get_ydata() for axes in grid for line in axes.lines] or [[1.0]])
+    if shown.min() > 0 and shown.max() > FAR * np.median(shown):
+        for axes in grid:
+            axes.set_yscale("log", nonpositive="clip")
+            axes.set_ylim(shown.min() / 2, 2 * shown.max())
     _label_panels(grid, columns, "communication round", ylabel)
     _legend(figure, grid)
     return figure

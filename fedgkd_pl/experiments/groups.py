@@ -32,8 +32,19 @@ SYMBOLS = {
     "participation": "C",
     "temperature": "τ",
 }
+# What a run must have in common with the paper's to stand beside its numbers: N, rounds, E.
+PROTOCOL = {
+    "AG News": (20, 10, 1),
+    "CIFAR-10": (20, 100, 20),
+    "CIFAR-100": (20, 100, 20),
+    "SST-5": (10, 10, 3),
+    "Tiny-ImageNet": (20, 30, 20),
+}
 ALPHA = "data.init_args.partition.init_args.alpha"
 PARTICIPATION = "data.init_args.participation"
+CLIENTS = "data.init_args.num_clients"
+EPOCHS = "model.init_args.local_epochs"
+STEPS = "model.init_args.local_steps"
 
 
 def symbol(name: str) -> str:
@@ -65,6 +76,11 @@ class Group:
     name: str = ""
     panel: str = ""
 
+    @property
+    def rounds(self) -> int:
+        """How many each was to do."""
+        return next(iter(self.runs.values())).rounds_asked
+
     def values(self, measure: str) -> list[float]:
         """An accuracy of every seed, in percent.
 
@@ -76,7 +92,11 @@ class Group:
 
     @cached_property
     def paper(self) -> tuple[float, float | None] | None:
-        """The paper's best accuracy for the same method, data, α and C."""
+        """The paper's best accuracy for the same method, data, α, C, N, E and rounds."""
+        settings = self.settings
+        ours = (settings.get(CLIENTS), self.rounds, settings.get(EPOCHS))
+        if ours != PROTOCOL.get(self.dataset) or settings.get(STEPS) is not None:
+            return None
         labels = {"dataset": self.dataset, "method": self.method}
         labels["alpha"] = str(self.settings.get(ALPHA, ""))
         share = self.settings.get(PARTICIPATION)
@@ -85,6 +105,16 @@ class Group:
                 return found
         labels["participation"] = str(share)
         return paper_value("participation", labels, "best")
+
+
+def dataset_name(run: Run) -> str:
+    """A run's dataset as the paper calls it.
+
+    Args:
+        run: any.
+    """
+    name = str(run.summary["dataset"])
+    return DATASETS.get(name, name)
 
 
 def make_groups(runs: Iterable[Run]) -> list[Group]:
@@ -96,11 +126,14 @@ def make_groups(runs: Iterable[Run]) -> list[Group]:
     found: dict[tuple[Any, ...], Group] = {}
     for run in runs:
         settings = {k: v for k, v in fixed_settings(run.settings).items() if k != "seed_everything"}
-        method, dataset = str(run.summary["method"]), str(run.summary["dataset"])
-        rounds = run.summary["rounds"]
-        key = (method, dataset, rounds, *sorted((k, str(v)) for k, v in settings.items()))
-        group = Group(METHODS.get(method, method), DATASETS.get(dataset, dataset), settings, {})
-        found.setdefault(key, group).runs[run.summary["seed"]] = run
+        method, dataset = str(run.summary["method"]), dataset_name(run)
+        seed: Any = run.settings.get("seed_everything", run.summary["seed"])
+        key: tuple[Any, ...] = (method, dataset, run.rounds_asked)
+        key += tuple(sorted((k, str(v)) for k, v in settings.items()))
+        if key in found and seed in found[key].runs and not settings:
+            key += (run.folder,)  # which cannot tell what else differs
+        group = Group(METHODS.get(method, method), dataset, settings, {})
+        found.setdefault(key, group).runs[seed] = run
     groups = list(found.values())
     return [
         Group(
@@ -128,7 +161,6 @@ def _named(name: str, group: Group, others: Sequence[Group], of_data: bool) -> s
         differs = any(other.settings.get(key) != value for other in others)
         if differs and key.startswith("data") == of_data:
             told.append(f"{symbol(key.rpartition('.')[2])} {value}")
-    rounds = {run.summary["rounds"] for other in others for run in other.runs.values()}
-    if len(rounds) > 1 and not of_data:
-        told.append(f"{next(iter(group.runs.values())).summary['rounds']} rounds")
+    if len({other.rounds for other in others}) > 1 and not of_data:
+        told.append(f"{group.rounds} rounds")
     return ", ".join([name, *told])

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 Format = Literal["table", "md", "html"]
 MEASURES = ("best", "final", "last10", "at_best_val")
 SHOWN = 6  # a page shows no more charts of partitions, feature maps and clients than this
+WIDE = 8  # inches; such figures take the whole width of a page
 LEFT = ("method", "dataset", "data", "run")
 Row = dict[str, str]
 
@@ -135,8 +136,9 @@ def write_page(runs: Sequence[Run], file: Path, title: str = "", table: str = ""
     sections = []
     for section in figures(groups):
         svg = to_svg(section.figure, f"figure-{section.name}")
+        wide = " class=wide" if section.figure.get_figwidth() > WIDE else ""
         sections.append(
-            f"<section><h2>{escape(section.title)}</h2><p>{escape(section.text)}</p>"
+            f"<section{wide}><h2>{escape(section.title)}</h2><p>{escape(section.text)}</p>"
             f'<figure data-name="{section.name}">{svg}</figure></section>'
         )
     page = Template((Path(__file__).parent / "page.html").read_text(encoding="utf-8"))
@@ -194,7 +196,7 @@ def figures(groups: Sequence[Group]) -> Iterator[Section]:
     shown: list[Any] = []
     for group in groups:
         partition = next(iter(group.runs.values())).partition
-        if partition and partition["counts"] not in shown and len(shown) < SHOWN:
+        if "counts" in partition and partition["counts"] not in shown and len(shown) < SHOWN:
             shown.append(partition["counts"])
             seed = next(iter(group.runs))
             yield Section(
@@ -307,12 +309,13 @@ def _row(run: Run) -> Row:
 
 def _print(rows: list[Row]) -> None:
     from rich.console import Console
+    from rich.markup import escape as plain
     from rich.table import Table
 
     table = Table(title="test accuracy, %")
     for name in rows[0]:
         table.add_column(name, justify="left" if name in LEFT else "right", no_wrap=name != "run")
     for row in rows:
-        table.add_row(*row.values())
+        table.add_row(*map(plain, row.values()))
     console = Console()
     console.print(table) if console.is_terminal else Console(width=140).print(table)

@@ -73,6 +73,11 @@ class Run:
             raise SettingError("runs", "not a config.yaml of fedgkd-pl", file) from error
         return settings if isinstance(settings, dict) else {}
 
+    @property
+    def rounds_asked(self) -> int:
+        """How many rounds it was to do; a callback may have ended it before."""
+        return int(self.summary.get("rounds_asked") or self.summary["rounds"])
+
     def measure(self, name: str) -> float | None:
         """An accuracy in percent; None where the run has it not.
 
@@ -93,8 +98,11 @@ class Run:
         file = self.folder / name
         if not file.exists():
             return []
-        with file.open(encoding="utf-8", newline="") as lines:
-            return list(csv.DictReader(lines))
+        try:
+            with file.open(encoding="utf-8", newline="") as lines:
+                return list(csv.DictReader(lines))
+        except (ValueError, csv.Error) as error:
+            raise SettingError("runs", f"not a {name} of fedgkd-pl", file) from error
 
     def _json(self, name: str) -> dict[str, Any]:
         file = self.folder / name
@@ -115,7 +123,10 @@ def read_run(folder: Path) -> Run:
     try:
         summary: Summary = json.loads(file.read_bytes())
         whole = {*ACCURACIES.values(), *KEYS} <= summary.keys()
-        whole = whole and all(_is_number(summary[key]) for key in ACCURACIES.values())
+        numbers = (*ACCURACIES.values(), "wall_seconds", "rounds_asked", "bytes_up")
+        whole = whole and all(_is_number(summary.get(key)) for key in numbers)
+        counts = ("rounds", "seed", "bytes_down")
+        whole = whole and all(type(summary[key]) is int for key in counts) and summary["rounds"] > 0
     except (OSError, ValueError, AttributeError, RecursionError):
         whole = False
     if not whole:
@@ -134,16 +145,22 @@ def find_runs(paths: Sequence[str], newest: bool = False) -> list[Run]:
     for path in map(Path, paths):
         files = list(path.rglob("summary.json"))
         if not files:
-            raise SettingError("runs", "no finished run (summary.json) below", path)
+            continue
         if newest:
             files = [max(files, key=lambda file: file.stat().st_mtime)]
-        for file in sorted(files, key=_natural):
+        for file in sorted(files, key=natural):
             found.setdefault(file.parent.resolve(), read_run(file.parent))
+    if not found:
+        raise SettingError("runs", "no finished run (summary.json) below", ", ".join(paths))
     return list(found.values())
 
 
-def _natural(path: Path) -> list[Any]:
-    """So that version_10 comes after version_9."""
+def natural(path: Path) -> list[Any]:
+    """A key to sort by, so that version_10 comes after version_9.
+
+    Args:
+        path: of a file or folder.
+    """
     return [(int(s), "") if s.isdigit() else (-1, s) for s in re.split(r"(\d+)", str(path)) if s]
 
 

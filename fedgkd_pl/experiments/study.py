@@ -141,7 +141,7 @@ def read_study(path: str) -> Study:
     require(len(axes) == len(content["axes"]) > 0, "axes", "each needs at least one label")
     name = content.get("name", Path(file).stem)
     require(
-        isinstance(name, str) and re.fullmatch(r"[\w.+-]*\w", name) is not None,
+        isinstance(name, str) and re.fullmatch(r"\w[\w.+-]*", name) is not None,
         "name",
         "must be a plain word: it names a folder",
         name,
@@ -168,17 +168,22 @@ def read_study(path: str) -> Study:
 def _check(study: Study) -> None:
     laid_out = [*study.rows, *study.columns]
     for axis in study.axes:
+        require(axis not in ("measure", "seed"), "axes", "must have another name", axis)
         require(laid_out.count(axis) == 1, "rows", f"or columns must name {axis}, once", laid_out)
     for name in laid_out:
         require(name in (*study.axes, "measure"), "rows", f"or columns name no axis {name}")
+        require(laid_out.count(name) == 1, "rows", f"and columns name {name} twice", laid_out)
     require(study.compare in study.axes, "compare", "must name an axis", study.compare)
     require(len(study.seeds) > 0, "seeds", "at least one is needed")
     require(len(set(study.seeds)) == len(study.seeds), "seeds", "one is given twice", study.seeds)
+    for seed in study.seeds:
+        require(0 <= seed < 2**32, "seeds", "must be from 0 to 4294967295", seed)
     require(len(study.measures) > 0, "measures", f"at least one is needed: {MEASURES}")
     for measure in study.measures:
         require(MEASURE.fullmatch(measure) is not None, "measures", f"{MEASURES}", measure)
     names = [cell.name for cell in study.cells()]
     for name in names:
+        require(len(name) <= 200, "axes", "labels make too long a name of a folder", name)
         require(names.count(name) == 1, "axes", "two cells would share a folder", name)
 
 

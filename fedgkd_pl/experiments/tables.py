@@ -3,13 +3,13 @@
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from itertools import product
 from statistics import mean, stdev
 from typing import TYPE_CHECKING
 
-from fedgkd_pl.experiments.groups import symbol
+from fedgkd_pl.experiments.groups import dataset_name, symbol
 from fedgkd_pl.experiments.paper import paper_value
 from fedgkd_pl.experiments.runs import ACCURACIES, Run
 from fedgkd_pl.experiments.study import Cell, Study
@@ -104,7 +104,7 @@ def make_tables(study: Study, results: Results) -> list[Table]:
         axes["measure"] = list(measures)
         rows = list(product(*(axes[axis] for axis in study.rows)))
         columns = list(product(*(axes[axis] for axis in study.columns)))
-        body = []
+        body: list[list[Entry]] = []
         for row in rows:
             line = []
             for column in columns:
@@ -120,10 +120,31 @@ def make_tables(study: Study, results: Results) -> list[Table]:
                 [tuple(map(measure_name, row)) for row in rows],
                 [_column(study.columns, column) for column in columns],
                 body,
-                _notes(study, entries, measures),
+                [*_notes(study, entries, measures), *_lengths(results)],
             )
         )
-    return tables
+    return [_without_empty(table) for table in tables]
+
+
+def _without_empty(table: Table) -> Table:
+    """Without rows and columns that neither we nor the paper have a number for."""
+    known = [[bool(entry.values or entry.paper) for entry in line] for line in table.entries]
+    rows = [n for n, line in enumerate(known) if any(line)]
+    columns = [n for n in range(len(table.columns)) if any(line[n] for line in known)]
+    return replace(
+        table,
+        rows=[table.rows[n] for n in rows],
+        columns=[table.columns[n] for n in columns],
+        entries=[[table.entries[row][column] for column in columns] for row in rows],
+    )
+
+
+def _lengths(results: Results) -> list[str]:
+    """A warning where runs of different length stand beside each other."""
+    lengths = sorted({run.rounds_asked for _, run in results})
+    if len(lengths) < 2:
+        return []
+    return [f"the runs have different numbers of rounds: {', '.join(map(str, lengths))}"]
 
 
 def measure_name(name: str) -> str:
@@ -143,14 +164,16 @@ def to_markdown(table: Table) -> str:
         table: laid out.
     """
     lines = [f"**{table.title}**, test accuracy in %", ""]
-    lines.append("| " + " | ".join([*table.corner, *table.columns]) + " |")
+    names = (name.replace("|", r"\|") for name in (*table.corner, *table.columns))
+    lines.append("| " + " | ".join(names) + " |")
     lines.append("|" + "---|" * len(table.corner) + "---:|" * len(table.columns))
     for labels, entries in zip(table.rows, table.entries, strict=True):
         cells = []
         for entry in entries:
             text = ("{}", "**{}**", "<u>{}</u>")[entry.rank].format(entry.text)
             cells.append(text + (f" ({entry.paper_text})" if entry.paper else ""))
-        lines.append("| " + " | ".join([*labels, *cells]) + " |")
+        plain = (label.replace("|", r"\|") for label in labels)
+        lines.append("| " + " | ".join([*plain, *cells]) + " |")
     if any(entry.paper for entries in table.entries for entry in entries):
         lines += ["", "In brackets: the paper's."]
     lines += ["", *(f"- {note}" for note in table.notes)] if table.notes else []
@@ -163,20 +186,21 @@ def to_rich(table: Table) -> "rich.table.Table":
     Args:
         table: laid out.
     """
+    from rich.markup import escape as plain
     from rich.table import Table as RichTable
 
-    shown = RichTable(title=f"{table.title}, test accuracy in %")
+    shown = RichTable(title=plain(f"{table.title}, test accuracy in %"))
     for name in table.corner:
-        shown.add_column(name)
+        shown.add_column(plain(name))
     for name in table.columns:
-        shown.add_column(name, justify="right")
+        shown.add_column(plain(name), justify="right")
     for labels, entries in zip(table.rows, table.entries, strict=True):
         cells = []
         for entry in entries:
             text = ("{}", "[bold]{}[/bold]", "[underline]{}[/underline]")[entry.rank]
             paper = f"\n[dim]({entry.paper_text})[/dim]" if entry.paper else ""
             cells.append(text.format(entry.text) + paper)
-        shown.add_row(*labels, *cells)
+        shown.add_row(*map(plain, labels), *cells)
     return shown
 
 
@@ -273,6 +297,8 @@ def _column(axes: Sequence[str], labels: Labels) -> str:
 
 def _entries(study: Study, results: Results) -> dict[Labels, Entry]:
     entries: dict[Labels, Entry] = {}
+    names = {dataset_name(run) for _, run in results}
+    of_data = {"dataset": names.pop()} if len(names) == 1 else {}  # where that is no axis
     for labels in product(*study.axes.values()):
         for measure in study.measures:
             chosen = dict(zip(study.axes, labels, strict=True))
@@ -281,7 +307,7 @@ def _entries(study: Study, results: Results) -> dict[Labels, Entry]:
                 for cell, run in results
                 if cell.labels == chosen and (value := run.measure(measure)) is not None
             }
-            paper = paper_value(study.paper, chosen, measure) if study.paper else None
+            paper = paper_value(study.paper, of_data | chosen, measure) if study.paper else None
             entries[_key(study, chosen, measure)] = Entry(values, paper)
     return entries
 
@@ -337,10 +363,16 @@ def lead(first: str, best: Mapping[int, float], second: str, other: Mapping[int,
     """
     seeds = sorted(best.keys() & other.keys())
     ahead = [best[seed] - other[seed] for seed in seeds]
+    if not seeds:
+        return f"{first} and {second} have no seed in common"
+    if not any(ahead):
+        return f"{first} and {second} are equal"
+    if mean(ahead) < 0:  # over the seeds that both have
+        return lead(second, other, first, best)
     text = f"{first} is ahead of {second} by {spread(ahead)} points"
     if len(seeds) < 2:
         return f"{text}; one seed says nothing of its significance"
-    if not any(ahead) or len(set(ahead)) == 1:
+    if len(set(ahead)) == 1:
         return f"{text} in each of {len(seeds)} seeds"
     from scipy.stats import ttest_1samp
 
@@ -353,9 +385,13 @@ def _has_paper(table: Table) -> bool:
     return any(entry.paper for entries in table.entries for entry in entries)
 
 
+TEX: dict[str, str | int | None] = {
+    **{letter: f"\\{letter}" for letter in "_%&#{}$"},
+    **{"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"},
+    **{"α": r"$\alpha$", "γ": r"$\gamma$", "λ": r"$\lambda$", "μ": r"$\mu$", "τ": r"$\tau$"},
+    "±": r"$\pm$",
+}
+
+
 def _tex(text: str) -> str:
-    for plain, escaped in (("\\", r"\textbackslash{}"), ("_", r"\_"), ("%", r"\%"), ("&", r"\&")):
-        text = text.replace(plain, escaped)
-    for plain, escaped in (("#", r"\#"), (" ± ", r"$\pm$"), ("α", r"$\alpha$")):
-        text = text.replace(plain, escaped)
-    return text
+    return text.replace(" ± ", "±").translate(str.maketrans(TEX))
