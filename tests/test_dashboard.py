@@ -453,3 +453,35 @@ def test_bad_settings() -> None:
         Dashboard(every_n_rounds=0)
     with pytest.raises(SettingError, match="samples"):
         Dashboard(samples=-1)
+
+
+class Layers(nn.Module):
+    """A net that means something else by ``features``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.ModuleList([nn.Linear(4, 3)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.features[0](x)  # type: ignore[no-any-return]
+
+
+def test_a_net_that_means_something_else_by_features(tmp_path: Path) -> None:
+    net = Layers()
+    fit(server(net), Table(), 1, callbacks=[Dashboard()], logger=logger_of(tmp_path))
+    written = np.loadtxt(tmp_path / "features.tsv", delimiter="\t")
+    assert written.shape == (13, 3), "the logits of all samples"
+
+
+def test_what_a_killed_session_drew_is_not_drawn_again(tmp_path: Path, drawn: Any) -> None:
+    """Killed when a callback had ended the run and its last round was drawn."""
+    callback = Dashboard(every_n_rounds=10)
+    confusion = torch.eye(3, dtype=torch.int64)
+    for _ in range(2):
+        callback.undrawn = {"round": 4, "confusion": confusion}
+        logger = logger_of(tmp_path)
+        model = server(linear())
+        fit(model, Table(), 1, logger=logger)
+        callback._draw(model.trainer, model)
+        logger.experiment.flush()
+    assert steps(tmp_path, "test/confusion") == [4]
