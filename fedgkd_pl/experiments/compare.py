@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -172,6 +173,7 @@ def _plan(study: Study, top: Path, extra: Sequence[str]) -> list[Task]:
 
 def _begin(process: Any) -> None:
     """Starts a process that leaves Ctrl-C to this one, which ends it."""
+    resource_tracker.ensure_running()  # which lets Ctrl-C through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         with without_main():
