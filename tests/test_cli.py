@@ -36,7 +36,7 @@ def test_what_a_run_leaves(run: Run, tmp_path: Path) -> None:
         "checkpoints",
         "config.yaml",
         "global.safetensors",
-        "hparams.yaml",
+        *("features.tsv", "features_of.tsv", "hparams.yaml", "projector_config.pbtxt"),
         "metrics.csv",
         "partition.json",
         "summary.json",
@@ -347,7 +347,7 @@ def test_partition_is_shown_before_anyone_trains(run: Run, tmp_path: Path) -> No
 
     events = EventAccumulator(str(version(tmp_path)))
     events.Reload()
-    assert events.Tags()["images"] == ["partition"]
+    assert events.Tags()["images"] == ["partition", "test/confusion"]
 
 
 def test_own_classes_come_in_with_import(run: Run, tmp_path: Path) -> None:

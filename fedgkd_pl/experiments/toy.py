@@ -31,7 +31,7 @@ SIDE = 200  # of the grid that boundaries are drawn from
 Accuracies = dict[str, float]  # of "aggregate", "user 1", "user 1, unseen" …
 
 
-class LocalModels(Callback):
+class LatestModels(Callback):
     """Keeps the clients' models of the latest round."""
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ def toy_figure(
 
 def _train(method: FedAvg, data: Toy2D, rounds: int) -> dict[str, State]:
     """The first users' models in the last round, and the aggregate after it."""
-    local = LocalModels()
+    local = LatestModels()
     with quiet():
         trainer = Trainer(
             max_epochs=rounds,
