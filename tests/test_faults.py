@@ -27,7 +27,7 @@ SMALL = (
     *("--rounds", "20", "--data.participation", "0.1", "--model.local_steps", "2"),
     *("--model.engine.workers", "1", "--output_dir", ".", "--name", "run"),
 )
-TRIALS = int(os.environ.get("FEDGKD_TRIALS", "3"))  # 50 by `make test-faults`
+TRIALS = int(os.environ.get("FEDGKD_TRIALS", "2"))  # 50 by `make test-faults`
 STEPS = ("opened", "writing", "written", "synced", "rotated", "replaced", "committed")
 
 
