@@ -32,8 +32,8 @@ bench: $(STAMP)  ## speed, start-up, scale and commits as Markdown tables: half 
 	  $(BIN)/python -m benchmarks.$$part || exit 1; echo; done
 
 test: $(STAMP)  ## the tests (the long ones: make test-slow)
-	@$(BIN)/python -m pytest -n 3 --dist loadfile -m 'not slow and not faults' --nbmake \
-	  --nbmake-timeout 300 tests notebooks
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not slow and not faults' \
+	  --nbmake --nbmake-timeout 300 tests/test_faults.py tests/test_compare.py tests notebooks
 
 test-faults: $(STAMP)  ## 50 kills, signals and stops per method, full disks: an hour
 	@FEDGKD_TRIALS=50 $(BIN)/python -m pytest -v tests/test_faults.py \
