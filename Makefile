@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+FAST := not slow and not faults and not ray and not flower
 
 .PHONY: help setup demo digits bench test test-faults fuzz test-slow lint format wheel clean
 help:  ## this list
@@ -32,7 +33,7 @@ bench: $(STAMP)  ## speed, start-up, scale and commits as Markdown tables: half 
 	  $(BIN)/python -m benchmarks.$$part || exit 1; echo; done
 
 test: $(STAMP)  ## the tests (the long ones: make test-slow)
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not slow and not faults' \
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m '$(FAST)' \
 	  --nbmake --nbmake-timeout 300 tests/test_faults.py tests/test_compare.py tests notebooks
 
 test-faults: $(STAMP)  ## 50 kills, signals and stops per method, full disks: an hour

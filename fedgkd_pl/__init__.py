@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from fedgkd_pl.data.tiny_imagenet import TinyImageNet as TinyImageNet
     from fedgkd_pl.data.toy import Toy2D as Toy2D
     from fedgkd_pl.engines.local import LocalEngine as LocalEngine
+    from fedgkd_pl.engines.ray import RayEngine as RayEngine
     from fedgkd_pl.methods.fedavg import FedAvg as FedAvg
     from fedgkd_pl.methods.feddistill import FedDistill as FedDistill
     from fedgkd_pl.methods.feddistill import FedDistillPlus as FedDistillPlus
@@ -85,6 +86,7 @@ _HOME = {
     "Forgetting": "callbacks.forgetting",
     "IID": "data.partition",
     "LocalEngine": "engines.local",
+    "RayEngine": "engines.ray",
     "LocalModels": "callbacks.local_models",
     "MLP": "models.mlp",
     "MOON": "methods.moon",

@@ -4,10 +4,9 @@ from typing import Any
 
 # What may differ when a run is resumed: where it runs and what is recorded, not what is computed.
 FIXED = ("seed_everything", "model", "data", "trainer.precision", "trainer.gradient_clip")
+THREADS = "model.init_args.engine.init_args.threads"  # all of an engine that changes numbers
 FREE = (
-    "model.init_args.engine.class_path",
-    "model.init_args.engine.init_args.workers",
-    "model.init_args.engine.init_args.timeout",
+    "model.init_args.engine.",
     "model.init_args.max_failed_rounds",
     "data.init_args.data_dir",
     "data.init_args.download",
@@ -24,7 +23,7 @@ def fixed_settings(settings: Any) -> dict[str, Any]:
     return {
         key: value
         for key, value in flatten(settings).items()
-        if key.startswith(FIXED) and not key.startswith(FREE)
+        if key == THREADS or (key.startswith(FIXED) and not key.startswith(FREE))
     }
 
 

@@ -234,11 +234,11 @@ def test_pool_closes_its_processes() -> None:
     assert not any(process.is_alive() for process in pools[0])
 
 
-def test_auto_takes_what_cohort_and_cores_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_takes_what_cohort_andcores_allow(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[Any] = []
     monkeypatch.setattr("fedgkd_pl.engines.local.InProcess", lambda job, threads: opened.append(1))
     monkeypatch.setattr(Pool, "__init__", lambda self, job, workers, *_: opened.append(workers))
-    monkeypatch.setattr("fedgkd_pl.engines.local._cores", lambda: 4)
+    monkeypatch.setattr("fedgkd_pl.engines.local.cores", lambda: 4)
     job: Any = type("Job", (), {"device": torch.device("cpu")})
     for engine, cohort in [
         (LocalEngine(), 10),  # four cores

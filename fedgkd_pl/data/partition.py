@@ -68,6 +68,24 @@ class ClientIndex(Sequence[Indices]):
         return counts
 
 
+class Alone(ClientIndex):
+    """One client, which owns all samples, and no other.
+
+    Args:
+        client: its number.
+        size: how many samples there are.
+    """
+
+    def __init__(self, client: int, size: int) -> None:
+        self.client = client
+        super().__init__([np.arange(size)])
+
+    def __getitem__(self, client: int) -> Indices:  # type: ignore[override]
+        if client != self.client:
+            raise IndexError(client)
+        return super().__getitem__(0)
+
+
 class Partition(ABC):
     """Cuts a labelled dataset into clients; every sample goes to exactly one of them."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from fedgkd_pl.data.partition import ClientIndex
+from fedgkd_pl.data.partition import Alone, ClientIndex
 from fedgkd_pl.federation.seeds import derive
 from numpy.typing import NDArray
 from torch import Tensor
@@ -133,5 +133,22 @@ class ClientData:
             round: the round, from 1.
         """
         generator = torch.Generator().manual_seed(derive(self.seed, "batches", round, client))
+        return Batches(self.owned(client), self.batch_size, generator)
+
+    def owned(self, client: int) -> Examples:
+        """The examples of one client.
+
+        Args:
+            client: its id.
+        """
         rows = torch.from_numpy(self.index[client]).to(self.examples.targets.device)
-        return Batches(self.examples[rows], self.batch_size, generator)
+        return self.examples[rows]
+
+    def only(self, client: int, examples: Examples) -> "ClientData":
+        """The data of one client, where nobody else's is.
+
+        Args:
+            client: its id.
+            examples: all of its examples.
+        """
+        return replace(self, examples=examples, index=Alone(client, len(examples)))

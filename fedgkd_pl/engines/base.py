@@ -1,10 +1,13 @@
 """The contract between methods and engines, which know nothing else of each other."""
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from traceback import format_exception, format_exception_only
 
+from fedgkd_pl.errors import require
 from fedgkd_pl.federation.client_trainer import Job
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
 
@@ -24,13 +27,14 @@ class ClientFailure:
     traceback: str = ""
 
 
+Answer = ClientUpdate | ClientFailure
+
+
 class Session(ABC):
     """A running engine: workers that hold the job's data and net."""
 
     @abstractmethod
-    def run(
-        self, message: Message, cohort: Sequence[int]
-    ) -> Iterator[ClientUpdate | ClientFailure]:
+    def run(self, message: Message, cohort: Sequence[int]) -> Iterator[Answer]:
         """Trains the clients of a round; a client that fails does not disturb the others.
 
         The answers come in an order that depends on the cohort's members and their sizes alone
@@ -69,7 +73,7 @@ def failure(client: int, error: Exception) -> ClientFailure:
     return ClientFailure(client, reason[:500], "".join(format_exception(error)))
 
 
-def checked(update: ClientUpdate, like: State) -> ClientUpdate | ClientFailure:
+def checked(update: ClientUpdate, like: State) -> Answer:
     """An update that can be averaged, or why it cannot.
 
     Args:
@@ -92,3 +96,21 @@ def schedule(job: Job, cohort: Sequence[int]) -> list[int]:
     """
     size = job.data.index.size
     return sorted(cohort, key=lambda client: (-size(client), client))
+
+
+def needs(package: str, extra: str) -> None:
+    """Raises a clear error where an engine's package is not installed.
+
+    Args:
+        package: what is imported.
+        extra: of ours, that installs it.
+    """
+    text = f"needs {package}, which is not installed: pip install 'fedgkd-pl[{extra}]'"
+    require(find_spec(package) is not None, "engine", text)
+
+
+def cores() -> int:
+    """The cores this process may use, which in a container are fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

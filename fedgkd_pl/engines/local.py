@@ -1,15 +1,14 @@
 """The engine of one machine: in this process, or a pool of processes."""
 
-import os
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import torch
-from fedgkd_pl.engines.base import ClientFailure, Engine, Session, failure, schedule
+from fedgkd_pl.engines.base import Answer, Engine, Session, cores, failure, schedule
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.client_trainer import ClientTrainer, Job, quiet
 from fedgkd_pl.federation.kernels import keep_memory, threads
-from fedgkd_pl.federation.message import ClientUpdate, Message
+from fedgkd_pl.federation.message import Message
 
 
 class LocalEngine(Engine):
@@ -49,7 +48,7 @@ class LocalEngine(Engine):
         if self.workers != "auto":
             workers = self.workers
         else:
-            places = {"cuda": torch.cuda.device_count(), "cpu": _cores() // self.threads}
+            places = {"cuda": torch.cuda.device_count(), "cpu": cores() // self.threads}
             workers = max(1, min(places.get(job.device.type, 1), cohort_size))
         if workers == 1 and self.timeout is None:  # only another process can be stopped
             return InProcess(job, self.threads)
@@ -71,9 +70,7 @@ class InProcess(Session):
         self.threads = threads
         self.trainer = ClientTrainer(job)
 
-    def run(
-        self, message: Message, cohort: Sequence[int]
-    ) -> Iterator[ClientUpdate | ClientFailure]:
+    def run(self, message: Message, cohort: Sequence[int]) -> Iterator[Answer]:
         """See :meth:`Session.run`.
 
         Args:
@@ -83,17 +80,10 @@ class InProcess(Session):
         with threads(self.threads), quiet():  # once a round: changing threads costs milliseconds
             for client in schedule(self.job, cohort):
                 state = self.job.states.get(client, {})
-                answer: ClientUpdate | ClientFailure
+                answer: Answer
                 try:
                     answer = self.trainer.update(message, client, state)
                 except Exception as error:  # a user's net or loss may fail in any way
                     answer = failure(client, error)
                     self.trainer = ClientTrainer(self.job)  # nothing of the failed fit stays
                 yield answer
-
-
-def _cores() -> int:
-    """The cores this process may use, which in a container are fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

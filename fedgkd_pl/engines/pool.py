@@ -6,7 +6,6 @@ the parent's threads or accelerators comes along.
 """
 
 import io
-import json
 import os
 import pickle
 import signal
@@ -14,21 +13,18 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any, cast
 
 import cloudpickle
 import torch
 import torch.multiprocessing
-from fedgkd_pl.engines.base import ClientFailure, Session, failure, schedule
-from fedgkd_pl.federation.client_trainer import ClientTrainer, Job, quiet
-from fedgkd_pl.federation.kernels import keep_memory
-from fedgkd_pl.federation.message import (
-    ClientUpdate,
-    Message,
-    decode_state,
-    encode_state,
-)
+from fedgkd_pl.engines.base import Answer, ClientFailure, Session, schedule
+from fedgkd_pl.engines.worker import Worker, read
+from fedgkd_pl.federation.client_trainer import Job, quiet
+from fedgkd_pl.federation.kernels import numerics, set_numerics
+from fedgkd_pl.federation.message import Message, encode_state
 from fedgkd_pl.processes import context, wait_for_parent, without_main
 from torch import Tensor
 
@@ -36,7 +32,7 @@ BEGUN = b">"
 
 
 @dataclass
-class Worker:
+class Place:
     """A process of the pool, and what it is at.
 
     Attributes:
@@ -70,13 +66,11 @@ class Pool(Session):
         self.timeout = timeout
         self.context = context(__name__)
         self.message: Tensor | None = None
-        self.workers: list[Worker] = []
+        self.workers: list[Place] = []
         for place in range(workers):
             self.workers.append(self._start(place))
 
-    def run(
-        self, message: Message, cohort: Sequence[int]
-    ) -> Iterator[ClientUpdate | ClientFailure]:
+    def run(self, message: Message, cohort: Sequence[int]) -> Iterator[Answer]:
         """See :meth:`Session.run`.
 
         Args:
@@ -87,7 +81,7 @@ class Pool(Session):
         self.message = torch.frombuffer(encoded, dtype=torch.uint8).share_memory_()
         order = schedule(self.job, cohort)
         waiting = iter(order)
-        done: dict[int, ClientUpdate | ClientFailure] = {}
+        done: dict[int, Answer] = {}
         try:
             for place in range(len(self.workers)):
                 self._tell(place, self.message)
@@ -114,11 +108,11 @@ class Pool(Session):
             _kill(worker)
         self.workers = []
 
-    def _start(self, place: int) -> Worker:
+    def _start(self, place: int) -> Place:
         ours, theirs = self.context.Pipe()
         process = self.context.Process(
             target=_work,
-            args=(theirs, self.threads, _numerics()),
+            args=(theirs, self.threads, numerics()),
             name=f"fedgkd-worker-{place}",
             daemon=True,
         )
@@ -127,7 +121,7 @@ class Pool(Session):
         theirs.close()
         tensors = [self.job.data.examples.inputs, self.job.data.examples.targets]
         ours.send((_dumps(_for_worker(self.job, place), tensors), tensors))
-        return Worker(process, ours)
+        return Place(process, ours)
 
     def _tell(self, place: int, task: Any) -> None:
         """Sends a task; a worker that has died since its last one is replaced."""
@@ -172,7 +166,7 @@ class Pool(Session):
             return False
         return time.monotonic() - started >= self.timeout
 
-    def _receive(self, place: int) -> ClientUpdate | ClientFailure | None:
+    def _receive(self, place: int) -> Answer | None:
         """A worker's answer; None if it only says that it has begun."""
         worker = self.workers[place]
         assert worker.client is not None
@@ -192,16 +186,11 @@ class Pool(Session):
         if answer == BEGUN:
             worker.started = time.monotonic()
             return None
-        if answer[:1] == b"!":
-            return ClientFailure(worker.client, *json.loads(answer[1:]))
-        update = ClientUpdate.decode(answer[1:])
         assert worker.given is not None
-        trained = sum(update.seconds.values())
-        update.seconds["transfer"] = max(0.0, time.monotonic() - worker.given - trained)
-        return update
+        return read(answer, worker.client, time.monotonic() - worker.given)
 
 
-def _kill(worker: Worker) -> None:
+def _kill(worker: Place) -> None:
     if worker.process.is_alive():
         worker.process.kill()
     worker.process.join()
@@ -216,25 +205,11 @@ def _for_worker(job: Job, number: int) -> Job:
     return replace(job, device=device, states={})
 
 
-def _numerics() -> dict[str, Any]:
-    """The process-wide settings that change numbers."""
-    return {
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
-        "benchmark": torch.backends.cudnn.benchmark,
-        "matmul": torch.get_float32_matmul_precision(),
-    }
-
-
-def _work(connection: Connection, threads: int, numerics: dict[str, Any]) -> None:
+def _work(connection: Connection, threads: int, settings: dict[str, Any]) -> None:
     for number in signal.SIGINT, signal.SIGTERM:
         signal.signal(number, signal.SIG_IGN)  # the parent's to answer
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    keep_memory()
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(numerics["deterministic"], warn_only=numerics["warn_only"])
-    torch.backends.cudnn.benchmark = numerics["benchmark"]
-    torch.set_float32_matmul_precision(numerics["matmul"])
+    set_numerics(settings, threads)
     with quiet():
         _serve(connection)
 
@@ -242,7 +217,8 @@ def _work(connection: Connection, threads: int, numerics: dict[str, Any]) -> Non
 def _serve(connection: Connection) -> None:
     try:
         job = connection.recv()
-        trainer = message = None
+        worker = Worker(lambda: _loads(*job))
+        message = None
         while True:
             task = connection.recv()
             if isinstance(task, Tensor):
@@ -250,15 +226,8 @@ def _serve(connection: Connection) -> None:
                 continue
             client, state = task
             assert message is not None
-            try:
-                trainer = trainer or ClientTrainer(_loads(*job))
-                connection.send_bytes(BEGUN)
-                update = trainer.update(message, client, decode_state(state))
-                connection.send_bytes(b"=" + update.encode())
-            except Exception as error:  # a user's net or loss may fail in any way
-                failed = failure(client, error)
-                connection.send_bytes(b"!" + json.dumps([failed.reason, failed.traceback]).encode())
-                trainer = None  # nothing of the failed fit stays
+            begun = partial(connection.send_bytes, BEGUN)
+            connection.send_bytes(worker.train(message, client, state, begun=begun))
     except (EOFError, OSError):
         return  # the pool was closed, or its process is gone
 

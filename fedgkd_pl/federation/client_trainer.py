@@ -54,7 +54,7 @@ class ClientTrainer:
         if job.compile:
             self.client.compile_steps(job.data.batch_size)
         self.device = job.device
-        self.data = replace(job.data, examples=job.data.examples.to(self.device))
+        self.hold(job.data)
         with quiet():
             self.trainer = Trainer(
                 **job.trainer,
@@ -72,6 +72,14 @@ class ClientTrainer:
         # Signals are the server's to answer: Lightning would set all 62 again for every client, and
         # let a worker that ignores SIGTERM give up its client.
         self.trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
+
+    def hold(self, data: ClientData) -> None:
+        """Takes data to the device.
+
+        Args:
+            data: of all clients, or of those that are trained next.
+        """
+        self.data = replace(data, examples=data.examples.to(self.device))
 
     def update(self, message: Message, client: int, state: State) -> ClientUpdate:
         """Trains one client from the message's global model.

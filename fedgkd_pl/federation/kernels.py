@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -85,6 +86,30 @@ def keep_memory() -> None:
         mallopt(mmap_threshold, 2**30) or mallopt(
             mmap_threshold, 2**25
         )  # the most an old one takes
+
+
+def numerics() -> dict[str, Any]:
+    """The process-wide settings that change numbers."""
+    return {
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "benchmark": torch.backends.cudnn.benchmark,
+        "matmul": torch.get_float32_matmul_precision(),
+    }
+
+
+def set_numerics(settings: dict[str, Any], threads: int) -> None:
+    """Lets a worker's process compute as the server's would.
+
+    Args:
+        settings: those of :func:`numerics` there.
+        threads: intra-op threads.
+    """
+    keep_memory()
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(settings["deterministic"], warn_only=settings["warn_only"])
+    torch.backends.cudnn.benchmark = settings["benchmark"]
+    torch.set_float32_matmul_precision(settings["matmul"])
 
 
 def missing_compiler(device: torch.device) -> str:

@@ -12,7 +12,7 @@ import torch
 from fedgkd_pl.checkpoint import SafeCheckpointIO, load_newest
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.resident import Batch
-from fedgkd_pl.engines.base import ClientFailure, checked
+from fedgkd_pl.engines.base import Answer, ClientFailure, checked
 from fedgkd_pl.errors import RunFailed, SettingError, require
 from fedgkd_pl.federation.client_trainer import Job
 from fedgkd_pl.federation.kernels import channels_last, missing_compiler, slow_precision
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from fedgkd_pl.engines.base import Engine, Session
     from fedgkd_pl.federation.client import FederatedClient
 
-Answer = ClientUpdate | ClientFailure
 log = logging.getLogger("fedgkd_pl")
 
 

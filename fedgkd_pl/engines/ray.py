@@ -1,0 +1,320 @@
+"""The engine of a cluster: Ray actors, each with a resident net and Trainer.
+
+A round's message lies once on every node, in Ray's object store, and so does the data of a client
+once it was trained there. Training is a function of message, state, data and seed, so a client
+whose worker or node was lost is trained again somewhere else and answers the same.
+"""
+
+import logging
+import os
+import platform
+import signal
+import threading
+import time
+import warnings
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import cloudpickle
+import numpy as np
+import torch
+from fedgkd_pl.engines.base import Answer, ClientFailure, Engine, Session, cores, needs, schedule
+from fedgkd_pl.engines.worker import Worker, read
+from fedgkd_pl.errors import RunFailed, SettingError, require
+from fedgkd_pl.federation.client_trainer import Job, quiet
+from fedgkd_pl.federation.kernels import keep_memory, numerics, set_numerics
+from fedgkd_pl.federation.message import Message, encode_state
+from numpy.typing import NDArray
+
+Blob = NDArray[np.uint8]  # bytes that Ray's workers read where they lie
+log = logging.getLogger("fedgkd_pl")
+PATIENCE = 60.0  # seconds without a worker, after which a line says what is waited for
+
+
+class RayEngine(Engine):
+    """Trains the clients of a round on a Ray cluster.
+
+    Workers, and nodes, that are lost in the middle of a round cost time and nothing else: their
+    clients are trained again by others, with the same result.
+
+    Args:
+        ray_address: of a cluster: ``auto`` for the one of this machine, ``host:6379`` or
+            ``ray://host:10001``; by default ``RAY_ADDRESS`` (which ``ray job submit`` sets) and,
+            without it, a Ray of its own on this machine, for as long as the run lasts.
+        workers: how many; ``auto`` takes one per client of a cohort as far as the cluster has
+            cores, or GPUs if a worker needs one.
+        threads: intra-op threads of each client's training, and the cores that Ray keeps for it;
+            another number gives other rounding.
+        gpus: of each worker; 0.25 lets four share one. By default 1 where the Trainer has a GPU.
+        timeout: seconds that a client may take, after which it is left out of the round.
+        retries: how often a client is trained again because its worker was lost.
+    """
+
+    def __init__(
+        self,
+        ray_address: str | None = None,
+        workers: int | Literal["auto"] = "auto",
+        threads: int = 1,
+        gpus: float | None = None,
+        timeout: float | None = None,
+        retries: int = 3,
+    ) -> None:
+        needs("ray", "ray")
+        require(workers == "auto" or int(workers) >= 1, "workers", "must be auto or ≥ 1", workers)
+        require(threads >= 1, "threads", "must be at least 1", threads)
+        require(gpus is None or gpus >= 0, "gpus", "must not be negative", gpus)
+        require(timeout is None or timeout > 0, "timeout", "must be positive", timeout)
+        require(retries >= 0, "retries", "must not be negative", retries)
+        self.ray_address = ray_address
+        self.workers = workers
+        self.threads = threads
+        self.gpus = gpus
+        self.timeout = timeout
+        self.retries = retries
+
+    def open(self, job: Job, cohort_size: int) -> Session:
+        """See :meth:`Engine.open`.
+
+        Args:
+            job: what the workers will train.
+            cohort_size: clients per round.
+        """
+        keep_memory()  # for evaluation
+        gpus = self.gpus
+        if gpus is None:
+            gpus = 1.0 if job.device.type == "cuda" else 0.0
+        return Cluster(self, job, cohort_size, gpus)
+
+
+@dataclass
+class Actor:
+    """A worker, and what it is at.
+
+    Attributes:
+        handle: Ray's.
+        pending: what it will answer to; None if it waits.
+        client: whom it trains; None while it starts.
+        since: when it was asked.
+        place: its machine and process, once it has started.
+    """
+
+    handle: Any
+    pending: Any
+    client: int | None = None
+    since: float = 0.0
+    place: str = ""
+
+
+class Cluster(Session):
+    """Actors on a cluster that train clients side by side.
+
+    Args:
+        engine: the settings.
+        job: what they train.
+        cohort_size: clients per round.
+        gpus: of each actor.
+    """
+
+    def __init__(self, engine: RayEngine, job: Job, cohort_size: int, gpus: float) -> None:
+        import ray
+
+        self.ray = ray
+        self.engine = engine
+        self.job = job
+        self.connected = not ray.is_initialized()  # else it is the user's, who will also end it
+        if self.connected:
+            _connect(engine)
+        places = ray.cluster_resources()
+        fit = places.get("GPU", 0) // gpus if gpus else places.get("CPU", 0) // engine.threads
+        what = f"{gpus:g} GPUs" if gpus else f"{engine.threads} cores"
+        if fit < 1:
+            self.close()
+            raise SettingError("engine", f"no node of the Ray cluster has the {what} of a worker")
+        number = min(int(fit), cohort_size) if engine.workers == "auto" else engine.workers
+        device = torch.device("cuda", 0) if gpus else job.device  # Ray shows it only its own
+        nobody = job.data.only(-1, job.data.examples[torch.empty(0, dtype=torch.int64)])
+        packed = cloudpickle.dumps(replace(job, data=nobody, device=device, states={}))
+        self.packed = ray.put(_blob(packed))
+        self.parts: dict[int, Any] = {}  # each client's data, from its first round on
+        self.kind = ray.remote(_Worker).options(
+            num_cpus=engine.threads, num_gpus=gpus, max_restarts=0, max_concurrency=1
+        )
+        self.never_started = 0
+        self.actors = [self._start() for _ in range(number)]
+
+    def run(self, message: Message, cohort: Sequence[int]) -> Iterator[Answer]:
+        """See :meth:`Session.run`.
+
+        Args:
+            message: what every client gets.
+            cohort: the clients' ids.
+        """
+        broadcast = self.ray.put(_blob(message.encode()))
+        order = schedule(self.job, cohort)
+        waiting = deque(order)
+        lost: Counter[int] = Counter()
+        done: dict[int, Answer] = {}
+        try:
+            for client in order:
+                while client not in done:
+                    for actor in self.actors:
+                        if actor.pending is None and waiting:
+                            self._ask(actor, waiting.popleft(), broadcast)
+                    for answer in self._answers(message.round, waiting, lost):
+                        done[answer.client] = answer
+                yield done.pop(client)
+        except BaseException:  # a stopped round leaves workers in the middle of something
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """See :meth:`Session.close`."""
+        for actor in getattr(self, "actors", []):
+            self.ray.kill(actor.handle)
+        self.actors = []
+        if self.connected and self.ray.is_initialized():
+            with _signals_kept():
+                self.ray.shutdown()
+        self.connected = False
+
+    def _start(self) -> Actor:
+        handle = self.kind.remote([self.packed], self.engine.threads, numerics())
+        return Actor(handle, handle.started.remote(), since=time.monotonic())
+
+    def _ask(self, actor: Actor, client: int, broadcast: Any) -> None:
+        if client not in self.parts:
+            owned = self.job.data.owned(client)
+            content = encode_state({"inputs": owned.inputs, "targets": owned.targets})
+            self.parts[client] = self.ray.put(_blob(content))
+        state = encode_state(self.job.states.get(client, {}))
+        actor.client, actor.since = client, time.monotonic()
+        part = self.parts[client]
+        actor.pending = actor.handle.train.remote([broadcast], client, state, part)
+
+    def _answers(self, round: int, waiting: deque[int], lost: Counter[int]) -> Iterator[Answer]:
+        """What has come within a second; the clients of lost workers wait again."""
+        pending = {actor.pending: actor for actor in self.actors if actor.pending is not None}
+        ready, _ = self.ray.wait(list(pending), timeout=1.0)
+        for reference in ready:
+            actor, client = pending[reference], pending[reference].client
+            try:
+                answer = self.ray.get(reference)
+            except self.ray.exceptions.RayError as error:
+                reason = _reason(error)
+                self._replace(actor, reason)
+                if client is None:
+                    continue
+                lost[client] += 1
+                if lost[client] > self.engine.retries:
+                    times = f"its worker was lost {lost[client]} times"
+                    yield ClientFailure(client, f"{times}: {reason}")
+                    continue
+                text = "round %d: client %d is trained again: its worker (%s) was lost: %s"
+                log.warning(text, round, client, actor.place, reason)
+                waiting.appendleft(client)
+                continue
+            actor.pending = actor.client = None
+            if client is None:
+                self.never_started, actor.place = 0, answer
+            else:
+                yield read(answer, client, time.monotonic() - actor.since)
+        yield from self._late()
+
+    def _late(self) -> Iterator[Answer]:
+        """The clients that have run out of time."""
+        now, limit = time.monotonic(), self.engine.timeout
+        for actor in list(self.actors):
+            late = limit is not None and now - actor.since >= limit
+            if actor.client is not None and late:
+                yield ClientFailure(actor.client, f"timed out after {limit:g} s")
+                self._replace(actor, "timed out")
+        starting = [a for a in self.actors if a.pending is not None and a.client is None]
+        if len(starting) == len(self.actors) and now - starting[0].since >= PATIENCE:
+            log.warning("waiting for the Ray cluster: no worker has started for %g s", PATIENCE)
+            starting[0].since = now
+
+    def _replace(self, actor: Actor, reason: str) -> None:
+        if actor.client is None:
+            self.never_started += 1
+        if self.never_started > self.engine.retries + len(self.actors):
+            raise RunFailed(f"engine: no worker of the Ray cluster starts: {reason}")
+        self.ray.kill(actor.handle)
+        self.actors[self.actors.index(actor)] = self._start()
+
+
+class _Worker:
+    """The actor: what Ray keeps in a process of its own.
+
+    Args:
+        job: where the job lies; in a list, so that Ray does not fetch it before it is wanted.
+        threads: intra-op threads.
+        settings: the server's :func:`numerics`.
+    """
+
+    def __init__(self, job: list[Any], threads: int, settings: dict[str, Any]) -> None:
+        set_numerics(settings, threads)
+        self.worker = Worker(lambda: cloudpickle.loads(_get(job)))
+        self.name = ""
+        self.message: Message | None = None
+
+    def started(self) -> str:
+        """Where it is."""
+        return f"{platform.node()}, process {os.getpid()}"
+
+    def train(self, message: list[Any], client: int, state: bytes, part: Blob) -> bytes:
+        """The answer of a client, for :func:`read`."""
+        name = message[0].hex()
+        if self.message is None or name != self.name:  # once a round
+            self.name, self.message = name, Message.decode(_get(message))
+        with quiet():
+            return self.worker.train(self.message, client, state, part.tobytes())
+
+
+def _get(reference: list[Any]) -> bytes:
+    import ray
+
+    blob: Blob = ray.get(reference[0])
+    return blob.tobytes()
+
+
+def _blob(content: bytes) -> Blob:
+    return np.frombuffer(content, dtype=np.uint8)
+
+
+def _reason(error: Exception) -> str:
+    """The first line of what Ray says, which goes on for many."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
+
+
+def _connect(engine: RayEngine) -> None:
+    """Joins a cluster, or starts one."""
+    import ray
+
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    settings: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+    if engine.ray_address is not None:
+        settings["address"] = engine.ray_address
+    elif "RAY_ADDRESS" not in os.environ:  # else Ray reads it
+        settings |= {"address": "local", "num_cpus": cores(), "include_dashboard": False}
+    try:
+        with _signals_kept(), warnings.catch_warnings(action="ignore", category=FutureWarning):
+            ray.init(**settings)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise SettingError("ray_address", reason[:300], engine.ray_address) from error
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Ray takes SIGTERM for itself; how a run ends is ours to say."""
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if main and before is not None:
+            signal.signal(signal.SIGTERM, before)

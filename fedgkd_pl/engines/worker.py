@@ -1,0 +1,66 @@
+"""What a worker in another process is: a resident Trainer that answers in bytes."""
+
+import json
+from collections.abc import Callable
+
+from fedgkd_pl.data.resident import Examples
+from fedgkd_pl.engines.base import Answer, ClientFailure, failure
+from fedgkd_pl.federation.client_trainer import ClientTrainer, Job
+from fedgkd_pl.federation.message import ClientUpdate, Message, decode_state
+
+
+class Worker:
+    """Trains one client after the other; an error is an answer, too.
+
+    Args:
+        load: unpacks the job, once; what that raises is the first client's failure.
+    """
+
+    def __init__(self, load: Callable[[], Job]) -> None:
+        self.load = load
+        self.trainer: ClientTrainer | None = None
+
+    def train(
+        self,
+        message: Message,
+        client: int,
+        state: bytes,
+        part: bytes = b"",
+        begun: Callable[[], None] = lambda: None,
+    ) -> bytes:
+        """The answer of a client, for :func:`read`.
+
+        Args:
+            message: what the server sent.
+            client: its id.
+            state: what it kept, encoded.
+            part: its inputs and targets, encoded, if the job does not have them.
+            begun: called when everything is ready and its training begins.
+        """
+        try:
+            self.trainer = self.trainer or ClientTrainer(self.load())
+            if part:
+                data, own = self.trainer.data, decode_state(part)
+                examples = Examples(own["inputs"], own["targets"], data.examples.transform)
+                self.trainer.hold(data.only(client, examples))
+            begun()
+            return b"=" + self.trainer.update(message, client, decode_state(state)).encode()
+        except Exception as error:  # a user's net or loss may fail in any way
+            self.trainer = None  # nothing of the failed fit stays
+            failed = failure(client, error)
+            return b"!" + json.dumps([failed.reason, failed.traceback]).encode()
+
+
+def read(answer: bytes, client: int, took: float) -> Answer:
+    """An answer of :meth:`Worker.train`.
+
+    Args:
+        answer: the bytes.
+        client: who was asked.
+        took: seconds since then; what was not training was transfer.
+    """
+    if answer[:1] == b"!":
+        return ClientFailure(client, *json.loads(answer[1:]))
+    update = ClientUpdate.decode(answer[1:])
+    update.seconds["transfer"] = max(0.0, took - sum(update.seconds.values()))
+    return update

@@ -1,0 +1,224 @@
+"""The Ray engine: the bits of the local one, on one machine and on a cluster that loses parts."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fedgkd_pl import MLP, MOON, Digits, Dirichlet, FedAvg, FedGKD, LocalEngine, RayEngine
+from fedgkd_pl.engines.base import ClientFailure
+from fedgkd_pl.errors import SettingError
+from fedgkd_pl.methods.fedavg import FedAvgClient
+from lightning.pytorch import Callback
+from torch.optim import SGD
+
+from tests.conftest import Table, fit, linear, same, seed_everything
+
+ray = pytest.importorskip("ray", reason="the extra ray is not installed")
+from ray.cluster_utils import Cluster  # noqa: E402
+
+LOCAL: dict[str, Any] = {"optimizer": partial(SGD, lr=0.1, momentum=0.9)}
+METHODS = {"fedgkd": partial(FedGKD, buffer_size=2), "moon": partial(MOON, mu=1.0)}
+
+
+@pytest.fixture(scope="module")
+def started() -> Iterator[None]:
+    """One Ray for the tests that do not look at how it starts."""
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def train(method: str, engine: Any, *callbacks: Callback) -> Any:
+    seed_everything(3, verbose=False)
+    data = Digits(num_clients=7, partition=Dirichlet(alpha=0.5), participation=0.6, batch_size=20)
+    model = METHODS[method](MLP(hidden=[16], projection=8), engine=engine, **LOCAL)
+    fit(model, data, 3, callbacks=list(callbacks))
+    return model
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_same_bits_as_the_local_engine(method: str, started: None) -> None:
+    here, there = train(method, LocalEngine(1)), train(method, RayEngine(workers=2))
+    assert same(here.net.state_dict(), there.net.state_dict())
+    assert (here.bytes_down, here.bytes_up) == (there.bytes_down, there.bytes_up)
+    assert here._client_states.keys() == there._client_states.keys()
+    for client, state in here._client_states.items():
+        assert same(state, there._client_states[client])
+
+
+class Stubborn(FedAvgClient):
+    """Raises with five samples, never ends with six."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if len(batch[1]) == 5:
+            raise ValueError("this client cannot")
+        if len(batch[1]) == 6:
+            time.sleep(600)
+        return super().training_step(batch, batch_idx)
+
+
+class Troubled(FedAvg):
+    def client(self) -> FedAvgClient:
+        return Stubborn(self.net, self.optimizer, self.scheduler)
+
+
+def test_clients_that_raise_or_hang_are_left_out(started: None) -> None:
+    sizes = (8, 5, 6, 9)
+    model = Troubled(linear(), engine=RayEngine(workers=2, timeout=5), **LOCAL)
+    seen: list[ClientFailure] = []
+    model._leave_out = lambda failure, _: seen.append(failure)  # type: ignore[method-assign]
+    fit(model, Table(sizes=sizes, batch_size=10), 1)
+    told = {failure.client: failure for failure in seen}
+    assert told[1].reason == "ValueError: this client cannot"
+    assert "training_step" in told[1].traceback
+    assert told[2].reason == "timed out after 5 s"
+    assert len(told) == 2 and model._survivors == 2
+
+
+def test_an_address_where_nobody_is() -> None:
+    if ray.is_initialized():
+        pytest.skip("this process has a Ray already")
+    model = FedAvg(linear(), engine=RayEngine("127.0.0.1:1"), **LOCAL)
+    with pytest.raises(SettingError, match="ray_address"):
+        fit(model, Table(), 1)
+
+
+def test_more_than_the_cluster_has(started: None) -> None:
+    model = FedAvg(linear(), engine=RayEngine(threads=1000), **LOCAL)
+    with pytest.raises(SettingError, match="1000 cores"):
+        fit(model, Table(), 1)
+
+
+def test_bad_settings() -> None:
+    bad = {"workers": 0, "threads": 0, "gpus": -1.0, "timeout": 0.0, "retries": -1}
+    for key, value in bad.items():
+        with pytest.raises(SettingError, match=key):
+            RayEngine(**{key: value})  # type: ignore[arg-type]
+
+
+# -- a cluster of two nodes --------------------------------------------------------------------
+
+
+class During(Callback):
+    """Does something while clients of a round are being trained."""
+
+    def __init__(self, round: int, act: Callable[[Any], None]) -> None:
+        self.round = round
+        self.act = act
+        self.error: Exception | None = None
+
+    def on_broadcast(self, trainer: Any, module: Any, message: Any, cohort: Any) -> None:
+        if message.round == self.round:
+            threading.Thread(target=self._later, args=(module,)).start()
+
+    def _later(self, module: Any) -> None:
+        try:
+            end = time.monotonic() + 60
+            while not any(actor.client is not None for actor in module._session.actors):
+                assert time.monotonic() < end, "no client was being trained"
+                time.sleep(0.05)
+            time.sleep(0.7)  # in the middle of its training
+            self.act(module._session)
+        except Exception as error:
+            self.error = error
+
+
+def slow(client: Any) -> Any:
+    """Takes two seconds for a round."""
+    client.on_train_start = lambda: time.sleep(2)
+    return client
+
+
+class SlowGKD(FedGKD):
+    def client(self) -> Any:
+        return slow(super().client())
+
+
+class SlowMOON(MOON):
+    def client(self) -> Any:
+        return slow(super().client())
+
+
+@pytest.fixture
+def cluster() -> Iterator[Any]:
+    if ray.is_initialized():
+        ray.shutdown()
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    made.second = made.add_node(num_cpus=1)
+    made.wait_for_nodes()
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+def kill_one(session: Any) -> None:
+    busy = next(actor for actor in session.actors if actor.client is not None)
+    os.kill(int(busy.place.split()[-1]), signal.SIGKILL)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("kind", [SlowGKD, SlowMOON])
+def test_a_worker_killed_and_a_node_removed(
+    kind: Any, cluster: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def run(engine: Any, *callbacks: Callback) -> Any:
+        seed_everything(3, verbose=False)
+        data = Digits(num_clients=4, partition=Dirichlet(alpha=0.5), batch_size=20)
+        model = kind(MLP(hidden=[16], projection=8), engine=engine, **LOCAL)
+        fit(model, data, 3, callbacks=list(callbacks))
+        return model
+
+    here = run(LocalEngine(1))
+    kill = During(2, kill_one)
+    remove = During(3, lambda _: cluster.remove_node(cluster.second, allow_graceful=False))
+    with caplog.at_level(logging.WARNING, "fedgkd_pl"):
+        there = run(RayEngine(ray_address=cluster.address, workers=2), kill, remove)
+    assert kill.error is None and remove.error is None
+    told = [text for text in caplog.messages if "trained again" in text]
+    assert any(text.startswith("round 2:") for text in told)
+    assert any(text.startswith("round 3:") for text in told)
+    assert there.failed_rounds == [] and there._survivors == 4
+    assert same(here.net.state_dict(), there.net.state_dict())
+    for client, state in here._client_states.items():
+        assert same(state, there._client_states[client])
+
+
+def command(*words: str) -> subprocess.Popen[str]:
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen([sys.executable, "-m", "fedgkd_pl", *words], **pipes)
+
+
+def rays(parent: int) -> list[str]:
+    """The processes that a run's own Ray left behind."""
+    found = subprocess.run(["pgrep", "-af", "raylet|gcs_server"], capture_output=True, text=True)
+    return [line for line in found.stdout.splitlines() if f"_{parent}" in line]
+
+
+@pytest.mark.ray
+def test_a_ray_of_its_own_ends_with_the_run(tmp_path: Path) -> None:
+    words = ["fit", "--config", "smoke.yaml", "--output_dir", str(tmp_path), "--rounds", "8"]
+    whole = command(*words, "--name", "whole")
+    assert whole.wait(200) == 0
+    run = command(*words, "--name", "ray", "--model.engine", "RayEngine")
+    rows, end = tmp_path / "ray/version_0/metrics.csv", time.monotonic() + 120
+    while not rows.is_file() or rows.read_text().count("\n") < 3:
+        assert run.poll() is None and time.monotonic() < end, run.communicate()[0]
+        time.sleep(0.02)
+    run.send_signal(signal.SIGTERM)
+    told = run.communicate(timeout=60)[0]
+    assert run.returncode == 143 and "--resume" in told, told
+    assert rays(run.pid) == []
+    # another engine goes on where it stopped
+    folder = str(rows.parent)
+    rest = command("fit", "--resume", folder, "--model.engine", "LocalEngine")
+    assert rest.wait(200) == 0, rest.communicate()[0]
+    assert rows.read_text() == (tmp_path / "whole/version_0/metrics.csv").read_text()
