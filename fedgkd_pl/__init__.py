@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from fedgkd_pl.data.text import TextDataModule as TextDataModule
     from fedgkd_pl.data.tiny_imagenet import TinyImageNet as TinyImageNet
     from fedgkd_pl.data.toy import Toy2D as Toy2D
+    from fedgkd_pl.engines.flower import FlowerEngine as FlowerEngine
     from fedgkd_pl.engines.local import LocalEngine as LocalEngine
     from fedgkd_pl.engines.ray import RayEngine as RayEngine
     from fedgkd_pl.methods.fedavg import FedAvg as FedAvg
@@ -83,10 +84,10 @@ _HOME = {
     "FedGen": "methods.fedgen",
     "FedProx": "methods.fedprox",
     "FederatedDataModule": "data.datamodule",
+    "FlowerEngine": "engines.flower",
     "Forgetting": "callbacks.forgetting",
     "IID": "data.partition",
     "LocalEngine": "engines.local",
-    "RayEngine": "engines.ray",
     "LocalModels": "callbacks.local_models",
     "MLP": "models.mlp",
     "MOON": "methods.moon",
@@ -100,6 +101,7 @@ _HOME = {
     "ResNet50": "models.resnet",
     "ResNet56": "models.resnet",
     "ResNet8": "models.resnet",
+    "RayEngine": "engines.ray",
     "RoundProfile": "callbacks.profile",
     "RoundProgress": "callbacks.progress",
     "RunFiles": "callbacks.run_files",

@@ -70,8 +70,9 @@ def _other(words: list[str]) -> int:
     _add_compare(commands)
     _add_report(commands)
     _add_figure(commands)
+    _add_flower(commands)
     arguments, rest = parser.parse_known_args(words)
-    if rest and arguments.command != "compare":
+    if rest and arguments.command not in ("compare", "flower"):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if arguments.command == "configs":
         from fedgkd_pl.config_files import available
@@ -84,6 +85,11 @@ def _other(words: list[str]) -> int:
 
         settings = (arguments.output_dir, arguments.jobs, arguments.rounds)
         return compare(arguments.study, *settings, rest, arguments.only, arguments.dry_run)
+    elif arguments.command == "flower":
+        from fedgkd_pl.commands import run
+        from fedgkd_pl.flower.folder import app_writer, over_flower
+
+        return run(["fit", *over_flower(rest)], app_writer(arguments.folder))
     elif arguments.command == "figure":
         from fedgkd_pl.experiments.draw import draw
 
@@ -122,6 +128,18 @@ def _add_compare(commands: Any) -> None:
         help="a part of the study, such as --only method=FedAvg,FedGKD --only seed=0",
     )
     compare.add_argument("--dry_run", action="store_true", help="only check and list the cells")
+
+
+def _add_flower(commands: Any) -> None:
+    flower = commands.add_parser(
+        "flower",
+        help="make a Flower app of a config: flwr run trains it where the data is",
+        description="Writes a Flower app that trains a config: a folder for flwr run, which then "
+        "simulates it or sends it to a SuperLink and its SuperNodes (docs/flower.md). Any further "
+        "flag is one of fedgkd-pl fit, such as --config cifar10_fedgkd.yaml or --rounds 10.",
+        allow_abbrev=False,
+    )
+    flower.add_argument("folder", help="of the app; must not exist yet")
 
 
 def _add_report(commands: Any) -> None:

@@ -285,6 +285,11 @@ class FederatedCLI(LightningCLI):
                 if hasattr(callback, "check"):
                     callback.check(self.model, self.datamodule)
             self.model.check_device(self.trainer.strategy.root_device)
+            self.check_engine()
+
+    def check_engine(self) -> None:
+        """Refuses an engine that is not to be had here."""
+        self.model.engine.check(self.model)
 
     def before_fit(self) -> None:
         """Makes the folder of the run, now that nothing can be wrong any more."""

@@ -15,6 +15,8 @@ from fedgkd_pl.errors import RunFailed, SettingError, StorageError, require
 from fedgkd_pl.storage import DISK
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
+imported: set[str] = set()  # the user's modules
+
 
 def run(words: list[str], kind: type[FederatedCLI] = FederatedCLI) -> int:
     """Runs a command of the Trainer.
@@ -105,17 +107,19 @@ def prepare(words: list[str]) -> tuple[list[str], Path | None]:
     return rest, resume
 
 
-def import_users(module: str) -> None:
+def import_users(module: str, folder: Path | None = None) -> None:
     """Imports the user's module, so that a config may name its classes.
 
     Args:
-        module: a name that Python can import, from the current folder too.
+        module: a name that Python can import, from the folder too.
+        folder: by default the current one.
     """
-    sys.path.insert(0, str(Path.cwd()))
+    sys.path.insert(0, str(folder or Path.cwd()))
     require(all(map(str.isidentifier, module.split("."))), "import", "which module?", module)
     try:
         import_module(module)
         allow(module)
+        imported.add(module)
     except ImportError as error:
         raise SettingError("import", str(error), module) from error
     except Exception as error:  # it is the user's code

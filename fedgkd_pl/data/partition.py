@@ -85,6 +85,14 @@ class Alone(ClientIndex):
             raise IndexError(client)
         return super().__getitem__(0)
 
+    def size(self, client: int) -> int:
+        """The number of samples of one client.
+
+        Args:
+            client: its number.
+        """
+        return len(self[client])
+
 
 class Partition(ABC):
     """Cuts a labelled dataset into clients; every sample goes to exactly one of them."""

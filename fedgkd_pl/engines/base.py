@@ -6,10 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from traceback import format_exception, format_exception_only
+from typing import TYPE_CHECKING
 
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.client_trainer import Job
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
+
+if TYPE_CHECKING:
+    from fedgkd_pl.federation.server import FederatedServer
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,15 @@ class Session(ABC):
 
 class Engine(ABC):
     """The settings of an engine, which opens sessions."""
+
+    states_stay = False  # whether what clients keep stays with them, and here are only marks of it
+
+    def check(self, server: "FederatedServer") -> None:  # noqa: B027
+        """Raises a clear error if clients of a method cannot be trained here.
+
+        Args:
+            server: the method.
+        """
 
     @abstractmethod
     def open(self, job: Job, cohort_size: int) -> Session:

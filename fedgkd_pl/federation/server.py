@@ -18,7 +18,7 @@ from fedgkd_pl.federation.client_trainer import Job
 from fedgkd_pl.federation.kernels import channels_last, missing_compiler, slow_precision
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.federation.metrics import Evaluation, cohort_statistics
-from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -279,6 +279,7 @@ class FederatedServer(LightningModule):
         device = self.trainer.strategy.root_device
         if stage == "fit":
             self.check_device(device)
+            self.engine.check(self)
         if slow_precision(self.trainer.precision, device):
             text = "trainer.precision: this hardware only emulates %s, which is slower than 32-true"
             log.warning(text, self.trainer.precision)
@@ -295,21 +296,30 @@ class FederatedServer(LightningModule):
         plugin = self.trainer.precision_plugin
         if getattr(plugin, "scaler", None) is not None:
             plugin.scaler = None  # type: ignore[attr-defined]  # no loss here: nothing to unscale
-        job = Job(
+        job = self.job(self.trainer, data)
+        self._session = self.engine.open(job, data.cohort_size)
+
+    def job(self, trainer: Trainer, data: FederatedDataModule) -> Job:
+        """What clients are trained on and how.
+
+        Args:
+            trainer: the server's, whose precision and clipping are the clients'.
+            data: loaded data.
+        """
+        return Job(
             client=self.client(),
             data=data.client_data,
-            device=self.trainer.strategy.root_device,
+            device=trainer.strategy.root_device,
             trainer={
-                "precision": self.trainer.precision,
+                "precision": trainer.precision,
                 "max_epochs": self.local_epochs if self.local_steps is None else -1,
                 "max_steps": -1 if self.local_steps is None else self.local_steps,
-                "gradient_clip_val": self.trainer.gradient_clip_val,
-                "gradient_clip_algorithm": self.trainer.gradient_clip_algorithm,
+                "gradient_clip_val": trainer.gradient_clip_val,
+                "gradient_clip_algorithm": trainer.gradient_clip_algorithm,
             },
             states=self._client_states,
             compile=self.compiles,
         )
-        self._session = self.engine.open(job, data.cohort_size)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Starts the round's report.
@@ -347,6 +357,7 @@ class FederatedServer(LightningModule):
             "method": type(self).__name__,
             "bytes": [self.bytes_down, self.bytes_up],
             "client_states": self._client_states,
+            "states_stay": self.engine.states_stay,
             "failed_rounds": self.failed_rounds,
             "stopped": self.trainer.should_stop,
             "data": self.datamodule.fingerprint(),
@@ -372,6 +383,10 @@ class FederatedServer(LightningModule):
             self.check_data(self.datamodule, saved)
         self.bytes_down, self.bytes_up = saved["bytes"]
         self._client_states = saved["client_states"]
+        if self._client_states and saved.get("states_stay", False) != self.engine.states_stay:
+            where = "with the clients" if saved.get("states_stay") else "in the checkpoint"
+            text = f"what clients keep between rounds is {where}: go on with the engine that began"
+            raise SettingError("engine", text)
         self.failed_rounds = saved["failed_rounds"]
         for name in self.keeps:
             setattr(self, name, saved[name])

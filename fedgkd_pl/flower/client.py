@@ -1,0 +1,165 @@
+"""The ClientApp: a node's clients, trained where their data is."""
+
+import logging
+import shlex
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedgkd_pl.commands import prepare
+from fedgkd_pl.engines.base import Answer, ClientFailure, failure
+from fedgkd_pl.engines.local import InProcess
+from fedgkd_pl.errors import RunFailed, SettingError, require
+from fedgkd_pl.federation.kernels import channels_last, keep_memory
+from fedgkd_pl.federation.message import Message
+from fedgkd_pl.flower.prepared import Prepared, contract_of, words_of
+from fedgkd_pl.flower.records import Contract, Mark, pack_answers, unpack_contract, unpack_task
+from fedgkd_pl.flower.states import States
+
+if TYPE_CHECKING:
+    from flwr.clientapp import ClientApp
+
+log = logging.getLogger("fedgkd_pl")
+
+
+def make(file: str, mods: list[Any] | None) -> "ClientApp":
+    """See :func:`fedgkd_pl.flower.client_app`.
+
+    Args:
+        file: the app's ``__file__``.
+        mods: Flower's modifiers.
+    """
+    from flwr.app import ConfigRecord, RecordDict
+    from flwr.app import Message as FlowerMessage
+    from flwr.clientapp import ClientApp
+
+    app = ClientApp()
+
+    @app.query()  # type: ignore[untyped-decorator]
+    def meet(message: Any, context: Any) -> Any:
+        clients: list[int] = []
+        refuses = ""
+        try:
+            clients = node_of(file, context, unpack_contract(message.content))[1]
+        except SettingError as error:
+            refuses = str(error)
+        card = ConfigRecord({"clients": clients, "refuses": refuses})
+        return FlowerMessage(RecordDict({"node": card}), reply_to=message)
+
+    @app.train(mods=mods)  # type: ignore[untyped-decorator]
+    def train(message: Any, context: Any) -> Any:
+        task, since = unpack_task(message.content)
+        try:
+            node, clients = node_of(file, context, unpack_contract(message.content))
+            answers = node.train(task, since, clients, _states(context))
+        except SettingError as error:
+            answers = [failure(client, error) for client in since]
+        return FlowerMessage(pack_answers(answers), reply_to=message)
+
+    return app
+
+
+class Node:
+    """What a node's process holds: the data, a net, a Trainer.
+
+    Args:
+        words: the app's, and the node's own behind them.
+        owner: the client whose data all training data here is; None if the data is that of all.
+    """
+
+    def __init__(self, words: tuple[str, ...], owner: int | None) -> None:
+        keep_memory()
+        cli = Prepared(prepare(list(words))[0])
+        self.num_clients = cli.datamodule.num_clients
+        channels_last(cli.model.net, cli.model.some_inputs(cli.datamodule))  # as the server's
+        job = cli.model.job(cli.trainer, cli.datamodule)
+        if owner is not None:
+            job.data = job.data.only(owner, job.data.examples)
+        self.contract = contract_of(cli, owner is not None)
+        self.session = InProcess(job, cli.model.engine.threads)
+
+    def train(
+        self, message: Message, since: Mapping[int, Mark], clients: list[int], kept: States
+    ) -> list[Answer]:
+        """What clients answer.
+
+        Args:
+            message: what the server sent.
+            since: whom to train, and the mark of the state that each goes on from.
+            clients: whom the node stands for.
+            kept: what they have kept.
+        """
+        answers: list[Answer] = []
+        states = {}
+        for client, mark in since.items():
+            try:
+                require(client in clients, "client", "this node stands for others", client)
+                states[client] = kept.find(client, mark)
+            except (SettingError, RunFailed) as error:
+                answers.append(ClientFailure(client, str(error)))
+        self.session.job.states = states
+        for answer in self.session.run(message, list(states)):
+            if isinstance(answer, ClientFailure):
+                log.error("client %d: %s", answer.client, answer.traceback or answer.reason)
+            else:
+                answer.state = kept.add(answer.client, message.round, answer.state)
+            answers.append(answer)
+        return answers
+
+
+_cached = lru_cache(maxsize=1)(Node)  # for processes that get several messages
+
+
+def node_of(file: str, context: Any, asked: Contract) -> tuple[Node, list[int]]:
+    """The node of a context and whom it stands for; refuses what its operator did not agree to.
+
+    Args:
+        file: the app's ``__file__``.
+        context: Flower's.
+        asked: the server's contract.
+    """
+    said = context.node_config
+    for name in "version", "method":
+        pinned = str(said.get(name, getattr(asked, name)))
+        text = f"this node takes part in {pinned} only, the server runs {getattr(asked, name)}"
+        require(pinned == getattr(asked, name), name, text)
+    words = *words_of(file, context.run_config), *shlex.split(str(said.get("args", "")))
+    own_data = bool(said.get("own-data", False))
+    owner = int(said["client"]) if own_data and "client" in said else None
+    require(not own_data or owner is not None, "own-data", "of which client? say client=0, too")
+    try:
+        node = _cached(words, owner)
+    except SystemExit as error:  # the parser has told the node's log what is wrong
+        raise SettingError("args", "not understood by this node, whose log says why") from error
+    breach = node.contract.breach(asked)
+    require(not breach, "contract", f"this node would not do what the server wants: {breach}")
+    return node, clients_of(said, node.num_clients)
+
+
+def clients_of(said: Mapping[str, Any], num_clients: int) -> list[int]:
+    """The clients that a node stands for.
+
+    Args:
+        said: the node's config: ``client=3``, ``clients="0 3 5"``, or ``partition-id=1
+            num-partitions=2`` for every second client from 1 on.
+        num_clients: how many there are in all.
+    """
+    try:
+        if "client" in said or "clients" in said:
+            given = f"{said.get('client', '')} {said.get('clients', '')}"
+            clients = sorted({int(word) for word in given.replace(",", " ").split()})
+        else:
+            first, step = int(said["partition-id"]), int(said["num-partitions"])
+            clients = list(range(first, num_clients, step))
+    except (KeyError, ValueError) as error:
+        text = "whom does this node stand for? --node-config 'client=0' or 'clients=\"0 1\"'"
+        raise SettingError("node-config", text) from error
+    outside = [client for client in clients if not 0 <= client < num_clients]
+    require(not outside, "client", f"there are {num_clients}, from 0", outside)
+    return clients
+
+
+def _states(context: Any) -> States:
+    folder = context.node_config.get("state-dir")
+    return States(context.state, Path(str(folder)) if folder else None)

@@ -1,0 +1,182 @@
+"""What crosses between organisations, as Flower's own records: arrays and plain values, no pickles.
+
+A model is one ArrayRecord. Where one model goes down and one comes back for one client (FedAvg,
+FedProx, MOON, FedGKD with M=1), a message holds a single ArrayRecord each way, as Flower's mods for
+differential privacy want it.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from fedgkd_pl.engines.base import Answer, ClientFailure
+from fedgkd_pl.federation.message import ClientUpdate, Message, State
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+RAW = "fedgkd_pl.bytes"  # how types are written that NumPy does not have
+RAW_TYPES = {"bfloat16": torch.bfloat16}
+MODEL, SECONDS = "model.", "seconds."
+Mark = tuple[int, int]  # of a state: round and checksum; (0, 0) for nothing kept yet
+SINCE = "kept by its node"  # the name of what stands for a state on the server
+
+
+@dataclass(frozen=True)
+class Contract:
+    """What both sides must agree on before a client trains.
+
+    Attributes:
+        version: of fedgkd_pl.
+        method: its class.
+        settings: the SHA-256 of all settings that decide the result.
+        data: the SHA-256 of the partitioned data; empty where every node has data of its own.
+    """
+
+    version: str
+    method: str
+    settings: str
+    data: str
+
+    def breach(self, asked: "Contract") -> str:
+        """Why this side cannot do what the other asks for; empty if it can.
+
+        Args:
+            asked: the server's.
+        """
+        for name, value in asdict(asked).items():
+            mine = getattr(self, name)
+            if mine != value and not (name == "data" and not mine):
+                return f"{name}: the server has {value[:16]}, this node {mine[:16]}"
+        return ""
+
+
+def to_arrays(state: State) -> ArrayRecord:
+    """Tensors as a record.
+
+    Args:
+        state: tensors by name, on any device.
+    """
+    return ArrayRecord({name: _to_array(tensor) for name, tensor in state.items()})
+
+
+def _to_array(tensor: torch.Tensor) -> Array:
+    tensor = tensor.detach().cpu().contiguous()
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name not in RAW_TYPES:
+        return Array(tensor.numpy())
+    data = tensor.flatten().view(torch.uint8).numpy().tobytes()
+    return Array(name, tuple(tensor.shape), RAW, data)
+
+
+def from_arrays(record: ArrayRecord) -> State:
+    """The inverse of :func:`to_arrays`.
+
+    Args:
+        record: what came.
+    """
+    return {name: _from_array(array) for name, array in record.items()}
+
+
+def _from_array(array: Array) -> torch.Tensor:
+    if array.stype != RAW:
+        return torch.from_numpy(array.numpy())
+    kind = RAW_TYPES[array.dtype]
+    if not array.data:
+        return torch.empty(array.shape, dtype=kind)
+    return torch.frombuffer(bytearray(array.data), dtype=kind).reshape(array.shape)
+
+
+def pack_task(message: Message, since: Mapping[int, Mark], contract: Contract) -> RecordDict:
+    """What a node is asked in a round.
+
+    Args:
+        message: what every client gets.
+        since: whom to train, and the mark of the state that each goes on from.
+        contract: the server's.
+    """
+    records: dict[str, Any] = {MODEL + n: to_arrays(state) for n, state in message.models.items()}
+    records["numbers"] = MetricRecord(dict(message.numbers))
+    marks = [part for mark in since.values() for part in mark]
+    task = {"round": message.round, "clients": list(since), "marks": marks}
+    records["task"] = ConfigRecord(task)
+    records["contract"] = ConfigRecord(asdict(contract))
+    return RecordDict(records)
+
+
+def unpack_task(content: RecordDict) -> tuple[Message, dict[int, Mark]]:
+    """The inverse of :func:`pack_task`, without the contract.
+
+    Args:
+        content: what came.
+    """
+    task: Any = content["task"]
+    models = {
+        name.removeprefix(MODEL): from_arrays(record)
+        for name, record in content.array_records.items()
+        if name.startswith(MODEL)
+    }
+    numbers: Any = dict(content["numbers"])
+    marks = zip(task["marks"][::2], task["marks"][1::2], strict=True)
+    return Message(task["round"], models, numbers), dict(zip(task["clients"], marks, strict=True))
+
+
+def unpack_contract(content: RecordDict) -> Contract:
+    """The server's contract.
+
+    Args:
+        content: what came.
+    """
+    return Contract(**{name: str(value) for name, value in content["contract"].items()})
+
+
+def pack_answers(answers: Iterable[Answer]) -> RecordDict:
+    """What a node answers: the mark of a state, which stays, and no traceback, which may show data.
+
+    Args:
+        answers: of its clients.
+    """
+    records: dict[str, Any] = {}
+    for answer in answers:
+        name = str(answer.client)
+        if isinstance(answer, ClientFailure):
+            records[f"{name}.failure"] = ConfigRecord({"reason": answer.reason})
+            continue
+        records[f"{name}.weights"] = to_arrays(answer.weights)
+        if answer.extra:
+            records[f"{name}.extra"] = to_arrays(answer.extra)
+        seconds = {SECONDS + key: float(value) for key, value in answer.seconds.items()}
+        records[f"{name}.metrics"] = MetricRecord({**answer.metrics, **seconds})
+        mark = answer.state[SINCE].tolist() if answer.state else []
+        counts = {"num_samples": answer.num_samples, "mark": mark}
+        records[f"{name}.counts"] = MetricRecord(counts)
+    return RecordDict(records)
+
+
+def unpack_answers(content: RecordDict, clients: Sequence[int]) -> list[Answer]:
+    """The inverse of :func:`pack_answers`, for those who were asked and nobody else.
+
+    Args:
+        content: what came.
+        clients: who was asked.
+    """
+    return [_unpack_answer(content, client) for client in clients]
+
+
+def _unpack_answer(content: RecordDict, client: int) -> Answer:
+    name = str(client)
+    if f"{name}.failure" in content:
+        return ClientFailure(client, str(content[f"{name}.failure"]["reason"])[:500])
+    if f"{name}.weights" not in content:
+        return ClientFailure(client, "its node did not answer for it")
+    values: Any = dict(content[f"{name}.metrics"])
+    counts: Any = content[f"{name}.counts"]
+    extra = content.array_records.get(f"{name}.extra", {})
+    return ClientUpdate(
+        client=client,
+        num_samples=int(counts["num_samples"]),
+        weights=from_arrays(content[f"{name}.weights"]),
+        metrics={k: float(v) for k, v in values.items() if not k.startswith(SECONDS)},
+        extra=from_arrays(extra),
+        state={SINCE: torch.tensor(counts["mark"])} if counts["mark"] else {},
+        seconds={k.removeprefix(SECONDS): v for k, v in values.items() if k.startswith(SECONDS)},
+    )

@@ -1,0 +1,47 @@
+"""The ServerApp: ``fedgkd-pl fit`` with a way to the nodes."""
+
+from typing import TYPE_CHECKING, Any
+
+from fedgkd_pl.cli import FederatedCLI
+from fedgkd_pl.commands import run
+from fedgkd_pl.engines.flower import Link, linked
+from fedgkd_pl.errors import RunFailed
+from fedgkd_pl.flower.prepared import contract_of, words_of
+
+if TYPE_CHECKING:
+    from flwr.serverapp import ServerApp
+
+
+def make(file: str) -> "ServerApp":
+    """See :func:`fedgkd_pl.flower.server_app`.
+
+    Args:
+        file: the app's ``__file__``.
+    """
+    from flwr.serverapp import ServerApp
+
+    app = ServerApp()
+
+    @app.main()  # type: ignore[untyped-decorator]
+    def main(grid: Any, context: Any) -> None:
+        resume = str(context.run_config.get("resume", ""))
+        words = words_of(file, context.run_config)
+        if resume:
+            words[1:1] = ["--resume", resume]
+        with linked(grid) as link:
+            code = run(words, kind=_kind(link))
+        if code:
+            raise RunFailed(f"fedgkd-pl {' '.join(words)} ended with code {code}")
+
+    return app
+
+
+def _kind(link: Link) -> type[FederatedCLI]:
+    class OverFlower(FederatedCLI):
+        """A run whose clients are told what they must agree to."""
+
+        def before_fit(self) -> None:
+            link.contract = contract_of(self)
+            super().before_fit()
+
+    return OverFlower

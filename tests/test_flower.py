@@ -1,0 +1,387 @@
+"""Flower: the bits of the local engine, through Flower's own messages, apps and contexts.
+
+Here messages go from app to app within this process; tests/test_flower_net.py has the processes.
+"""
+
+import csv
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fedgkd_pl.__main__ import main
+from fedgkd_pl.checkpoint import read_checkpoint
+from fedgkd_pl.engines.base import ClientFailure
+from fedgkd_pl.errors import RunFailed
+from fedgkd_pl.federation.message import ClientUpdate, Message, encode_state
+
+from tests.conftest import same
+
+pytest.importorskip("flwr", reason="the extra flower is not installed")
+from fedgkd_pl.flower import client_app, records, server_app
+from fedgkd_pl.flower.states import States
+from flwr.app import ConfigRecord, Context, Error, RecordDict
+from flwr.app import Message as FlowerMessage
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+BASE = ["--data", "Digits", "--data.num_clients", "5", "--data.batch_size", "20", "--rounds", "3"]
+BASE += ["--data.participation", "0.8", "--data.partition", "Dirichlet"]
+METHODS = {
+    "FedGKD": ["--model", "FedGKD", "--model.buffer_size", "2"],
+    "MOON": ["--model", "MOON", "--model.mu", "1"],
+}
+NET = ["--model.net", "fedgkd_pl.MLP", "--model.net.hidden", "[16]", "--model.net.projection", "8"]
+
+
+class Loop(Grid):
+    """Hands messages to ClientApps of this process, with what Flower keeps for each node."""
+
+    def __init__(self, app: Path, nodes: dict[int, dict[str, Any]], run: dict[str, Any]) -> None:
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+        self.client = client_app(str(app / "fedgkd_app.py"))
+        self.nodes = nodes
+        self.run_config = run
+        self.contexts = {node: self._context(node) for node in nodes}
+        self.replies: dict[str, Any] = {}
+        self.sent: list[tuple[str, int, RecordDict]] = []
+        self.answer: Callable[[Any, int], Any] = self._answer
+
+    def _context(self, node: int) -> Context:
+        return Context(1, node, self.nodes[node], RecordDict(), self.run_config)
+
+    def _answer(self, message: Any, node: int) -> Any:
+        return self.client(message, self.contexts[node])
+
+    def set_run(self, run: Any) -> None:
+        raise NotImplementedError
+
+    @property
+    def run(self) -> Any:
+        raise NotImplementedError
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.nodes)
+
+    def push_messages(self, messages: Iterable[Any]) -> Iterable[str]:
+        names = []
+        for message in messages:
+            node = message.metadata.dst_node_id
+            self.sent.append((message.metadata.message_type, node, message.content))
+            message.metadata.__dict__["_message_id"] = name = f"{len(self.sent)}"
+            try:
+                reply = self.answer(message, node)
+            except Exception as error:
+                reply = FlowerMessage(Error(0, str(error)), reply_to=message)
+            if reply is not None:
+                self.replies[name] = reply
+            names.append(name)
+        return names
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Any]:
+        return [self.replies.pop(name) for name in message_ids if name in self.replies]
+
+    def send_and_receive(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+
+TWO = {11: {"partition-id": 0, "num-partitions": 2}, 12: {"partition-id": 1, "num-partitions": 2}}
+
+
+class Runs:
+    """Runs an app and its counterpart without Flower."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def local(self, method: str, *words: str) -> Path:
+        name = ["--output_dir", str(self.folder), "--name", f"local-{method}"]
+        name += ["--model.engine.workers", "1"]
+        assert main(["fit", *METHODS[method], *NET, *BASE, *name, *words]) == 0
+        return self.folder / f"local-{method}/version_0"
+
+    def app(self, method: str, *words: str) -> Path:
+        app = self.folder / f"app-{method}"
+        name = ["--output_dir", str(self.folder), "--name", f"flower-{method}"]
+        assert main(["flower", str(app), *METHODS[method], *NET, *BASE, *name, *words]) == 0
+        return app
+
+    def flower(self, app: Path, nodes: Any = TWO, change: Any = None, **run: Any) -> Loop:
+        grid = Loop(app, nodes, run)
+        if change is not None:
+            change(grid)
+        context = Context(1, 0, {}, RecordDict(), run)
+        server_app(str(app / "fedgkd_app.py"))(grid, context)
+        return grid
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Runs:
+    return Runs(tmp_path)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return read_checkpoint(folder / "checkpoints/last.ckpt")["state_dict"]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_same_bits_as_the_local_engine(method: str, runs: Runs) -> None:
+    here = runs.local(method)
+    grid = runs.flower(runs.app(method))
+    there = runs.folder / f"flower-{method}/version_0"
+    assert same(weights(here), weights(there))
+    assert (here / "metrics.csv").read_text() == (there / "metrics.csv").read_text()
+    kinds = [kind for kind, _, _ in grid.sent]
+    assert kinds == ["query"] * 2 + ["train"] * 6  # one message for a node and round
+    states = [name for context in grid.contexts.values() for name in context.state]
+    assert bool(states) == (method == "MOON")  # what a client keeps stays with its node
+    saved = read_checkpoint(there / "checkpoints/last.ckpt")["fedgkd_pl"]["client_states"]
+    assert all(state.keys() == {records.SINCE} for state in saved.values())
+
+
+def failures(folder: Path) -> list[tuple[str, str, str]]:
+    """(round, client, reason) of every client that was left out."""
+    file = folder / "failures.csv"  # which is only there if there is something to tell
+    rows = list(csv.DictReader(file.open())) if file.exists() else []
+    return [(row["round"], row["client"], row["reason"]) for row in rows]
+
+
+def test_a_node_that_fails_or_is_late_is_left_out(runs: Runs) -> None:
+    def change(grid: Loop) -> None:
+        def answer(message: Any, node: int) -> Any:
+            if message.metadata.message_type == "train" and node == 12:
+                if message.content["task"]["round"] == 1:
+                    raise ValueError("the node's disk is full")
+                if message.content["task"]["round"] == 2:
+                    return None  # and never will
+                if message.content["task"]["round"] == 3:
+                    return FlowerMessage(
+                        RecordDict({"5.weights": ConfigRecord()}), reply_to=message
+                    )
+            return grid._answer(message, node)
+
+        grid.answer = answer
+
+    app = runs.app("FedGKD", "--model.engine.deadline", "0.2")
+    runs.flower(app, change=change)
+    told = failures(runs.folder / "flower-FedGKD/version_0")
+    reasons = {round: {reason for r, _, reason in told if r == round} for round in "123"}
+    assert reasons["1"] == {"its node failed: the node's disk is full"}
+    assert reasons["2"] == {"its node did not answer within 0.2 s"}
+    assert reasons["3"] == {"its node did not answer for it"}
+    assert {int(client) % 2 for _, client, _ in told} == {1}
+
+
+def test_too_few_answers_change_nothing(runs: Runs) -> None:
+    app = runs.app("FedGKD", "--model.min_clients", "3", "--model.engine.patience", "0")
+    with pytest.raises(RunFailed, match="code 3"):
+        runs.flower(app, {11: {"clients": "0, 1"}})
+    told = failures(runs.folder / "flower-FedGKD/version_0")
+    assert {reason for _, _, reason in told} == {"no node that stands for it is connected"}
+
+
+REFUSED = {
+    "method": ({"method": "MOON"}, "this node takes part in MOON only, the server runs FedGKD"),
+    "version": ({"version": "0.0.9"}, "this node takes part in 0.0.9 only, the server runs"),
+    "settings": ({"args": "--model.gamma 9"}, "settings: the server has"),
+    "data": ({"args": "--data.partition_seed 9"}, "settings: the server has"),
+    "clients": ({"client": 7}, "there are 5, from 0"),
+    "nobody": ({}, "whom does this node stand for"),
+    "own": ({"own-data": True}, "of which client?"),
+    "typing": ({"args": "--model.gama 9"}, "not understood by this node"),
+}
+
+
+@pytest.fixture(scope="module")
+def loop(tmp_path_factory: pytest.TempPathFactory) -> Loop:
+    """A run of one round, and the nodes and messages it had."""
+    runs = Runs(tmp_path_factory.mktemp("loop"))
+    return runs.flower(runs.app("FedGKD", "--rounds", "1"))
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_node_that_thinks_otherwise_says_so(case: str, loop: Loop) -> None:
+    said, text = REFUSED[case]
+    if case not in ("clients", "nobody", "own"):
+        said = said | {"clients": "1 3"}
+    content = next(content for kind, _, content in loop.sent if kind == "query")
+    message = FlowerMessage(content, 12, "query")
+    message.metadata.__dict__["_message_id"] = "1"
+    reply = loop.client(message, Context(1, 12, said, RecordDict(), {}))
+    assert text in str(reply.content["node"]["refuses"])
+
+
+def test_a_node_that_refuses_is_not_used(runs: Runs, caplog: pytest.LogCaptureFixture) -> None:
+    app = runs.app("FedGKD", "--model.engine.patience", "0", "--rounds", "1")
+    grid = runs.flower(app, {11: {"clients": "0 2 4"}, 12: {"clients": "1 3", "method": "MOON"}})
+    assert "node 12 is not used: method: this node takes part in MOON only" in caplog.text
+    assert [node for kind, node, _ in grid.sent if kind == "train"] == [11]
+
+
+def test_a_client_refuses_a_server_that_has_changed_since(loop: Loop) -> None:
+    content = next(content for kind, _, content in loop.sent if kind == "train")
+    content["contract"]["method"] = "FedAvg"
+    message = FlowerMessage(content, 11, "train")
+    message.metadata.__dict__["_message_id"] = "1"
+    reply = loop._answer(message, 11)
+    assert not reply.content.array_records
+    told = [str(record["reason"]) for record in reply.content.config_records.values()]
+    assert told and all("method: the server has FedAvg, this node FedGKD" in text for text in told)
+
+
+class Killed(BaseException):
+    """Nothing catches it."""
+
+
+def test_a_killed_server_goes_on_in_a_new_run(runs: Runs) -> None:
+    def stop(grid: Loop) -> None:
+        def answer(message: Any, node: int) -> Any:
+            if message.metadata.group_id == "3":
+                raise Killed
+            return grid._answer(message, node)
+
+        grid.answer = answer
+
+    whole = runs.local("MOON")
+    nodes = {n: said | {"state-dir": str(runs.folder / f"node{n}")} for n, said in TWO.items()}
+    app = runs.app("MOON")
+    with pytest.raises(Killed):
+        runs.flower(app, nodes, stop)
+    folder = runs.folder / "flower-MOON/version_0"
+    assert len((folder / "metrics.csv").read_text().splitlines()) == 3
+    runs.flower(app, nodes, resume=str(folder))  # with new contexts, as in a new run
+    assert same(weights(whole), weights(folder))
+    assert (whole / "metrics.csv").read_text() == (folder / "metrics.csv").read_text()
+
+
+def test_a_lost_state_is_told(runs: Runs) -> None:
+    def forget(grid: Loop) -> None:
+        def answer(message: Any, node: int) -> Any:
+            if node == 12:
+                grid.contexts[node].state = RecordDict()
+            return grid._answer(message, node)
+
+        grid.answer = answer
+
+    runs.flower(runs.app("MOON"), change=forget)
+    told = failures(runs.folder / "flower-MOON/version_0")
+    assert told and all("has lost what it kept since round" in reason for _, _, reason in told)
+    assert {int(client) % 2 for _, client, _ in told} == {1}
+
+
+def test_states_are_kept_as_long_as_a_server_may_ask(tmp_path: Path) -> None:
+    kept = States(RecordDict(), tmp_path / "states")
+    marks = {}
+    for round in range(1, 7):
+        stands = kept.add(3, round, {"w": torch.full((2,), float(round))})
+        marks[round] = tuple(stands[records.SINCE].tolist())
+    kept.add(31, 1, {"w": torch.zeros(2)})  # another's, with a name that begins alike
+    for where in kept, States(RecordDict(), tmp_path / "states"):
+        assert float(where.find(3, marks[4])["w"][0]) == 4
+        assert where.find(3, (0, 0)) == {}
+        with pytest.raises(RunFailed, match="since round 3"):
+            where.find(3, marks[3])
+    with pytest.raises(RunFailed, match="since round 6"):
+        kept.find(3, (6, 123))
+    next((tmp_path / "states").glob("client-3-round-6-*")).write_bytes(
+        encode_state({"w": torch.zeros(2)})
+    )
+    with pytest.raises(RunFailed, match="since round 6"):  # another run's
+        States(RecordDict(), tmp_path / "states").find(3, marks[6])
+
+
+def test_what_travels_is_exact() -> None:
+    torch.manual_seed(0)
+    state = {
+        "float": torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last),
+        "half": torch.randn(3).half(),
+        "bfloat16": torch.randn(2, 2).bfloat16(),
+        "empty": torch.empty(0, 3),
+        "scalar": torch.tensor(7, dtype=torch.int64),
+        "bool": torch.tensor([True, False]),
+        "inf": torch.tensor([float("inf"), float("nan"), -0.0]),
+    }
+    there = records.from_arrays(records.to_arrays(state))
+    assert list(there) == list(state)
+    for name, tensor in state.items():
+        assert there[name].dtype == tensor.dtype and there[name].shape == tensor.shape
+        assert torch.equal(there[name].nan_to_num(), tensor.nan_to_num())
+    message = Message(4, {"global": state, "none": {}}, {"loss": 1 / 3})
+    contract = records.Contract("0", "m", "s", "d")
+    packed = records.pack_task(message, {5: (3, 2**55), 6: (0, 0)}, contract)
+    back, since = records.unpack_task(packed)
+    assert (back.round, back.numbers, since) == (4, {"loss": 1 / 3}, {5: (3, 2**55), 6: (0, 0)})
+    assert (
+        list(back.models["global"]) == list(state) and records.unpack_contract(packed) == contract
+    )
+    update = ClientUpdate(5, 9, state, {"loss": 0.1}, {"logits": torch.ones(2)})
+    failed = ClientFailure(6, "it failed", "a traceback with a patient's name")
+    answers = records.unpack_answers(records.pack_answers([update, failed]), [5, 6, 7])
+    assert isinstance(answers[0], ClientUpdate) and answers[0].metrics == {"loss": 0.1}
+    assert answers[0].num_samples == 9 and torch.equal(answers[0].extra["logits"], torch.ones(2))
+    assert answers[1:] == [
+        ClientFailure(6, "it failed"),
+        ClientFailure(7, "its node did not answer for it"),
+    ]
+
+
+def test_nodes_with_data_of_their_own(runs: Runs) -> None:
+    """Each node's training data is its client's, whatever the server has."""
+
+    def change(grid: Loop) -> None:
+        def answer(message: Any, node: int) -> Any:
+            reply = grid._answer(message, node)
+            counted.extend(
+                r["num_samples"] for r in reply.content.metric_records.values() if "mark" in r
+            )
+            return reply
+
+        grid.answer = answer
+
+    counted: list[Any] = []
+    app = runs.app(
+        "FedGKD", "--data.participation", "1", "--data.num_clients", "2", "--rounds", "2"
+    )
+    runs.flower(app, {n: {"client": n, "own-data": True} for n in range(2)}, change)
+    assert failures(runs.folder / "flower-FedGKD/version_0") == []
+    digits = 1797 - 360  # without the test set; a tenth is kept for validation
+    assert counted == [digits - round(digits / 10)] * 4
+
+
+def test_flower_s_mods_for_privacy_fit(runs: Runs) -> None:
+    from flwr.clientapp.mod import LocalDpMod
+
+    def change(grid: Loop) -> None:
+        mod = LocalDpMod(clipping_norm=1e-6, sensitivity=0.0, epsilon=1.0, delta=0.1)
+        grid.client = client_app(str(app / "fedgkd_app.py"), mods=[mod])
+
+    words = ["--model.buffer_size", "1", "--rounds", "2", "--data.participation", "1"]
+    app = runs.app("FedGKD", *words)
+    nodes = {n: {"client": n} for n in range(5)}
+    runs.flower(app, nodes, change)
+    folder = runs.folder / "flower-FedGKD/version_0"
+    assert failures(folder) == []
+    start = read_checkpoint(folder / "checkpoints/last.ckpt")["state_dict"]
+    before = runs.local("FedGKD", *words, "--model.optimizer.lr", "1e-12")
+    for name, tensor in weights(before).items():  # clipped to nothing: the model stays
+        assert torch.allclose(tensor, start[name], atol=1e-5)
+
+
+BAD = [
+    (["flower", "app", "--config", "nowhere.yaml"], "nowhere.yaml"),
+    (["flower", "an app", "--config", "smoke.yaml"], "letters, digits and dashes"),
+    (["flower", "app", "--config", "smoke.yaml", "--model", "FedDistill"], "sends no models"),
+    (["flower", "app", "--config", "smoke.yaml", "--model.engine.deadline", "0"], "deadline"),
+    (["fit", "--config", "smoke.yaml", "--model.engine", "FlowerEngine"], "fedgkd-pl flower"),
+]
+
+
+@pytest.mark.parametrize("words, text", BAD, ids=[str(n) for n in range(len(BAD))])
+def test_bad_input(words: list[str], text: str, run: Any, tmp_path: Path) -> None:
+    code, _, err = run(*words)
+    assert code == 2 and err.startswith("error: ") and err.count("\n") == 1 and text in err
+    assert list(tmp_path.iterdir()) == []
