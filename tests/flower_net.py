@@ -1,0 +1,190 @@
+"""A SuperLink and SuperNodes as real processes on loopback, with TLS and authentication."""
+
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+BIN = Path(sys.executable).parent
+NAME = "net"  # of the connection
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def until(done: Callable[[], Any], what: str, seconds: float = 120) -> Any:
+    end = time.monotonic() + seconds
+    while not (found := done()):
+        assert time.monotonic() < end, f"waited {seconds:g} s for {what}"
+        time.sleep(0.3)
+    return found
+
+
+class Network:
+    """One SuperLink and the nodes that are started.
+
+    Args:
+        folder: for certificates, keys, logs and Flower's own files.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        (folder / "home").mkdir(parents=True)
+        self.environment = {
+            **os.environ,
+            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+            "FLWR_HOME": str(folder / "home"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "PYTHONUNBUFFERED": "1",
+        }
+        self._certificates()
+        (folder / "home/config.toml").write_text(
+            f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\n'
+            f'address = "127.0.0.1:{self.port}"\nroot-certificates = "{folder / "ca.crt"}"\n'
+        )
+        self._superlink()
+
+    def _certificates(self) -> None:
+        def openssl(*words: str) -> None:
+            subprocess.run(["openssl", *words], check=True, cwd=self.folder, capture_output=True)
+
+        for key in "ca.key", "server.key":
+            openssl("ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", key)
+        authority = ["-subj", "/CN=test authority", "-days", "2", "-out", "ca.crt"]
+        openssl("req", "-x509", "-new", "-key", "ca.key", "-sha256", *authority)
+        openssl("req", "-new", "-key", "server.key", "-subj", "/CN=localhost", "-out", "server.csr")
+        (self.folder / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
+        signed = ["-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2"]
+        out = ["-extfile", "names", "-out", "server.crt"]
+        openssl("x509", "-req", "-in", "server.csr", "-sha256", *signed, *out)
+
+    def _superlink(self) -> None:
+        files = {"ca-certfile": "ca.crt", "certfile": "server.crt", "keyfile": "server.key"}
+        tls = [w for k, name in files.items() for w in (f"--ssl-{k}", str(self.folder / name))]
+        words = ["--host", "127.0.0.1", "--port", str(self.port), *tls, "--enable-supernode-auth"]
+        words.append("--disable-runtime-dependency-installation")
+        self.spawn("superlink", "flower-superlink", *words)
+        trusted = ssl.create_default_context(cafile=str(self.folder / "ca.crt"))
+
+        def healthy() -> bool:
+            try:
+                place = f"https://127.0.0.1:{self.port}/health"
+                urllib.request.urlopen(place, context=trusted, timeout=2).read()
+            except (OSError, urllib.error.URLError):
+                assert self.processes["superlink"].poll() is None, self.log("superlink")
+                return False
+            return True
+
+        until(healthy, "the SuperLink")
+
+    def spawn(self, name: str, program: str, *words: str) -> None:
+        with (self.folder / f"{name}.log").open("ab") as out:
+            self.processes[name] = subprocess.Popen(
+                [str(BIN / program), *words],
+                env=self.environment,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                cwd=self.folder,
+                start_new_session=True,
+            )
+
+    def key(self, name: str) -> Path:
+        """Makes the key of a node."""
+        from cryptography.hazmat.primitives import serialization as form
+        from cryptography.hazmat.primitives.asymmetric import ec
+
+        made, file = ec.generate_private_key(ec.SECP384R1()), self.folder / name
+        private = form.PrivateFormat.OpenSSH, form.NoEncryption()
+        file.write_bytes(made.private_bytes(form.Encoding.PEM, *private))
+        file.chmod(0o600)
+        public = made.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH)
+        file.with_suffix(".pub").write_bytes(public + b"\n")
+        return file
+
+    def register(self, key: Path) -> None:
+        answer = self.flwr("supernode", "register", str(key.with_suffix(".pub")), NAME)
+        assert answer["success"], answer
+
+    def node(self, key: Path, config: str, port: int | None = None) -> None:
+        """Starts a SuperNode."""
+        self.spawn(
+            key.name,
+            "flower-supernode",
+            *("--superlink", f"127.0.0.1:{port or self.port}"),
+            *("--root-certificates", str(self.folder / "ca.crt")),
+            *("--auth-supernode-private-key", str(key)),
+            *("--host", "127.0.0.1", "--port", str(free_port())),
+            *("--node-config", config),
+        )
+
+    def online(self) -> int:
+        nodes = self.flwr("supernode", "list", NAME)["nodes"]
+        return sum(node["status"] == "online" for node in nodes)
+
+    def flwr(self, *words: str) -> Any:
+        done = subprocess.run(
+            [str(BIN / "flwr"), *words, "--format", "json"],
+            env=self.environment,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.stdout.strip().startswith("{"), done.stdout + done.stderr
+        return json.loads(done.stdout)
+
+    def start(self, app: Path, *words: str) -> int:
+        answer = self.flwr("run", str(app), NAME, *words)
+        assert answer["success"], answer
+        return int(answer["run-id"])
+
+    def state(self, run: int) -> dict[str, Any]:
+        found: dict[str, Any] = self.flwr("list", NAME, "--run-id", str(run))["runs"][0]
+        return found
+
+    def wait(self, run: int, seconds: float = 400) -> dict[str, Any]:
+        def finished() -> Any:
+            state = self.state(run)
+            return state if str(state["status"]).startswith("finished") else None
+
+        found: dict[str, Any] = until(finished, f"run {run}\n{self.log('superlink')}", seconds)
+        return found
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text(errors="replace")[-6000:]
+
+    def kill(self, name: str) -> None:
+        """Ends a process, and all that it has started, as a power cut would."""
+        process = self.processes.pop(name)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(20)
+
+    def close(self) -> None:
+        for name in sorted(self.processes, key=lambda name: name == "superlink"):
+            process = self.processes[name]
+            process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
