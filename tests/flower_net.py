@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import socket
 import ssl
 import subprocess
@@ -13,6 +12,8 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 BIN = Path(sys.executable).parent
 NAME = "net"  # of the connection
@@ -170,21 +171,27 @@ class Network:
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(errors="replace")[-6000:]
 
+    def family(self, name: str, words: str = "") -> list[psutil.Process]:
+        """A process and all that it has started, or those with these words in their command."""
+        first = psutil.Process(self.processes[name].pid)
+        found = []
+        for process in [first, *first.children(recursive=True)]:
+            try:
+                if words in " ".join(process.cmdline()):
+                    found.append(process)
+            except psutil.Error:  # it has ended
+                continue
+        return found
+
     def kill(self, name: str) -> None:
         """Ends a process, and all that it has started, as a power cut would."""
-        process = self.processes.pop(name)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait(20)
+        for process in self.family(name):
+            process.kill()
+        self.processes.pop(name).wait(20)
 
     def close(self) -> None:
         for name in sorted(self.processes, key=lambda name: name == "superlink"):
-            process = self.processes[name]
-            process.terminate()
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
+            family = self.family(name) if self.processes[name].poll() is None else []
+            self.processes[name].terminate()
+            for process in psutil.wait_procs(family, timeout=10)[1]:
                 process.kill()
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
