@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 FAST := not slow and not faults and not ray and not flower
 
-.PHONY: help setup demo digits bench test test-faults fuzz test-slow lint format wheel clean
+.PHONY: help setup demo digits bench test test-faults test-ray test-flower fuzz test-slow lint format wheel clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -28,8 +28,8 @@ digits: $(STAMP)  ## every method on the digits, three seeds: tables, figures, a
 	@$(BIN)/fedgkd-pl compare studies/digits.yaml --jobs 2
 	@$(BIN)/fedgkd-pl figure curves runs/digits --output runs/digits/curves.svg
 
-bench: $(STAMP)  ## speed, start-up, scale and commits as Markdown tables: half an hour on an idle machine
-	@for part in speed startup scale commit; do \
+bench: .venv/.ray .venv/.flower  ## speed, start-up, scale and commits as Markdown tables: half an hour on an idle machine
+	@for part in speed startup scale commit engines; do \
 	  $(BIN)/python -m benchmarks.$$part || exit 1; echo; done
 
 test: $(STAMP)  ## the tests (the long ones: make test-slow)
@@ -42,6 +42,16 @@ test-faults: $(STAMP)  ## 50 kills, signals and stops per method, full disks: an
 
 fuzz: $(STAMP)  ## mutated configs, checkpoints and data files for 20 minutes
 	@$(BIN)/python -m tests.fuzz --minutes 20
+
+.venv/.%: $(STAMP)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$*]'
+	@touch $@
+
+test-ray: .venv/.ray  ## installs Ray; a cluster that loses workers and a node: five minutes
+	@$(BIN)/python -m pytest -v tests/test_ray.py
+
+test-flower: .venv/.flower .venv/.ray  ## installs Flower; SuperLink and SuperNodes with TLS: 15 minutes
+	@$(BIN)/python -m pytest -v tests/test_flower.py tests/test_flower_net.py
 
 test-slow: $(STAMP)  ## the long tests; the real data through FEDGKD_DATA=<dir>
 	@$(BIN)/python -m pytest -m slow

@@ -86,6 +86,9 @@ def _other(words: list[str]) -> int:
         settings = (arguments.output_dir, arguments.jobs, arguments.rounds)
         return compare(arguments.study, *settings, rest, arguments.only, arguments.dry_run)
     elif arguments.command == "flower":
+        from fedgkd_pl.engines.base import needs
+
+        needs("flwr", "flower")
         from fedgkd_pl.commands import run
         from fedgkd_pl.flower.folder import app_writer, over_flower
 

@@ -4,7 +4,10 @@ Of torch only what nets and optimizers are made of: elsewhere in it there are fu
 text into a module, such as ``torch.fx.graph_module.reduce_graph_module``.
 """
 
-from jsonargparse import set_parsing_settings
+from typing import Any
+
+from fedgkd_pl.engines.base import Engine
+from jsonargparse import _typehints, set_parsing_settings
 
 PACKAGES = (
     "fedgkd_pl",
@@ -36,3 +39,15 @@ def allow(module: str) -> None:
         module: a module that may be named from now on, with all that is in it.
     """
     set_parsing_settings(import_path_allowlist=[module])
+
+
+def short_engines() -> None:
+    """Lets a config say ``engine: ray``; jsonargparse knows no names but those of classes."""
+    usual = _typehints.resolve_class_path_by_name
+    short = {"local": "LocalEngine", "ray": "RayEngine", "flower": "FlowerEngine"}
+
+    def resolve(cls: Any, name: str) -> str:
+        engine = isinstance(cls, type) and issubclass(cls, Engine)
+        return usual(cls, short.get(name, name) if engine else name)
+
+    _typehints.resolve_class_path_by_name = resolve

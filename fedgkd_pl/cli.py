@@ -11,7 +11,7 @@ import fedgkd_pl
 import torch
 import yaml
 from fedgkd_pl import strict_yaml
-from fedgkd_pl.allowed import only_these_packages
+from fedgkd_pl.allowed import only_these_packages, short_engines
 from fedgkd_pl.callbacks.checkpoints import BestRound, LastRound
 from fedgkd_pl.callbacks.dashboard import Dashboard
 from fedgkd_pl.callbacks.event_files import rewind
@@ -53,6 +53,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 for _name in fedgkd_pl.__all__:
     getattr(fedgkd_pl, _name)  # imported, so that a config may name a class without its module
 only_these_packages()
+short_engines()
 strict_yaml.install()
 
 

@@ -14,6 +14,7 @@ from fedgkd_pl.engines.pool import Pool
 from fedgkd_pl.errors import RunFailed, SettingError
 from fedgkd_pl.federation.message import ClientUpdate, Message
 from fedgkd_pl.methods.fedavg import FedAvgClient
+from fedgkd_pl.settings import fixed_settings
 from lightning.pytorch import Callback
 from torch.optim import SGD
 
@@ -263,6 +264,7 @@ def test_bad_workers(workers: int) -> None:
 SCRIPT = """
 from fedgkd_pl import Digits, FedAvg, LocalEngine
 from fedgkd_pl.methods.fedavg import FedAvgClient
+from fedgkd_pl.settings import fixed_settings
 from lightning.pytorch import Trainer
 from torch import nn
 from torch.optim import SGD
@@ -297,3 +299,38 @@ def test_a_plain_script_with_its_own_classes_uses_the_pool(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("the script runs") == 1
     assert "rounds 2" in done.stdout
+
+
+MISSING = {
+    "ray": ["fit", "--config", "smoke.yaml", "--model.engine", "ray"],
+    "flwr": ["fit", "--config", "smoke.yaml", "--model.engine", "flower"],
+    "flwr ": ["flower", "app", "--config", "smoke.yaml"],
+}
+
+
+@pytest.mark.parametrize("package", MISSING)
+def test_an_engine_whose_extra_is_missing(
+    package: str, run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("fedgkd_pl.engines.base.find_spec", lambda name: None)
+    code, _, err = run(*MISSING[package])
+    extra = {"ray": "ray", "flwr": "flower"}[package.strip()]
+    assert code == 2 and err.count("\n") == 1 and list(tmp_path.iterdir()) == []
+    assert f"needs {package.strip()}, which is not installed" in err
+    assert f"pip install 'fedgkd-pl[{extra}]'" in err
+
+
+def test_engines_have_short_names(run: Any) -> None:
+    code, out, _ = run("fit", "--config", "smoke.yaml", "--model.engine", "local", "--print_config")
+    assert code == 0 and "class_path: fedgkd_pl.LocalEngine" in out
+
+
+def test_of_an_engine_only_its_threads_decide_the_result() -> None:
+    def settings(name: str, **init: Any) -> dict[str, Any]:
+        engine = {"class_path": name, "init_args": init}
+        return fixed_settings({"model": {"init_args": {"engine": engine, "gamma": 1}}})
+
+    local = settings("LocalEngine", workers=2, threads=1)
+    assert local == settings("RayEngine", ray_address="auto", threads=1, retries=3)
+    assert local != settings("LocalEngine", workers=2, threads=2)
+    assert local["model.init_args.gamma"] == 1

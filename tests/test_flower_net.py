@@ -1,10 +1,13 @@
 """Flower for real: a SuperLink, two SuperNodes, TLS, keys, and what happens when they die."""
 
 import csv
+import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from fedgkd_pl.__main__ import main
@@ -13,7 +16,7 @@ from fedgkd_pl.checkpoint import read_checkpoint
 from tests.conftest import same
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
-from tests.flower_net import Network, until
+from tests.flower_net import BIN, Network, free_port, until
 
 pytestmark = pytest.mark.flower
 
@@ -127,3 +130,34 @@ def test_a_node_killed_in_a_round_does_not_stop_the_run(net: Network, tmp_path: 
     left_out: Any = failures(folder)
     assert {row["client"] for row in left_out} == {"1", "3"}
     assert rows(folder) == 3 and "1" not in {row["round"] for row in left_out}
+
+
+def test_flwr_run_simulates(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="Flower simulates with Ray")
+    here, made = local(tmp_path, "MOON"), app(tmp_path, "MOON")
+    port = str(free_port())
+    environment = {
+        **os.environ,
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+        "FLWR_HOME": str(tmp_path / "home"),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": port,
+    }
+    nodes = ["--federation-config", "num-supernodes=4 client-resources-num-cpus=1"]
+    try:
+        done = subprocess.run(
+            [str(BIN / "flwr"), "run", str(made), "--stream", *nodes],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert (tmp_path / "flower/version_0/summary.json").is_file(), done.stdout + done.stderr
+        same_run(here, tmp_path / "flower/version_0")
+    finally:  # Flower leaves the SuperLink that it starts for this
+        for process in psutil.process_iter(["cmdline"]):
+            if port in (process.info["cmdline"] or []):
+                for one in [*process.children(recursive=True), process]:
+                    one.kill()

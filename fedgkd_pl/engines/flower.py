@@ -17,7 +17,7 @@ from fedgkd_pl.engines.base import Answer, ClientFailure, Engine, Session, needs
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.federation.client_trainer import Job
 from fedgkd_pl.federation.kernels import keep_memory
-from fedgkd_pl.federation.message import Message
+from fedgkd_pl.federation.message import ClientUpdate, Message
 
 if TYPE_CHECKING:
     from fedgkd_pl.federation.server import FederatedServer
@@ -66,19 +66,17 @@ class FlowerEngine(Engine):
     round; ``min_clients`` of the method says how many must remain.
 
     Args:
-        deadline: seconds that a round may take, after which its missing clients are left out; by
-            default a node is waited for until Flower gives it up (a minute after it has vanished).
+        deadline: seconds that a round may take, after which its missing clients are left out. A
+            node that has vanished is given up by Flower itself, after a minute.
         patience: seconds to wait, before the first round, for nodes of all its clients.
         threads: intra-op threads of each client's training; another number gives other rounding.
     """
 
     states_stay = True
 
-    def __init__(
-        self, deadline: float | None = None, patience: float = 300.0, threads: int = 1
-    ) -> None:
+    def __init__(self, deadline: float = 3600.0, patience: float = 300.0, threads: int = 1) -> None:
         needs("flwr", "flower")
-        require(deadline is None or deadline > 0, "deadline", "must be positive", deadline)
+        require(deadline > 0, "deadline", "must be positive", deadline)
         require(patience >= 0, "patience", "must not be negative", patience)
         require(threads >= 1, "threads", "must be at least 1", threads)
         self.deadline = deadline
@@ -170,12 +168,15 @@ class Federation(Session):
         for node, clients in asked.items():
             since = {client: marks.get(client, (0, 0)) for client in clients}
             tasks[node] = "train", pack_task(message, since, self.contract)
-        for node, reply in self._exchange(tasks, str(message.round), self.engine.deadline):
+        start = time.monotonic()
+        for node, reply in self._exchange(tasks, str(message.round)):
             clients = asked[node]
             try:
                 reason = _error(reply)
                 if not reason:
-                    yield unpack_answers(reply.content, clients)
+                    answers = unpack_answers(reply.content, clients)
+                    _add_transfer(answers, time.monotonic() - start)
+                    yield answers
                     continue
             except Exception as error:  # a node may send anything
                 reason = f"its node's answer cannot be read: {type(error).__name__}: {error}"
@@ -206,7 +207,7 @@ class Federation(Session):
 
         content = RecordDict({"contract": ConfigRecord(asdict(self.contract))})
         tasks: dict[int, Any] = {node: ("query", content) for node in sorted(nodes)}
-        for node, reply in self._exchange(tasks, "0", self.engine.deadline):
+        for node, reply in self._exchange(tasks, "0"):
             reason, clients = _error(reply), []
             if not reason:
                 card = reply.content["node"]
@@ -218,26 +219,24 @@ class Federation(Session):
                 log.info("node %d stands for clients %s", node, clients)
             self.met[node] = [] if reason else clients
 
-    def _exchange(
-        self, tasks: dict[int, tuple[str, Any]], group: str, deadline: float | None
-    ) -> Iterator[tuple[int, Any]]:
+    def _exchange(self, tasks: dict[int, tuple[str, Any]], group: str) -> Iterator[tuple[int, Any]]:
         """Sends to every node what is for it, and gives the replies as they come.
 
         A node that has not answered within the deadline gets None.
         """
         from flwr.app import Message as FlowerMessage
 
-        nodes = list(tasks)
+        nodes, deadline = list(tasks), self.engine.deadline
         out = [
             FlowerMessage(content, node, kind, ttl=deadline, group_id=group)
             for node, (kind, content) in tasks.items()
         ]
         numbers = list(self.grid.push_messages(out)) if out else []
-        pending = {n: node for n, node in zip(numbers, nodes, strict=False) if n is not None}
+        pending = {n: node for n, node in zip(numbers, nodes, strict=False) if n}
         for node in set(nodes) - set(pending.values()):
             yield node, "the message could not be sent to its node"
-        end = None if deadline is None else time.monotonic() + deadline
-        while pending and (end is None or time.monotonic() < end):
+        end = time.monotonic() + deadline
+        while pending and time.monotonic() < end:
             for reply in self.grid.pull_messages(list(pending)):
                 yield pending.pop(reply.metadata.reply_to_message_id), reply
             if pending:
@@ -253,3 +252,11 @@ def _error(reply: Any) -> str:
     if reply.has_error():
         return f"its node failed: {' '.join(str(reply.error.reason).split())[:300]}"
     return ""
+
+
+def _add_transfer(answers: list[Answer], took: float) -> None:
+    """What was not training was transfer, and starting a process."""
+    updates = [answer for answer in answers if isinstance(answer, ClientUpdate)]
+    trained = sum(sum(update.seconds.values()) for update in updates)
+    for update in updates:
+        update.seconds["transfer"] = max(0.0, took - trained) / len(updates)

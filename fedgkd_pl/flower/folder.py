@@ -62,8 +62,8 @@ def app_writer(folder: str) -> type[FederatedCLI]:
         folder: a new one, whose name becomes the app's.
     """
     target = Path(folder)
-    named = re.fullmatch(r"[a-zA-Z][a-zA-Z0-9_-]*", target.name)
-    text = "Flower takes names of letters, digits and dashes"
+    named = re.fullmatch(r"[a-zA-Z][a-zA-Z0-9_-]{,31}", target.name)
+    text = "Flower takes names of at most 32 letters, digits and dashes"
     require(named is not None, "folder", text, target.name)
     require(not target.exists(), "folder", "there is one already", target)
 
