@@ -5,6 +5,7 @@ Here messages go from app to app within this process; tests/test_flower_net.py h
 
 import csv
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from tests.conftest import same
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 from fedgkd_pl.flower import client_app, records, server_app
 from fedgkd_pl.flower.states import States
-from flwr.app import ConfigRecord, Context, Error, RecordDict
+from flwr.app import Array, ConfigRecord, Context, Error, RecordDict
 from flwr.app import Message as FlowerMessage
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
@@ -273,25 +274,45 @@ def test_a_lost_state_is_told(runs: Runs) -> None:
     assert {int(client) % 2 for _, client, _ in told} == {1}
 
 
+def state_of(number: float) -> dict[str, torch.Tensor]:
+    return {"w": torch.full((2,), float(number))}
+
+
 def test_states_are_kept_as_long_as_a_server_may_ask(tmp_path: Path) -> None:
-    kept = States(RecordDict(), tmp_path / "states")
-    marks = {}
+    kept, since = States(RecordDict(), tmp_path / "states"), (0, 0)
+    marks: dict[int, tuple[int, int]] = {}
     for round in range(1, 7):
-        stands = kept.add(3, round, {"w": torch.full((2,), float(round))})
-        marks[round] = tuple(stands[records.SINCE].tolist())
-    kept.add(31, 1, {"w": torch.zeros(2)})  # another's, with a name that begins alike
+        stands = kept.add(3, round, state_of(round), since)
+        marks[round] = since = tuple(stands[records.SINCE].tolist())
+    kept.add(31, 1, state_of(0))  # another's, with a name that begins alike
     for where in kept, States(RecordDict(), tmp_path / "states"):
-        assert float(where.find(3, marks[4])["w"][0]) == 4
+        assert [float(where.find(3, marks[n])["w"][0]) for n in (4, 5, 6)] == [4, 5, 6]
         assert where.find(3, (0, 0)) == {}
         with pytest.raises(RunFailed, match="since round 3"):
             where.find(3, marks[3])
     with pytest.raises(RunFailed, match="since round 6"):
         kept.find(3, (6, 123))
-    next((tmp_path / "states").glob("client-3-round-6-*")).write_bytes(
-        encode_state({"w": torch.zeros(2)})
-    )
-    with pytest.raises(RunFailed, match="since round 6"):  # another run's
+    file = next((tmp_path / "states").glob("client-3-round-6-*"))
+    file.write_bytes(encode_state(state_of(0)))
+    with pytest.raises(RunFailed, match="since round 6"):  # it was changed
         States(RecordDict(), tmp_path / "states").find(3, marks[6])
+
+
+def test_rounds_that_do_not_count_lose_no_state(tmp_path: Path) -> None:
+    kept = States(RecordDict(), tmp_path)
+    mark = tuple(kept.add(3, 1, state_of(1))[records.SINCE].tolist())
+    for round in range(2, 9):  # the server never takes what this gives
+        kept.add(3, round, state_of(round), mark)
+    assert float(kept.find(3, mark)["w"][0]) == 1
+    assert float(States(RecordDict(), tmp_path).find(3, mark)["w"][0]) == 1
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_new_run_in_an_old_folder_keeps_its_states(tmp_path: Path) -> None:
+    for round in 98, 99, 100:
+        States(RecordDict(), tmp_path).add(3, round, state_of(round), (round - 1, 1))
+    mark = tuple(States(RecordDict(), tmp_path).add(3, 1, state_of(1))[records.SINCE].tolist())
+    assert float(States(RecordDict(), tmp_path).find(3, mark)["w"][0]) == 1
 
 
 def test_what_travels_is_exact() -> None:
@@ -312,7 +333,8 @@ def test_what_travels_is_exact() -> None:
         assert torch.equal(there[name].nan_to_num(), tensor.nan_to_num())
     message = Message(4, {"global": state, "none": {}}, {"loss": 1 / 3})
     contract = records.Contract("0", "m", "s", "d")
-    packed = records.pack_task(message, {5: (3, 2**55), 6: (0, 0)}, contract)
+    common = records.pack_message(message, contract)
+    packed = records.pack_task(common, 4, {5: (3, 2**55), 6: (0, 0)})
     back, since = records.unpack_task(packed)
     assert (back.round, back.numbers, since) == (4, {"loss": 1 / 3}, {5: (3, 2**55), 6: (0, 0)})
     assert (
@@ -327,6 +349,135 @@ def test_what_travels_is_exact() -> None:
         ClientFailure(6, "it failed"),
         ClientFailure(7, "its node did not answer for it"),
     ]
+
+
+Change = Callable[[Any, RecordDict], Any]
+
+
+def spoiled(kind: str, node: int, change: Change) -> Callable[[Loop], None]:
+    """Nodes as always, but for what one of them answers to one kind of message."""
+
+    def apply(grid: Loop) -> None:
+        def answer(message: Any, to: int) -> Any:
+            reply = grid._answer(message, to)
+            if message.metadata.message_type == kind and to == node:
+                return change(message, reply.content) or reply
+            return reply
+
+        grid.answer = answer
+
+    return apply
+
+
+def other_arrays(make: Callable[[torch.Tensor], torch.Tensor]) -> Change:
+    def change(_: Any, content: RecordDict) -> None:
+        for name, record in list(content.array_records.items()):
+            state = records.from_arrays(record)
+            content[name] = records.to_arrays({key: make(value) for key, value in state.items()})
+
+    return change
+
+
+def other_counts(**values: Any) -> Change:
+    def change(_: Any, content: RecordDict) -> None:
+        for name in content.metric_records:
+            if name.endswith(".counts"):
+                content[name].update(values)
+
+    return change
+
+
+def forged(_: Any, content: RecordDict) -> None:
+    for record in content.array_records.values():
+        for name, array in list(record.items()):
+            record[name] = Array("bfloat16", array.shape, records.RAW, b"")
+
+
+NONSENSE = {
+    "integers": (other_arrays(lambda t: t.long()), "is torch.int64, not torch.float32"),
+    "shape": (other_arrays(lambda t: t.repeat(2, *[1] * (t.dim() - 1))), "is (32, 64), not"),
+    "nan": (other_arrays(lambda t: t * float("nan")), "is not finite"),
+    "mark": (other_counts(mark=[5]), "cannot be read: ValueError: not the mark of a state"),
+    "samples": (other_counts(num_samples=0), "reports 0 samples"),
+    "memory": (forged, "cannot be read: ValueError"),
+    "type": (lambda *_: FlowerMessage(RecordDict(), reply_to=_[0]), "did not answer for it"),
+}
+
+
+@pytest.mark.parametrize("case", NONSENSE)
+def test_a_node_that_answers_nonsense_is_left_out(case: str, runs: Runs) -> None:
+    change, text = NONSENSE[case]
+    runs.flower(runs.app("FedGKD", "--rounds", "2"), change=spoiled("train", 12, change))
+    told = failures(runs.folder / "flower-FedGKD/version_0")
+    assert told and all(text in reason for _, _, reason in told), told
+    assert {int(client) % 2 for _, client, _ in told} == {1}
+
+
+def test_a_node_is_asked_again_until_it_can_say_whom_it_stands_for(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("fedgkd_pl.engines.flower.ASK_AGAIN", 0.1)
+    tries: list[int] = []
+
+    def change(message: Any, _: RecordDict) -> Any:
+        tries.append(1)
+        if len(tries) == 1:
+            return FlowerMessage(Error(2, "its disk is not mounted yet"), reply_to=message)
+        if len(tries) == 2:
+            return FlowerMessage(RecordDict(), reply_to=message)
+        return None
+
+    runs.flower(runs.app("FedGKD", "--rounds", "1"), change=spoiled("query", 12, change))
+    assert (
+        "its disk is not mounted yet" in caplog.text and "cannot be read: KeyError" in caplog.text
+    )
+    assert len(tries) == 3 and failures(runs.folder / "flower-FedGKD/version_0") == []
+
+
+def test_two_nodes_for_one_client(runs: Runs, caplog: pytest.LogCaptureFixture) -> None:
+    nodes = {12: {"clients": "0 1 2 3 4"}, 11: {"clients": "0 1 2 3 4"}}
+    grid = runs.flower(runs.app("FedGKD", "--rounds", "2"), nodes)
+    assert {node for kind, node, _ in grid.sent if kind == "train"} == {11}
+    assert caplog.text.count("client 3 is node 11's; node 12, which says so too") == 1
+
+
+def test_errors_of_a_node_say_their_kind_only(runs: Runs) -> None:
+    def hide(grid: Loop) -> None:
+        def train(self: Any, *_: Any) -> Any:
+            raise KeyError("patient 4711")
+
+        monkeypatch.setattr("fedgkd_pl.flower.client.Node.train", train)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        app = runs.app("FedGKD", "--rounds", "1")
+        runs.flower(app, change=hide)
+    told = failures(runs.folder / "flower-FedGKD/version_0")
+    assert {reason for _, _, reason in told} == {"KeyError (its node's log says more)"}
+
+
+def test_bad_flags_of_a_run_end_it_with_an_error(runs: Runs) -> None:
+    app = runs.app("FedGKD")
+    with pytest.raises(RunFailed, match="code 2"):
+        runs.flower(app, args="--model.gama 9")
+    assert not (runs.folder / "flower-FedGKD").exists()
+
+
+def test_states_that_are_elsewhere(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
+    runs.flower(runs.app("MOON"))
+    folder = runs.folder / "flower-MOON/version_0"
+    before = (folder / "config.yaml").read_bytes()
+    resume = ["fit", "--resume", str(folder), "--rounds", "4", "--model.engine", "local"]
+    assert main(resume) == 2
+    assert "is with the clients: go on with the engine that began" in capfd.readouterr().err
+    assert (folder / "config.yaml").read_bytes() == before
+    config = ["--config", str(folder / "config.yaml"), "--model.engine", "local"]
+    assert main(["test", *config, "--ckpt_path", str(folder / "checkpoints/last.ckpt")]) == 0
+
+
+def test_other_data_is_a_breach() -> None:
+    asked = records.Contract("1", "FedGKD", "abc", "one")
+    assert "data: the server has one, this node two" in replace(asked, data="two").breach(asked)
+    assert replace(asked, data="").breach(asked) == ""  # data of its own
 
 
 def test_nodes_with_data_of_their_own(runs: Runs) -> None:
@@ -348,8 +499,7 @@ def test_nodes_with_data_of_their_own(runs: Runs) -> None:
     )
     runs.flower(app, {n: {"client": n, "own-data": True} for n in range(2)}, change)
     assert failures(runs.folder / "flower-FedGKD/version_0") == []
-    digits = 1797 - 360  # without the test set; a tenth is kept for validation
-    assert counted == [digits - round(digits / 10)] * 4
+    assert counted == [1797 - 360] * 4  # all but the test set
 
 
 def test_flower_s_mods_for_privacy_fit(runs: Runs) -> None:
@@ -377,6 +527,12 @@ BAD = [
     (["flower", "app", "--config", "smoke.yaml", "--model", "FedDistill"], "sends no models"),
     (["flower", "app", "--config", "smoke.yaml", "--model.engine.deadline", "0"], "deadline"),
     (["fit", "--config", "smoke.yaml", "--model.engine", "FlowerEngine"], "fedgkd-pl flower"),
+    (
+        ["flower", "app", "--model.engine.deadline", "5", "--config", "smoke.yaml"],
+        "must be Flower's",
+    ),
+    (["flower", "app", "--config", "smoke.yaml", "--resume", "x"], "--run-config"),
+    (["flower", "app", "--import", "json.decoder", "--config", "smoke.yaml"], "of one file"),
 ]
 
 

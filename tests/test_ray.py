@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from fedgkd_pl import MLP, MOON, Digits, Dirichlet, FedAvg, FedGKD, LocalEngine, RayEngine
 from fedgkd_pl.engines.base import ClientFailure
+from fedgkd_pl.engines.ray import _fit
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.methods.fedavg import FedAvgClient
 from lightning.pytorch import Callback
@@ -45,6 +46,12 @@ def train(method: str, engine: Any, *callbacks: Callback) -> Any:
     return model
 
 
+def test_an_address_where_nobody_is() -> None:  # first: then this process has no Ray yet
+    model = FedAvg(linear(), engine=RayEngine("127.0.0.1:1"), **LOCAL)
+    with pytest.raises(SettingError, match="ray_address"):
+        fit(model, Table(), 1)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_the_same_bits_as_the_local_engine(method: str, started: None) -> None:
     here, there = train(method, LocalEngine(1)), train(method, RayEngine(workers=2))
@@ -71,6 +78,7 @@ class Troubled(FedAvg):
         return Stubborn(self.net, self.optimizer, self.scheduler)
 
 
+@pytest.mark.ray
 def test_clients_that_raise_or_hang_are_left_out(started: None) -> None:
     sizes = (8, 5, 6, 9)
     model = Troubled(linear(), engine=RayEngine(workers=2, timeout=5), **LOCAL)
@@ -84,18 +92,17 @@ def test_clients_that_raise_or_hang_are_left_out(started: None) -> None:
     assert len(told) == 2 and model._survivors == 2
 
 
-def test_an_address_where_nobody_is() -> None:
-    if ray.is_initialized():
-        pytest.skip("this process has a Ray already")
-    model = FedAvg(linear(), engine=RayEngine("127.0.0.1:1"), **LOCAL)
-    with pytest.raises(SettingError, match="ray_address"):
-        fit(model, Table(), 1)
-
-
 def test_more_than_the_cluster_has(started: None) -> None:
     model = FedAvg(linear(), engine=RayEngine(threads=1000), **LOCAL)
     with pytest.raises(SettingError, match="1000 cores"):
         fit(model, Table(), 1)
+
+
+def test_room_on_a_node() -> None:
+    assert _fit({"CPU": 4.0}, 1, 0) == 4 and _fit({"CPU": 3.0}, 2, 0) == 1
+    assert _fit({"CPU": 4.0}, 8, 0) == 0  # though four such nodes have 16
+    assert [_fit({"CPU": 16.0, "GPU": 1.0}, 1, gpus) for gpus in (0.1, 0.2, 1.0)] == [10, 5, 1]
+    assert _fit({"CPU": 2.0, "GPU": 1.0}, 1, 0.1) == 2 and _fit({"CPU": 8.0}, 1, 0.5) == 0
 
 
 def test_bad_settings() -> None:
@@ -213,6 +220,7 @@ def test_a_ray_of_its_own_ends_with_the_run(tmp_path: Path) -> None:
     while not rows.is_file() or rows.read_text().count("\n") < 3:
         assert run.poll() is None and time.monotonic() < end, run.communicate()[0]
         time.sleep(0.02)
+    assert rays(run.pid)
     run.send_signal(signal.SIGTERM)
     told = run.communicate(timeout=60)[0]
     assert run.returncode == 143 and "--resume" in told, told

@@ -157,6 +157,7 @@ class FederatedDataModule(LightningDataModule):
         splits = self.load()
         check_splits(splits, getattr(self, "num_classes", 0))
         owned, self.test = splits.train, splits.test
+        self._everything = splits.train
         if splits.val is None:
             kept = len(owned) - round(self.val_fraction * len(owned))
             owned, self.val = owned[:kept], owned[kept:]
@@ -181,6 +182,11 @@ class FederatedDataModule(LightningDataModule):
             self.setup()
         assert self.clients is not None
         return self.clients
+
+    def all_training_examples(self) -> Examples:
+        """What clients share and, where it was cut off, what is kept for validation."""
+        self.client_data  # noqa: B018  (loads it)
+        return self._everything
 
     def fingerprint(self) -> str:
         """The SHA-256 of all samples, labels and of who owns which: other data, another number.

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedgkd_pl.engines.base import Answer, ClientFailure, Engine, Session, needs, schedule
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fedgkd_pl.flower.records import Contract
 
 POLL = 0.5  # seconds
+ASK_AGAIN = 60.0  # seconds, until a node that refused may have been mended
 log = logging.getLogger("fedgkd_pl")
 
 
@@ -115,7 +116,6 @@ class FlowerEngine(Engine):
         return Federation(self, job, _link.grid, _link.contract)
 
 
-@dataclass
 class Federation(Session):
     """The nodes of a run.
 
@@ -124,17 +124,19 @@ class Federation(Session):
         job: what they train.
         grid: the way to them.
         contract: what they must agree to.
-        hosts: the node of every client that has one.
-        met: the nodes that were asked whom they stand for, and what they said.
     """
 
-    engine: FlowerEngine
-    job: Job
-    grid: Any
-    contract: "Contract"
-    hosts: dict[int, int] = field(default_factory=dict)
-    met: dict[int, list[int]] = field(default_factory=dict)
-    waited: bool = False
+    def __init__(self, engine: FlowerEngine, job: Job, grid: Any, contract: "Contract") -> None:
+        self.engine = engine
+        self.job = job
+        self.grid = grid
+        self.contract = contract
+        self.hosts: dict[int, int] = {}  # the node of every client that has one
+        self.cards: dict[int, list[int]] = {}  # whom each node stands for
+        self.asking: dict[str, int] = {}  # the nodes that have not answered yet, by message
+        self.again: dict[int, float] = {}  # when to ask those again who refused or failed
+        self.told: set[tuple[int, int]] = set()
+        self.waited = False
 
     def run(self, message: Message, cohort: Sequence[int]) -> Iterator[Answer]:
         """See :meth:`Session.run`.
@@ -159,40 +161,49 @@ class Federation(Session):
             yield done.pop(client)
 
     def _answers(self, message: Message, asked: dict[int, list[int]]) -> Iterator[list[Answer]]:
-        """What the nodes answer, node by node; at last what those did not who are late."""
-        from fedgkd_pl.flower.records import SINCE, pack_task, unpack_answers
+        """What the nodes answer, as it comes; at last, who is late."""
+        from fedgkd_pl.flower.records import SINCE, pack_message, pack_task, unpack_answers
 
         states = self.job.states
         marks = {c: tuple(state[SINCE].tolist()) for c, state in states.items() if state}
-        tasks = {}
-        for node, clients in asked.items():
-            since = {client: marks.get(client, (0, 0)) for client in clients}
-            tasks[node] = "train", pack_task(message, since, self.contract)
+        common, deadline = pack_message(message, self.contract), self.engine.deadline
         start = time.monotonic()
-        for node, reply in self._exchange(tasks, str(message.round)):
-            clients = asked[node]
-            try:
-                reason = _error(reply)
-                if not reason:
-                    answers = unpack_answers(reply.content, clients)
+        pending = {}
+        for node, clients in asked.items():
+            task = pack_task(common, message.round, {c: marks.get(c, (0, 0)) for c in clients})
+            number = self._send("train", node, task, message.round, deadline)
+            if number:
+                pending[number] = node
+            else:
+                yield [ClientFailure(c, "the message could not be sent") for c in clients]
+        while pending:
+            left = start + deadline - time.monotonic()
+            for node, reply in self._replies(pending):
+                clients = asked[node]
+                try:
+                    reason = _error(reply)
+                    answers = [] if reason else unpack_answers(reply.content, clients)
+                except Exception as error:  # a node may send anything
+                    reason = f"its node's answer cannot be read: {type(error).__name__}: {error}"
+                if reason:
+                    yield [ClientFailure(client, reason) for client in clients]
+                else:
                     _add_transfer(answers, time.monotonic() - start)
                     yield answers
-                    continue
-            except Exception as error:  # a node may send anything
-                reason = f"its node's answer cannot be read: {type(error).__name__}: {error}"
-            yield [ClientFailure(client, reason) for client in clients]
+            if left <= 0:
+                break
+            if pending:
+                time.sleep(min(POLL, left))
+        for node in pending.values():
+            reason = f"its node did not answer within {deadline:g} s"
+            yield [ClientFailure(client, reason) for client in asked[node]]
 
     def _find(self, cohort: Sequence[int]) -> None:
-        """Asks new nodes whom they stand for; before the first round, waits for the cohort's."""
+        """Learns who stands for whom; before the first round, waits for the cohort's nodes."""
         end = time.monotonic() + (0 if self.waited else self.engine.patience)
         told = False
         while True:
-            connected = set(self.grid.get_node_ids())
-            self._meet(connected - self.met.keys())
-            self.hosts = {}
-            for node in self.met:  # of two that say the same, the later
-                if node in connected:
-                    self.hosts |= dict.fromkeys(self.met[node], node)
+            self._meet()
             missing = [client for client in cohort if client not in self.hosts]
             if not missing or time.monotonic() >= end:
                 break
@@ -202,47 +213,64 @@ class Federation(Session):
             time.sleep(POLL)
         self.waited = True
 
-    def _meet(self, nodes: set[int]) -> None:
+    def _meet(self) -> None:
+        """Asks new nodes whom they stand for, and reads what has come; waits for nothing."""
         from flwr.app import ConfigRecord, RecordDict
 
+        connected = set(self.grid.get_node_ids())
+        self.cards = {n: clients for n, clients in self.cards.items() if n in connected}
+        busy, now = {*self.cards, *self.asking.values()}, time.monotonic()
         content = RecordDict({"contract": ConfigRecord(asdict(self.contract))})
-        tasks: dict[int, Any] = {node: ("query", content) for node in sorted(nodes)}
-        for node, reply in self._exchange(tasks, "0"):
-            reason, clients = _error(reply), []
-            if not reason:
-                card = reply.content["node"]
-                reason = str(card["refuses"])
-                clients = [int(client) for client in card["clients"]]
+        for node in sorted(connected - busy):
+            if now >= self.again.get(node, 0.0):
+                number = self._send("query", node, content, 0, max(300.0, self.engine.patience))
+                if number:
+                    self.asking[number] = node
+        for node, reply in self._replies(self.asking):
+            clients: list[int] = []
+            try:
+                reason = _error(reply)
+                if not reason:
+                    card, number_of = reply.content["node"], len(self.job.data.index)
+                    reason = str(card["refuses"])
+                    clients = [int(c) for c in card["clients"] if 0 <= int(c) < number_of]
+            except Exception as error:  # a node may send anything
+                reason = f"its answer cannot be read: {type(error).__name__}: {error}"
             if reason:
                 log.warning("node %d is not used: %s", node, reason)
+                self.again[node] = time.monotonic() + ASK_AGAIN
             else:
                 log.info("node %d stands for clients %s", node, clients)
-            self.met[node] = [] if reason else clients
+                self.cards[node] = clients
+        self.hosts = {}
+        for node in sorted(self.cards):
+            for client in self.cards[node]:
+                if self.hosts.setdefault(client, node) != node and (client, node) not in self.told:
+                    text = "client %d is node %d's; node %d, which says so too, is not asked for it"
+                    log.warning(text, client, self.hosts[client], node)
+                    self.told.add((client, node))
 
-    def _exchange(self, tasks: dict[int, tuple[str, Any]], group: str) -> Iterator[tuple[int, Any]]:
-        """Sends to every node what is for it, and gives the replies as they come.
-
-        A node that has not answered within the deadline gets None.
-        """
+    def _send(self, kind: str, node: int, content: Any, round: int, seconds: float) -> str:
+        """Sends a message, which lives for some seconds; its number, empty if it cannot be sent."""
         from flwr.app import Message as FlowerMessage
 
-        nodes, deadline = list(tasks), self.engine.deadline
-        out = [
-            FlowerMessage(content, node, kind, ttl=deadline, group_id=group)
-            for node, (kind, content) in tasks.items()
-        ]
-        numbers = list(self.grid.push_messages(out)) if out else []
-        pending = {n: node for n, node in zip(numbers, nodes, strict=False) if n}
-        for node in set(nodes) - set(pending.values()):
-            yield node, "the message could not be sent to its node"
-        end = time.monotonic() + deadline
-        while pending and time.monotonic() < end:
-            for reply in self.grid.pull_messages(list(pending)):
-                yield pending.pop(reply.metadata.reply_to_message_id), reply
-            if pending:
-                time.sleep(POLL)
-        for node in pending.values():
-            yield node, f"its node did not answer within {deadline:g} s"
+        message = FlowerMessage(content, node, kind, ttl=seconds, group_id=str(round))
+        numbers = list(self.grid.push_messages([message]))
+        return numbers[0] or "" if numbers else ""
+
+    def _replies(self, pending: dict[str, int]) -> Iterator[tuple[int, Any]]:
+        """The replies that are there, which are pending no more."""
+        import httpx
+
+        for number in list(pending):
+            try:
+                replies: list[Any] = list(self.grid.pull_messages([number]))
+            except httpx.HTTPError:  # the SuperLink is gone
+                raise
+            except Exception as error:  # a node may send anything
+                replies = [f"its node's answer cannot be read: {type(error).__name__}"]
+            if replies:
+                yield pending.pop(number), replies[0]
 
 
 def _error(reply: Any) -> str:

@@ -14,7 +14,7 @@ import time
 import warnings
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -89,7 +89,7 @@ class RayEngine(Engine):
         return Cluster(self, job, cohort_size, gpus)
 
 
-@dataclass
+@dataclass(eq=False)
 class Actor:
     """A worker, and what it is at.
 
@@ -124,17 +124,26 @@ class Cluster(Session):
         self.ray = ray
         self.engine = engine
         self.job = job
+        self.actors: list[Actor] = []
+        self.never_started = 0
         self.connected = not ray.is_initialized()  # else it is the user's, who will also end it
         if self.connected:
             _connect(engine)
-        places = ray.cluster_resources()
-        fit = places.get("GPU", 0) // gpus if gpus else places.get("CPU", 0) // engine.threads
-        what = f"{gpus:g} GPUs" if gpus else f"{engine.threads} cores"
-        if fit < 1:
+        try:
+            self._open(job, cohort_size, gpus)
+        except BaseException:
             self.close()
-            raise SettingError("engine", f"no node of the Ray cluster has the {what} of a worker")
-        number = min(int(fit), cohort_size) if engine.workers == "auto" else engine.workers
-        device = torch.device("cuda", 0) if gpus else job.device  # Ray shows it only its own
+            raise
+
+    def _open(self, job: Job, cohort_size: int, gpus: float) -> None:
+        ray, engine = self.ray, self.engine
+        fit = sum(
+            _fit(node["Resources"], engine.threads, gpus) for node in ray.nodes() if node["Alive"]
+        )
+        what = f"{engine.threads} cores" + (f" and {gpus:g} GPUs" if gpus else "")
+        require(fit >= 1, "engine", f"no node of the Ray cluster has the {what} of a worker")
+        number = min(fit, cohort_size) if engine.workers == "auto" else engine.workers
+        device = torch.device("cuda", 0) if gpus else torch.device("cpu")  # Ray shows no other
         nobody = job.data.only(-1, job.data.examples[torch.empty(0, dtype=torch.int64)])
         packed = cloudpickle.dumps(replace(job, data=nobody, device=device, states={}))
         self.packed = ray.put(_blob(packed))
@@ -142,7 +151,6 @@ class Cluster(Session):
         self.kind = ray.remote(_Worker).options(
             num_cpus=engine.threads, num_gpus=gpus, max_restarts=0, max_concurrency=1
         )
-        self.never_started = 0
         self.actors = [self._start() for _ in range(number)]
 
     def run(self, message: Message, cohort: Sequence[int]) -> Iterator[Answer]:
@@ -172,8 +180,8 @@ class Cluster(Session):
 
     def close(self) -> None:
         """See :meth:`Session.close`."""
-        for actor in getattr(self, "actors", []):
-            self.ray.kill(actor.handle)
+        for actor in self.actors:
+            self._kill(actor)
         self.actors = []
         if self.connected and self.ray.is_initialized():
             with _signals_kept():
@@ -197,7 +205,8 @@ class Cluster(Session):
     def _answers(self, round: int, waiting: deque[int], lost: Counter[int]) -> Iterator[Answer]:
         """What has come within a second; the clients of lost workers wait again."""
         pending = {actor.pending: actor for actor in self.actors if actor.pending is not None}
-        ready, _ = self.ray.wait(list(pending), timeout=1.0)
+        self.ray.wait(list(pending), timeout=1.0)
+        ready, _ = self.ray.wait(list(pending), num_returns=len(pending), timeout=0)
         for reference in ready:
             actor, client = pending[reference], pending[reference].client
             try:
@@ -237,12 +246,22 @@ class Cluster(Session):
             starting[0].since = now
 
     def _replace(self, actor: Actor, reason: str) -> None:
-        if actor.client is None:
+        self._kill(actor)
+        if actor.client is None:  # it did not even start
+            if any(other.place for other in self.actors if other is not actor):
+                log.warning(
+                    "a worker of the Ray cluster does not start, the others go on: %s", reason
+                )
+                self.actors.remove(actor)
+                return
             self.never_started += 1
-        if self.never_started > self.engine.retries + len(self.actors):
-            raise RunFailed(f"engine: no worker of the Ray cluster starts: {reason}")
-        self.ray.kill(actor.handle)
+            if self.never_started > self.engine.retries + len(self.actors):
+                raise RunFailed(f"engine: no worker of the Ray cluster starts: {reason}")
         self.actors[self.actors.index(actor)] = self._start()
+
+    def _kill(self, actor: Actor) -> None:
+        with suppress(self.ray.exceptions.RayError, ValueError):  # it may be gone, or the cluster
+            self.ray.kill(actor.handle)
 
 
 class _Worker:
@@ -261,7 +280,9 @@ class _Worker:
         self.message: Message | None = None
 
     def started(self) -> str:
-        """Where it is."""
+        """Where it is, once it is ready to train."""
+        with quiet(), suppress(Exception):  # the first client will tell
+            self.worker.prepare()
         return f"{platform.node()}, process {os.getpid()}"
 
     def train(self, message: list[Any], client: int, state: bytes, part: Blob) -> bytes:
@@ -271,6 +292,12 @@ class _Worker:
             self.name, self.message = name, Message.decode(_get(message))
         with quiet():
             return self.worker.train(self.message, client, state, part.tobytes())
+
+
+def _fit(has: dict[str, float], threads: int, gpus: float) -> int:
+    """How many workers a node has room for."""
+    cores = int(has.get("CPU", 0) // threads)
+    return min(cores, int(has.get("GPU", 0) / gpus + 1e-9)) if gpus else cores
 
 
 def _get(reference: list[Any]) -> bytes:

@@ -20,6 +20,10 @@ class Worker:
         self.load = load
         self.trainer: ClientTrainer | None = None
 
+    def prepare(self) -> None:
+        """Makes the Trainer, if there is none."""
+        self.trainer = self.trainer or ClientTrainer(self.load())
+
     def train(
         self,
         message: Message,
@@ -38,7 +42,8 @@ class Worker:
             begun: called when everything is ready and its training begins.
         """
         try:
-            self.trainer = self.trainer or ClientTrainer(self.load())
+            self.prepare()
+            assert self.trainer is not None
             if part:
                 data, own = self.trainer.data, decode_state(part)
                 examples = Examples(own["inputs"], own["targets"], data.examples.transform)

@@ -95,6 +95,8 @@ class ClientUpdate:
         for name, tensor in self.weights.items():
             if tensor.shape != like[name].shape:
                 return f"its {name} is {tuple(tensor.shape)}, not {tuple(like[name].shape)}"
+            if tensor.dtype != like[name].dtype:
+                return f"its {name} is {tensor.dtype}, not {like[name].dtype}"
         for group in self.weights, self.extra, self.state:
             for name, tensor in group.items():
                 if tensor.is_floating_point() and not tensor.isfinite().all():

@@ -383,10 +383,6 @@ class FederatedServer(LightningModule):
             self.check_data(self.datamodule, saved)
         self.bytes_down, self.bytes_up = saved["bytes"]
         self._client_states = saved["client_states"]
-        if self._client_states and saved.get("states_stay", False) != self.engine.states_stay:
-            where = "with the clients" if saved.get("states_stay") else "in the checkpoint"
-            text = f"what clients keep between rounds is {where}: go on with the engine that began"
-            raise SettingError("engine", text)
         self.failed_rounds = saved["failed_rounds"]
         for name in self.keeps:
             setattr(self, name, saved[name])
@@ -407,7 +403,7 @@ class FederatedServer(LightningModule):
         return model
 
     def check_data(self, data: FederatedDataModule, saved: dict[str, Any]) -> None:
-        """Refuses to go on with other data than a checkpoint's.
+        """Refuses to go on with other data than a checkpoint's, or where its states are not.
 
         Args:
             data: loaded data.
@@ -417,6 +413,13 @@ class FederatedServer(LightningModule):
             saved["data"] == data.fingerprint(),
             "data",
             "the checkpoint was trained on other data: its samples, labels or partition differ",
+        )
+        stay = saved.get("states_stay", False)
+        where = "with the clients" if stay else "in the checkpoint"
+        require(
+            not saved["client_states"] or stay == self.engine.states_stay,
+            "engine",
+            f"what clients keep between rounds is {where}: go on with the engine that began",
         )
 
     # -- evaluation ----------------------------------------------------------------------------

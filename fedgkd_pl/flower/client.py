@@ -7,8 +7,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import fedgkd_pl
 from fedgkd_pl.commands import prepare
-from fedgkd_pl.engines.base import Answer, ClientFailure, failure
+from fedgkd_pl.engines.base import Answer, ClientFailure
 from fedgkd_pl.engines.local import InProcess
 from fedgkd_pl.errors import RunFailed, SettingError, require
 from fedgkd_pl.federation.kernels import channels_last, keep_memory
@@ -42,8 +43,8 @@ def make(file: str, mods: list[Any] | None) -> "ClientApp":
         refuses = ""
         try:
             clients = node_of(file, context, unpack_contract(message.content))[1]
-        except SettingError as error:
-            refuses = str(error)
+        except Exception as error:
+            refuses = _outwards(error)
         card = ConfigRecord({"clients": clients, "refuses": refuses})
         return FlowerMessage(RecordDict({"node": card}), reply_to=message)
 
@@ -51,10 +52,12 @@ def make(file: str, mods: list[Any] | None) -> "ClientApp":
     def train(message: Any, context: Any) -> Any:
         task, since = unpack_task(message.content)
         try:
-            node, clients = node_of(file, context, unpack_contract(message.content))
-            answers = node.train(task, since, clients, _states(context))
-        except SettingError as error:
-            answers = [failure(client, error) for client in since]
+            asked = unpack_contract(message.content)
+            node, clients = node_of(file, context, asked)
+            answers = node.train(task, since, clients, _states(context, asked))
+        except Exception as error:
+            reason = _outwards(error)
+            answers = [ClientFailure(client, reason) for client in since]
         return FlowerMessage(pack_answers(answers), reply_to=message)
 
     return app
@@ -66,16 +69,17 @@ class Node:
     Args:
         words: the app's, and the node's own behind them.
         owner: the client whose data all training data here is; None if the data is that of all.
+        config: what the words' file holds, so that another one makes another node.
     """
 
-    def __init__(self, words: tuple[str, ...], owner: int | None) -> None:
+    def __init__(self, words: tuple[str, ...], owner: int | None, config: bytes) -> None:
         keep_memory()
-        cli = Prepared(prepare(list(words))[0])
+        cli = Prepared(prepare([*words, "--ckpt_path", "null"])[0])  # a checkpoint is the server's
         self.num_clients = cli.datamodule.num_clients
         channels_last(cli.model.net, cli.model.some_inputs(cli.datamodule))  # as the server's
         job = cli.model.job(cli.trainer, cli.datamodule)
         if owner is not None:
-            job.data = job.data.only(owner, job.data.examples)
+            job.data = job.data.only(owner, cli.datamodule.all_training_examples())
         self.contract = contract_of(cli, owner is not None)
         self.session = InProcess(job, cli.model.engine.threads)
 
@@ -102,8 +106,11 @@ class Node:
         for answer in self.session.run(message, list(states)):
             if isinstance(answer, ClientFailure):
                 log.error("client %d: %s", answer.client, answer.traceback or answer.reason)
+                kind = answer.reason.split(":")[0]
+                answer = ClientFailure(answer.client, f"{kind} (its node's log says more)")
             else:
-                answer.state = kept.add(answer.client, message.round, answer.state)
+                mark = since[answer.client]
+                answer.state = kept.add(answer.client, message.round, answer.state, mark)
             answers.append(answer)
         return answers
 
@@ -120,21 +127,32 @@ def node_of(file: str, context: Any, asked: Contract) -> tuple[Node, list[int]]:
         asked: the server's contract.
     """
     said = context.node_config
-    for name in "version", "method":
+    text = f"the server runs fedgkd_pl {asked.version}, this node {fedgkd_pl.__version__}"
+    require(asked.version == fedgkd_pl.__version__, "version", text)
+    for name in "version", "method", "settings":
         pinned = str(said.get(name, getattr(asked, name)))
         text = f"this node takes part in {pinned} only, the server runs {getattr(asked, name)}"
         require(pinned == getattr(asked, name), name, text)
     words = *words_of(file, context.run_config), *shlex.split(str(said.get("args", "")))
-    own_data = bool(said.get("own-data", False))
-    owner = int(said["client"]) if own_data and "client" in said else None
-    require(not own_data or owner is not None, "own-data", "of which client? say client=0, too")
+    owner = _owner(said)
     try:
-        node = _cached(words, owner)
+        node = _cached(words, owner, Path(words[2]).read_bytes())
     except SystemExit as error:  # the parser has told the node's log what is wrong
         raise SettingError("args", "not understood by this node, whose log says why") from error
     breach = node.contract.breach(asked)
     require(not breach, "contract", f"this node would not do what the server wants: {breach}")
     return node, clients_of(said, node.num_clients)
+
+
+def _owner(said: Mapping[str, Any]) -> int | None:
+    """The client whose data a node has; None if the data is that of all."""
+    own_data = said.get("own-data", False)
+    require(isinstance(own_data, bool), "own-data", "is true or false", own_data)
+    if not own_data:
+        return None
+    one = isinstance(said.get("client"), int) and "clients" not in said
+    require(one, "own-data", "of which client? say client=0, and no clients=")
+    return int(said["client"])
 
 
 def clients_of(said: Mapping[str, Any], num_clients: int) -> list[int]:
@@ -160,6 +178,15 @@ def clients_of(said: Mapping[str, Any], num_clients: int) -> list[int]:
     return clients
 
 
-def _states(context: Any) -> States:
+def _states(context: Any, asked: Contract) -> States:
     folder = context.node_config.get("state-dir")
-    return States(context.state, Path(str(folder)) if folder else None)
+    # runs with other settings have states of their own; a resumed run has the same
+    return States(context.state, Path(str(folder)) / asked.settings[:16] if folder else None)
+
+
+def _outwards(error: Exception) -> str:
+    """What the server is told of an error: our own texts, and no others, which may show data."""
+    if isinstance(error, SettingError | RunFailed):
+        return str(error)
+    log.error("this node fails", exc_info=error)
+    return f"{type(error).__name__} (its node's log says more)"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fedgkd_pl.cli import FederatedCLI
 from fedgkd_pl.commands import imported
+from fedgkd_pl.engines.flower import FlowerEngine
 from fedgkd_pl.errors import require
 from fedgkd_pl.flower.prepared import CONFIG
 from fedgkd_pl.storage import write_text
@@ -50,6 +51,7 @@ def over_flower(words: list[str]) -> list[str]:
     Args:
         words: the user's.
     """
+    require("--resume" not in words, "resume", "goes to flwr run: --run-config 'resume=...'")
     own = [n for n, word in enumerate(words) if word.startswith("--model.engine.")]
     place = own[0] if own else len(words)
     return [*words[:place], "--model.engine", "FlowerEngine", *words[place:]]
@@ -69,7 +71,10 @@ def app_writer(folder: str) -> type[FederatedCLI]:
 
     class Writer(FederatedCLI):
         def _run_subcommand(self, subcommand: str) -> None:
-            self.model.engine.check_method(self.model)
+            engine = self.model.engine
+            text = "must be Flower's: give its flags behind all configs"
+            require(isinstance(engine, FlowerEngine), "engine", text, type(engine).__name__)
+            engine.check_method(self.model)
             modules = sorted(imported)
             files = [_file(module) for module in modules]
             target.mkdir(parents=True)
@@ -95,6 +100,7 @@ def app_writer(folder: str) -> type[FederatedCLI]:
 def _file(module: str) -> Path:
     found = importlib.util.find_spec(module)
     single = found is not None and found.origin is not None and not found.submodule_search_locations
+    single = single and "." not in module and module != "fedgkd_app"
     require(single, "import", "an app takes modules of one file along; install others", module)
     assert found is not None and found.origin is not None
     return Path(found.origin)

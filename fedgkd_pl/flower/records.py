@@ -6,7 +6,7 @@ differential privacy want it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
@@ -81,26 +81,35 @@ def _from_array(array: Array) -> torch.Tensor:
     if array.stype != RAW:
         return torch.from_numpy(array.numpy())
     kind = RAW_TYPES[array.dtype]
-    if not array.data:
+    if 0 in array.shape:
         return torch.empty(array.shape, dtype=kind)
     return torch.frombuffer(bytearray(array.data), dtype=kind).reshape(array.shape)
 
 
-def pack_task(message: Message, since: Mapping[int, Mark], contract: Contract) -> RecordDict:
-    """What a node is asked in a round.
+def pack_message(message: Message, contract: Contract) -> dict[str, Any]:
+    """What every node gets in a round.
 
     Args:
         message: what every client gets.
-        since: whom to train, and the mark of the state that each goes on from.
         contract: the server's.
     """
     records: dict[str, Any] = {MODEL + n: to_arrays(state) for n, state in message.models.items()}
     records["numbers"] = MetricRecord(dict(message.numbers))
-    marks = [part for mark in since.values() for part in mark]
-    task = {"round": message.round, "clients": list(since), "marks": marks}
-    records["task"] = ConfigRecord(task)
     records["contract"] = ConfigRecord(asdict(contract))
-    return RecordDict(records)
+    return records
+
+
+def pack_task(common: Mapping[str, Any], round: int, since: Mapping[int, Mark]) -> RecordDict:
+    """What one node gets.
+
+    Args:
+        common: what :func:`pack_message` made.
+        round: the round.
+        since: whom to train, and the mark of the state that each goes on from.
+    """
+    marks = [part for mark in since.values() for part in mark]
+    task = ConfigRecord({"round": round, "clients": list(since), "marks": marks})
+    return RecordDict({**common, "task": task})
 
 
 def unpack_task(content: RecordDict) -> tuple[Message, dict[int, Mark]]:
@@ -126,7 +135,8 @@ def unpack_contract(content: RecordDict) -> Contract:
     Args:
         content: what came.
     """
-    return Contract(**{name: str(value) for name, value in content["contract"].items()})
+    said = content["contract"]  # of another version perhaps, with other fields
+    return Contract(**{name.name: str(said.get(name.name, "")) for name in fields(Contract)})
 
 
 def pack_answers(answers: Iterable[Answer]) -> RecordDict:
@@ -171,12 +181,15 @@ def _unpack_answer(content: RecordDict, client: int) -> Answer:
     values: Any = dict(content[f"{name}.metrics"])
     counts: Any = content[f"{name}.counts"]
     extra = content.array_records.get(f"{name}.extra", {})
+    mark = list(counts["mark"])
+    if mark and [type(part) for part in mark] != [int, int]:
+        raise ValueError("not the mark of a state")
     return ClientUpdate(
         client=client,
         num_samples=int(counts["num_samples"]),
         weights=from_arrays(content[f"{name}.weights"]),
         metrics={k: float(v) for k, v in values.items() if not k.startswith(SECONDS)},
         extra=from_arrays(extra),
-        state={SINCE: torch.tensor(counts["mark"])} if counts["mark"] else {},
+        state={SINCE: torch.tensor(mark)} if mark else {},
         seconds={k.removeprefix(SECONDS): v for k, v in values.items() if k.startswith(SECONDS)},
     )

@@ -29,7 +29,10 @@ def make(file: str) -> "ServerApp":
         if resume:
             words[1:1] = ["--resume", resume]
         with linked(grid) as link:
-            code = run(words, kind=_kind(link))
+            try:
+                code = run(words, kind=_kind(link))
+            except SystemExit as stop:  # the parser has told what is wrong
+                code = int(stop.code or 0)
         if code:
             raise RunFailed(f"fedgkd-pl {' '.join(words)} ended with code {code}")
 

@@ -15,7 +15,7 @@ from fedgkd_pl.federation.message import State, decode_state, encode_state
 from fedgkd_pl.flower.records import SINCE, Mark, from_arrays, to_arrays
 from fedgkd_pl.storage import commit
 
-KEPT = 3  # of each client: a server that resumes may go two rounds back
+KEPT = 3  # of each client, with the one it goes on from: a server that resumes may go rounds back
 
 
 class States:
@@ -51,13 +51,16 @@ class States:
         hint = "" if self.folder else " (a node keeps it for a server that resumes with state-dir)"
         raise RunFailed(f"its node has lost what it kept since round {mark[0]}{hint}")
 
-    def add(self, client: int, round: int, state: State) -> State:
-        """Keeps a new state, and lets go of those that nobody will ask for.
+    def add(self, client: int, round: int, state: State, since: Mark = (0, 0)) -> State:
+        """Keeps a new state, the one it came from and those before, and lets go of others.
+
+        What is later than the one it came from is of rounds that did not count.
 
         Args:
             client: its id.
             round: of the state.
             state: what to keep.
+            since: the mark of the state that it came from.
 
         Returns:
             What stands for it on the server.
@@ -67,11 +70,12 @@ class States:
         mark = round, _checksum(state)
         name = _name(client, mark)
         self.records[name] = to_arrays(state)
-        for old in _old(list(self.records), client):
+        for old in _old(list(self.records), client, name, since):
             del self.records[old]
         if self.folder is not None:
             commit(self.folder / name, [encode_state(state)])
-            for old in _old([file.name for file in self.folder.iterdir()], client):
+            names = [file.name for file in self.folder.iterdir()]
+            for old in _old(names, client, name, since):
                 (self.folder / old).unlink(missing_ok=True)
         return {SINCE: torch.tensor(mark)}
 
@@ -84,12 +88,13 @@ def _name(client: int, mark: Mark) -> str:
     return f"client-{client}-round-{mark[0]}-{mark[1]:x}.safetensors"
 
 
-def _old(names: list[str], client: int) -> list[str]:
-    """Those of a client but the latest few."""
-    rounds = {
-        name: int(found[1])
+def _old(names: list[str], client: int, new: str, since: Mark) -> list[str]:
+    """Those of a client that no server will ask for any more."""
+    found = {
+        name: int(match[1])
         for name in names
-        if (found := re.match(rf"client-{client}-round-(\d+)-[0-9a-f]+\.safetensors$", name))
+        if (match := re.match(rf"client-{client}-round-(\d+)-[0-9a-f]+\.safetensors$", name))
     }
-    latest = sorted(set(rounds.values()))[-KEPT:]
-    return [name for name, round in rounds.items() if round not in latest]
+    before = sorted((round, name) for name, round in found.items() if round <= since[0])
+    kept = {new, _name(client, since), *(name for _, name in before[1 - KEPT :])}
+    return [name for name in found if name not in kept]
