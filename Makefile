@@ -34,7 +34,7 @@ bench: .venv/.ray .venv/.flower  ## speed, start-up, scale and commits as Markdo
 
 test: $(STAMP)  ## the tests (the long ones: make test-slow)
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m '$(FAST)' \
-	  --nbmake --nbmake-timeout 300 tests/test_faults.py tests/test_compare.py tests notebooks
+	  --durations 10 --nbmake --nbmake-timeout 300 tests/test_faults.py tests/test_compare.py tests notebooks
 
 test-faults: $(STAMP)  ## 50 kills, signals and stops per method, full disks: an hour
 	@FEDGKD_TRIALS=50 $(BIN)/python -m pytest -v tests/test_faults.py \
