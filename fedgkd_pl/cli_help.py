@@ -36,6 +36,8 @@ other classes: --model.help CLASS, --data.help CLASS, --model.net.help CLASS)
                               folder of a run, or last (the newest run of this name)
   --import MODULE             import your own nets and methods (my_nets.py of this folder: my_nets),
                               so that --model and --model.net may name them
+  --model.engine ENGINE       where clients train: local (default), ray for a cluster (docs/ray.md);
+                              for organisations, fedgkd-pl flower; --model.engine.help ENGINE
   --profile                   fit: tell where a round's time went, and write profile.csv
   --debug                     show the traceback of an error"""
 

@@ -46,10 +46,12 @@ def train(method: str, engine: Any, *callbacks: Callback) -> Any:
     return model
 
 
-def test_an_address_where_nobody_is() -> None:  # first: then this process has no Ray yet
-    model = FedAvg(linear(), engine=RayEngine("127.0.0.1:1"), **LOCAL)
-    with pytest.raises(SettingError, match="ray_address"):
-        fit(model, Table(), 1)
+def test_an_address_where_nobody_is(run: Any, tmp_path: Path) -> None:
+    assert not ray.is_initialized()  # this test is the first
+    words = ["fit", "--config", "smoke.yaml", "--model.engine", "ray", "--model.engine.ray_address"]
+    code, _, err = run(*words, "127.0.0.1:1")
+    assert code == 2 and err.startswith("error: model.engine.ray_address: no Ray there")
+    assert err.count("\n") == 1 and list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -9,6 +9,7 @@ import logging
 import os
 import platform
 import signal
+import socket
 import threading
 import time
 import warnings
@@ -16,7 +17,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import cloudpickle
 import numpy as np
@@ -28,6 +29,9 @@ from fedgkd_pl.federation.client_trainer import Job, quiet
 from fedgkd_pl.federation.kernels import keep_memory, numerics, set_numerics
 from fedgkd_pl.federation.message import Message, encode_state
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from fedgkd_pl.federation.server import FederatedServer
 
 Blob = NDArray[np.uint8]  # bytes that Ray's workers read where they lie
 log = logging.getLogger("fedgkd_pl")
@@ -74,9 +78,31 @@ class RayEngine(Engine):
         self.gpus = gpus
         self.timeout = timeout
         self.retries = retries
+        self.joined = False  # whether the connection is ours to end
+
+    def check(self, server: "FederatedServer") -> None:
+        """Joins the cluster, or starts one; see :meth:`Engine.check`.
+
+        Args:
+            server: the method.
+        """
+        import ray
+
+        if not ray.is_initialized():  # else it is the user's, who will also end it
+            _connect(self.ray_address)
+            self.joined = True
+
+    def leave(self) -> None:
+        """Leaves the cluster that :meth:`check` has joined."""
+        import ray
+
+        if self.joined and ray.is_initialized():
+            with _signals_kept():
+                ray.shutdown()
+        self.joined = False
 
     def open(self, job: Job, cohort_size: int) -> Session:
-        """See :meth:`Engine.open`.
+        """See :meth:`Engine.open`; :meth:`check` has joined the cluster.
 
         Args:
             job: what the workers will train.
@@ -126,9 +152,6 @@ class Cluster(Session):
         self.job = job
         self.actors: list[Actor] = []
         self.never_started = 0
-        self.connected = not ray.is_initialized()  # else it is the user's, who will also end it
-        if self.connected:
-            _connect(engine)
         try:
             self._open(job, cohort_size, gpus)
         except BaseException:
@@ -183,10 +206,7 @@ class Cluster(Session):
         for actor in self.actors:
             self._kill(actor)
         self.actors = []
-        if self.connected and self.ray.is_initialized():
-            with _signals_kept():
-                self.ray.shutdown()
-        self.connected = False
+        self.engine.leave()
 
     def _start(self) -> Actor:
         handle = self.kind.remote([self.packed], self.engine.threads, numerics())
@@ -317,14 +337,15 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
 
 
-def _connect(engine: RayEngine) -> None:
+def _connect(address: str | None) -> None:
     """Joins a cluster, or starts one."""
     import ray
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     settings: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
-    if engine.ray_address is not None:
-        settings["address"] = engine.ray_address
+    if address is not None:
+        settings["address"] = address
+        _knock(address)
     elif "RAY_ADDRESS" not in os.environ:  # else Ray reads it
         settings |= {"address": "local", "num_cpus": cores(), "include_dashboard": False}
     try:
@@ -332,7 +353,17 @@ def _connect(engine: RayEngine) -> None:
             ray.init(**settings)
     except (ConnectionError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())
-        raise SettingError("ray_address", reason[:300], engine.ray_address) from error
+        raise SettingError("ray_address", reason[:300], address) from error
+
+
+def _knock(address: str) -> None:
+    """Refuses an address where nobody is, at which Ray itself would wait for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if port.isdigit():
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+        except (OSError, OverflowError) as error:
+            raise SettingError("ray_address", f"no Ray there: {error}", address) from error
 
 
 @contextmanager
