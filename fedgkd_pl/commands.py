@@ -15,7 +15,7 @@ from fedgkd_pl.errors import RunFailed, SettingError, StorageError, require
 from fedgkd_pl.storage import DISK
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-imported: set[str] = set()  # the user's modules
+imported: set[str] = set()  # the user's modules, of this command
 
 
 def run(words: list[str], kind: type[FederatedCLI] = FederatedCLI) -> int:
@@ -29,6 +29,7 @@ def run(words: list[str], kind: type[FederatedCLI] = FederatedCLI) -> int:
     Returns:
         The exit code.
     """
+    imported.clear()
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     # Lightning speaks of epochs, of a cloud service and of its own deprecations.

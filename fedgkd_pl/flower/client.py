@@ -187,6 +187,7 @@ def _states(context: Any, asked: Contract) -> States:
 def _outwards(error: Exception) -> str:
     """What the server is told of an error: our own texts, and no others, which may show data."""
     if isinstance(error, SettingError | RunFailed):
+        log.warning("this node refuses: %s", error)
         return str(error)
     log.error("this node fails", exc_info=error)
     return f"{type(error).__name__} (its node's log says more)"
