@@ -4,6 +4,8 @@ Here messages go from app to app within this process; tests/test_flower_net.py h
 """
 
 import csv
+import sys
+import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -472,6 +474,26 @@ def test_states_that_are_elsewhere(runs: Runs, capfd: pytest.CaptureFixture[str]
     assert (folder / "config.yaml").read_bytes() == before
     config = ["--config", str(folder / "config.yaml"), "--model.engine", "local"]
     assert main(["test", *config, "--ckpt_path", str(folder / "checkpoints/last.ckpt")]) == 0
+
+
+def test_modules_of_the_user_travel_in_the_app(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(runs.folder)
+    Path("flower_nets.py").write_text(
+        "from torch import nn\n\n\nclass Plain(nn.Linear):\n"
+        "    def __init__(self) -> None:\n        super().__init__(64, 10)\n"
+    )
+    words = ["--import", "flower_nets", "--model", "FedGKD", "--model.net", "flower_nets.Plain"]
+    where = ["--output_dir", str(runs.folder), "--name", "own", *BASE, "--rounds", "1"]
+    assert main(["flower", "app", *words, *where]) == 0
+    assert (runs.folder / "app/flower_nets.py").is_file()
+    project = tomllib.loads((runs.folder / "app/pyproject.toml").read_text())
+    run = project["tool"]["flwr"]["app"]["config"]
+    assert run["import"] == "flower_nets"
+    Path("flower_nets.py").unlink()  # only the app has it now
+    sys.modules.pop("flower_nets")
+    runs.flower(runs.folder / "app", **run)
+    assert failures(runs.folder / "own/version_0") == []
+    assert (runs.folder / "own/version_0/summary.json").is_file()
 
 
 def test_other_data_is_a_breach() -> None:
