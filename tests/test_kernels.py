@@ -387,7 +387,7 @@ def test_freed_memory_is_kept(tmp_path: Path) -> None:
         )
         return int(done.stdout)
 
-    assert faults("keep") < 1000
+    assert faults("keep") < 5000  # a block of 2,048 pages may be new once
     if faults() > 20000:  # another allocator may keep it anyway
         tuned = {"MALLOC_TRIM_THRESHOLD_": "131072"}
         assert faults("keep", **tuned) > 20000, "what the user chose stays"
