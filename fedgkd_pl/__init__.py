@@ -27,6 +27,13 @@ if TYPE_CHECKING:
     from fedgkd_pl.data.ag_news import AGNews as AGNews
     from fedgkd_pl.data.cifar import CIFAR10 as CIFAR10
     from fedgkd_pl.data.cifar import CIFAR100 as CIFAR100
+    from fedgkd_pl.data.cohorts import AuthorsCohorts as AuthorsCohorts
+    from fedgkd_pl.data.cohorts import BernoulliCohorts as BernoulliCohorts
+    from fedgkd_pl.data.cohorts import Cohorts as Cohorts
+    from fedgkd_pl.data.cohorts import CohortsFromFile as CohortsFromFile
+    from fedgkd_pl.data.cohorts import CyclicCohorts as CyclicCohorts
+    from fedgkd_pl.data.cohorts import UniformCohorts as UniformCohorts
+    from fedgkd_pl.data.cohorts import WeightedCohorts as WeightedCohorts
     from fedgkd_pl.data.datamodule import FederatedDataModule as FederatedDataModule
     from fedgkd_pl.data.digits import Digits as Digits
     from fedgkd_pl.data.partition import IID as IID
@@ -35,6 +42,8 @@ if TYPE_CHECKING:
     from fedgkd_pl.data.partition import Pathological as Pathological
     from fedgkd_pl.data.partition import QuantitySkew as QuantitySkew
     from fedgkd_pl.data.partition import Shards as Shards
+    from fedgkd_pl.data.published import AuthorsDirichlet as AuthorsDirichlet
+    from fedgkd_pl.data.published import FromFile as FromFile
     from fedgkd_pl.data.sst5 import SST5 as SST5
     from fedgkd_pl.data.text import TextDataModule as TextDataModule
     from fedgkd_pl.data.tiny_imagenet import TinyImageNet as TinyImageNet
@@ -66,9 +75,15 @@ __version__ = "0.1.0"
 
 _HOME = {
     "AGNews": "data.ag_news",
+    "AuthorsCohorts": "data.cohorts",
+    "AuthorsDirichlet": "data.published",
+    "BernoulliCohorts": "data.cohorts",
     "ByKey": "data.partition",
     "CIFAR10": "data.cifar",
     "CIFAR100": "data.cifar",
+    "Cohorts": "data.cohorts",
+    "CohortsFromFile": "data.cohorts",
+    "CyclicCohorts": "data.cohorts",
     "ClientDrift": "callbacks.drift",
     "Communication": "callbacks.communication",
     "Dashboard": "callbacks.dashboard",
@@ -86,6 +101,7 @@ _HOME = {
     "FederatedDataModule": "data.datamodule",
     "FlowerEngine": "engines.flower",
     "Forgetting": "callbacks.forgetting",
+    "FromFile": "data.published",
     "IID": "data.partition",
     "LocalEngine": "engines.local",
     "LocalModels": "callbacks.local_models",
@@ -113,6 +129,8 @@ _HOME = {
     "TextDataModule": "data.text",
     "TinyImageNet": "data.tiny_imagenet",
     "Toy2D": "data.toy",
+    "UniformCohorts": "data.cohorts",
+    "WeightedCohorts": "data.cohorts",
     "read_checkpoint": "checkpoint",
 }
 __all__ = ["__version__", *sorted(_HOME)]

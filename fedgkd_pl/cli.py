@@ -108,12 +108,18 @@ class FederatedCLI(LightningCLI):
         args: the words of the command line.
         only_partition: show what ``fit`` would train on, and stop.
         resume: the folder of an interrupted run to go on with.
+        export: where to write who would own which sample.
     """
 
     def __init__(
-        self, args: ArgsType, only_partition: bool = False, resume: Path | None = None
+        self,
+        args: ArgsType,
+        only_partition: bool = False,
+        resume: Path | None = None,
+        export: Path | None = None,
     ) -> None:
         self.only_partition = only_partition
+        self.export = export
         self.folder = resume
         self.lock: BaseFileLock | None = None
         self.checkpoint: dict[str, Any] = {}
@@ -253,7 +259,8 @@ class FederatedCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         try:
             if self.only_partition:
-                show_partition(self.datamodule, Path(self.config.fit.output_dir) / "partitions")
+                folder = Path(self.config.fit.output_dir) / "partitions"
+                show_partition(self.datamodule, folder, self.export)
                 return
             if self.keeps_files and (self.folder or self.checkpoint):
                 self._check_settings()
@@ -282,6 +289,7 @@ class FederatedCLI(LightningCLI):
         self.datamodule.setup()
         self.model.check(self.datamodule)
         if self.subcommand == "fit":
+            self.datamodule.check_rounds(self.config.fit.rounds)
             for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
                 if hasattr(callback, "check"):
                     callback.check(self.model, self.datamodule)

@@ -38,6 +38,8 @@ other classes: --model.help CLASS, --data.help CLASS, --model.net.help CLASS)
                               so that --model and --model.net may name them
   --model.engine ENGINE       where clients train: local (default), ray for a cluster (docs/ray.md);
                               for organisations, fedgkd-pl flower; --model.engine.help ENGINE
+  --export FILE               partition: write who owns which sample (.json, .npz), which
+                              --data.partition FromFile reads
   --profile                   fit: tell where a round's time went, and write profile.csv
   --debug                     show the traceback of an error"""
 

@@ -44,11 +44,12 @@ def run(words: list[str], kind: type[FederatedCLI] = FederatedCLI) -> int:
         warnings.filterwarnings("ignore", text)
     threading.excepthook = _quiet_if_full
     try:
+        export = take_export(words) if words[0] == "partition" else None
         words, resume = prepare(words)
         only_partition = words[0] == "partition"
         if only_partition:
             words[0] = "fit"  # the same settings
-        kind(words, only_partition, resume)
+        kind(words, only_partition, resume, export)
     except (SettingError, MisconfigurationException) as error:
         return _tell(error, 2, debug)
     except RunFailed as error:
@@ -77,6 +78,22 @@ def _tell(error: Exception, code: int, debug: bool) -> int:
         raise error
     print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
     return code
+
+
+def take_export(words: list[str]) -> Path | None:
+    """Takes ``--export FILE`` out of the words of ``partition``.
+
+    Args:
+        words: changed in place.
+    """
+    for place, word in enumerate(words):
+        if word.split("=")[0] == "--export":
+            name = word[9:] or "".join(words[place + 1 : place + 2])
+            del words[place : place + (1 if word[9:] else 2)]
+            fits = name.endswith((".json", ".npz"))
+            require(fits, "export", "must be a file name that ends in .json or .npz", name)
+            return Path(name)
+    return None
 
 
 def prepare(words: list[str]) -> tuple[list[str], Path | None]:

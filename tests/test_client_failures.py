@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from fedgkd_pl import FedAvg, LocalEngine, RunFiles
-from fedgkd_pl.data.datamodule import CohortLoader, CohortSampler
+from fedgkd_pl.data.cohorts import CohortSampler
+from fedgkd_pl.data.datamodule import CohortLoader
 from fedgkd_pl.errors import RunFailed
 from fedgkd_pl.federation.message import ClientUpdate
 from lightning.pytorch import Callback
@@ -47,7 +48,7 @@ class Absent(Table):
             def cohort(self) -> list[int]:
                 return [k for k in super().cohort() if (self.epoch + 1, k) not in absent]
 
-        return CohortLoader(Sampler(self.eligible, self.cohort_size, self.seed))
+        return CohortLoader(Sampler(self.cohorts, self.population, None))
 
 
 def faults_of(kinds: tuple[str, ...], rounds: int) -> list[Fault]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from fedgkd_pl import CIFAR10, CIFAR100, IID, SST5, AGNews, Digits, TinyImageNet, Toy2D
-from fedgkd_pl.data.datamodule import CohortSampler
+from fedgkd_pl.data.cohorts import CohortSampler, Population, UniformCohorts
 from fedgkd_pl.data.resident import Batches, Examples
 from fedgkd_pl.data.transforms import ImageTransform, Scale
 from fedgkd_pl.errors import SettingError
@@ -99,7 +99,8 @@ def test_normalisation_by_hand() -> None:
 
 
 def test_cohorts_are_uniform_without_replacement_and_need_no_state() -> None:
-    sampler = CohortSampler(range(20), size=4, seed=0)
+    population = Population(range(20), dict.fromkeys(range(20), 5), size=4, seed=0, partition=IID())
+    sampler = CohortSampler(UniformCohorts(), population, None)
     drawn = []
     for epoch in range(500):
         sampler.set_epoch(epoch)

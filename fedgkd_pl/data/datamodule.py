@@ -1,11 +1,12 @@
 """The base of all federated datasets."""
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
+from fedgkd_pl.data.cohorts import Cohorts, CohortSampler, Population, UniformCohorts
 from fedgkd_pl.data.heterogeneity import heterogeneity
 from fedgkd_pl.data.partition import IID, Partition
 from fedgkd_pl.data.resident import Batches, ClientData, Examples, Splits, digest
@@ -14,39 +15,6 @@ from fedgkd_pl.errors import require
 from fedgkd_pl.federation.seeds import default_seed, derive
 from lightning.pytorch import LightningDataModule
 from torch import nn
-
-
-class CohortSampler:
-    """The clients of a round, drawn uniformly without replacement.
-
-    Lightning calls :meth:`set_epoch` before every epoch, on resume too: the cohort is a function
-    of (seed, round) and needs no state.
-
-    Args:
-        clients: the ids to draw from.
-        size: how many take part in a round.
-        seed: the seed of the run.
-    """
-
-    def __init__(self, clients: Sequence[int], size: int, seed: int) -> None:
-        self.clients = clients
-        self.size = size
-        self.seed = seed
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Moves to a round.
-
-        Args:
-            epoch: the number of rounds done.
-        """
-        self.epoch = epoch
-
-    def cohort(self) -> list[int]:
-        """The ids of this round's clients, ascending."""
-        rng = np.random.default_rng(derive(self.seed, "cohort", self.epoch + 1))
-        drawn = rng.choice(len(self.clients), self.size, replace=False)
-        return sorted(self.clients[place] for place in drawn.tolist())
 
 
 class CohortLoader:
@@ -83,6 +51,7 @@ class FederatedDataModule(LightningDataModule):
         seed: of the partition, the cohorts and the clients' randomness; by default that of
             ``seed_everything``, or 0.
         partition_seed: to change the seed and keep the partition; by default ``seed``.
+        cohorts: how the clients of a round are drawn; by default uniformly.
     """
 
     name: str
@@ -99,6 +68,7 @@ class FederatedDataModule(LightningDataModule):
         unseen_clients: int = 0,
         seed: int | None = None,
         partition_seed: int | None = None,
+        cohorts: Cohorts | None = None,
     ) -> None:
         super().__init__()
         require(num_clients >= 1, "num_clients", "must be at least 1", num_clients)
@@ -129,6 +99,7 @@ class FederatedDataModule(LightningDataModule):
         self.eval_batch_size = eval_batch_size
         self.seed = default_seed() if seed is None else seed
         self.partition_seed = self.seed if partition_seed is None else partition_seed
+        self.cohorts = cohorts or UniformCohorts()
         self.clients: ClientData | None = None
         self._fingerprint: str | None = None
 
@@ -173,7 +144,25 @@ class FederatedDataModule(LightningDataModule):
             "participation",
             f"only {len(self.eligible)} clients have data, a round needs {self.cohort_size}",
         )
+        self.population = Population(
+            self.eligible,
+            dict(enumerate(index.sizes.tolist())),
+            self.cohort_size,
+            self.seed,
+            self.partition,
+        )
+        self.cohorts.check(self.population)
         self.clients = ClientData(owned, index, self.batch_size, self.seed)
+
+    def check_rounds(self, rounds: int) -> None:
+        """Raises a clear error if there are no cohorts for so many rounds.
+
+        Args:
+            rounds: that are to be trained.
+        """
+        known = self.cohorts.rounds
+        reason = f"must be at most {known}, the rounds that its cohorts are known for"
+        require(known is None or rounds <= known, "rounds", reason, rounds)
 
     @property
     def client_data(self) -> ClientData:
@@ -218,7 +207,11 @@ class FederatedDataModule(LightningDataModule):
 
     def train_dataloader(self) -> CohortLoader:
         """One cohort per epoch."""
-        return CohortLoader(CohortSampler(self.eligible, self.cohort_size, self.seed))
+        module = self.trainer.lightning_module if self.trainer else None
+        choose = getattr(module, "choose_clients", None)
+        if self.trainer and self.trainer.max_epochs:
+            self.check_rounds(self.trainer.max_epochs)
+        return CohortLoader(CohortSampler(self.cohorts, self.population, choose))
 
     def eval_splits(self) -> list[str]:
         """The names of what :meth:`val_dataloader` gives: within ``fit`` the test set too."""

@@ -98,6 +98,7 @@ class Partition(ABC):
     """Cuts a labelled dataset into clients; every sample goes to exactly one of them."""
 
     by_owner = False  # whether ``split`` is given the samples' owners instead of their labels
+    ordered = False  # whether the order within a client is part of the partition
 
     def __call__(
         self,
@@ -126,7 +127,7 @@ class Partition(ABC):
                 raise SettingError("partition", "this dataset names no owners to cut by")
             labels = keys
         parts = list(self.split(labels, num_clients, generator))
-        return ClientIndex([generator.permutation(part) for part in parts])
+        return ClientIndex(parts if self.ordered else [generator.permutation(p) for p in parts])
 
     @abstractmethod
     def split(

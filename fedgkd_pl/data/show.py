@@ -5,16 +5,18 @@ from pathlib import Path
 
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.heterogeneity import SHOWN, bubble_chart, effective_classes
+from fedgkd_pl.data.published import export
 
 WIDTH = 20  # classes that fit a terminal's table
 
 
-def show_partition(data: FederatedDataModule, folder: Path) -> None:
+def show_partition(data: FederatedDataModule, folder: Path, exported: Path | None = None) -> None:
     """Prints the table and writes ``<dataset>.json``, ``.png`` and ``.svg``.
 
     Args:
         data: the data of a config.
         folder: where to write.
+        exported: where to write who owns which sample, for ``FromFile``.
     """
     from rich.console import Console
     from rich.table import Table
@@ -56,3 +58,7 @@ def show_partition(data: FederatedDataModule, folder: Path) -> None:
     for suffix in (".png", ".svg"):
         chart.savefig(target.with_suffix(suffix), dpi=150)
     console.print(f"wrote {target}.json, .png and .svg", highlight=False)
+    if exported is not None:
+        clients = data.client_data
+        export(clients.index, clients.examples.targets.numpy(), exported)
+        console.print(f"wrote {exported}: data.partition FromFile reads it", highlight=False)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
 from fedgkd_pl.checkpoint import SafeCheckpointIO, load_newest
+from fedgkd_pl.data.cohorts import Population
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.resident import Batch
 from fedgkd_pl.engines.base import Answer, ClientFailure, checked
@@ -90,6 +91,18 @@ class FederatedServer(LightningModule):
     def round(self) -> int:
         """The round being run, from 1."""
         return self.current_epoch + 1
+
+    def choose_clients(self, drawn: list[int], population: Population) -> Sequence[int]:
+        """Whom a round asks: what was drawn, unless a method knows better.
+
+        Called before every round. What a choice depends on beside the arguments, a method
+        :attr:`keeps`, so that a resumed run chooses alike.
+
+        Args:
+            drawn: the ids that ``data.cohorts`` drew, ascending.
+            population: whom one may choose from.
+        """
+        return drawn
 
     def global_state(self) -> State:
         """The global model: parameters and buffers."""

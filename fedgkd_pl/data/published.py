@@ -1,0 +1,202 @@
+"""Partitions that others have made: the FedGKD authors' own draws, and any that lies in a file."""
+
+import hashlib
+import io
+import json
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fedgkd_pl.data.partition import ClientIndex, Indices, Labels, Partition
+from fedgkd_pl.errors import SettingError, require
+
+LARGEST_FILE = 2**30  # bytes of a partition's file
+GROUP = 10  # clients that share a draw
+
+
+class AuthorsDirichlet(Partition):
+    """The very split of the FedGKD paper's runs, replayed draw by draw.
+
+    One ``numpy.random.RandomState`` cuts the data and then draws a cohort a round
+    (:class:`AuthorsCohorts`): the samples are shuffled; groups of ten clients take each class by
+    proportions p ~ Dir(α), without those that hold a fair share already; a group is drawn again
+    until its smallest client has half a fair share; then all is cut into slices of equal size. The
+    paper's three trials share one such split and one sequence of cohorts (docs/paper-numbers.md).
+
+    ``Dirichlet(alpha, balanced=True)`` cuts in the same way with the run's own seed.
+
+    Args:
+        alpha: concentration α > 0.
+        seed: the authors' ``--manual_seed``.
+        max_tries: how many draws before giving up with a clear error.
+    """
+
+    ordered = True
+
+    def __init__(self, alpha: float = 0.1, seed: int = 7, max_tries: int = 10000) -> None:
+        require(0 < alpha < float("inf"), "alpha", "must be a positive number", alpha)
+        require(0 <= seed < 2**32 // 1000, "seed", "must be from 0 to 4294966", seed)
+        require(max_tries >= 1, "max_tries", "must be at least 1", max_tries)
+        self.alpha = alpha
+        self.seed = seed
+        self.max_tries = max_tries
+        self._after_split: Any = None
+        self._cohorts: list[list[int]] = []
+
+    def split(
+        self, labels: Labels, num_clients: int, generator: np.random.Generator
+    ) -> Iterator[Indices]:
+        """See :meth:`Partition.split`; the generator is not used."""
+        require(
+            num_clients % GROUP == 0, "num_clients", "the authors' are groups of ten", num_clients
+        )
+        random = np.random.RandomState(1000 * self.seed)
+        order = np.arange(len(labels))
+        random.shuffle(order)
+        owned: list[Indices] = []
+        for group in np.array_split(order, num_clients // GROUP):
+            owned += self._draw(group, labels, random)
+        self._after_split, self._cohorts = random.get_state(), []
+        yield from np.array_split(np.concatenate(owned), num_clients)
+
+    def _draw(
+        self, samples: Indices, labels: Labels, random: np.random.RandomState
+    ) -> list[Indices]:
+        fair = len(samples) / GROUP
+        classes = [samples[labels[samples] == label] for label in np.unique(labels)]
+        for _ in range(self.max_tries):
+            parts: list[list[Indices]] = [[] for _ in range(GROUP)]
+            sizes = np.zeros(GROUP, dtype=np.int64)
+            for members in classes:
+                p = random.dirichlet(np.repeat(self.alpha, GROUP)) * (sizes < fair)
+                if not p.sum() > 0:
+                    break
+                cuts = (np.cumsum(p / p.sum()) * len(members)).astype(int)[:-1]
+                for client, piece in enumerate(np.split(members, cuts)):
+                    parts[client].append(piece)
+                    sizes[client] += len(piece)
+            else:
+                if sizes.min() >= fair / 2:
+                    return [np.concatenate(pieces) for pieces in parts]
+        reason = f"no draw of {self.max_tries} gave each client half a fair share: raise alpha"
+        raise SettingError("alpha", reason, self.alpha)
+
+    def cohort(self, round: int, num_clients: int, size: int) -> list[int]:
+        """The ids of a round's clients, from 0, in the authors' order; after :meth:`split`.
+
+        Args:
+            round: from 1.
+            num_clients: of the split.
+            size: clients of a round; always the same.
+        """
+        if len(self._cohorts) < round:
+            random = np.random.RandomState()
+            random.set_state(self._after_split)
+            self._cohorts = [
+                random.choice(num_clients, size, replace=False).tolist()
+                for _ in range(max(100, 2 * round))
+            ]
+        return self._cohorts[round - 1]
+
+
+class FromFile(Partition):
+    """A partition that lies in a file, such as ``fedgkd-pl partition --export`` writes.
+
+    Args:
+        path: ``.json``: a list of clients, each a list of sample numbers, or a mapping with that
+            list as ``clients``; or ``.npz`` with ``samples`` and ``offsets``. Sample numbers count
+            the training data without the validation part, from 0; each must occur once.
+    """
+
+    ordered = True
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._parts, self._labels = _read(Path(path))
+
+    def split(
+        self, labels: Labels, num_clients: int, generator: np.random.Generator
+    ) -> Iterator[Indices]:
+        """See :meth:`Partition.split`; nothing is drawn."""
+        count = len(self._parts)
+        require(count == num_clients, "num_clients", f"{self.path} has {count}", num_clients)
+        samples = np.concatenate(self._parts) if count else np.zeros(0, dtype=np.int64)
+        found = np.bincount(samples[(samples >= 0) & (samples < len(labels))], minlength=1)
+        reason = f"{self.path} must name each of {len(labels)} training samples once"
+        fits = len(samples) == len(labels) == len(found) and bool((found == 1).all())
+        require(fits, "partition", reason, f"{len(samples)} numbers")
+        reason = f"{self.path} was made for other data: the labels differ"
+        require(self._labels in ("", labels_digest(labels)), "partition", reason)
+        yield from self._parts
+
+
+def export(index: ClientIndex, labels: Labels, path: Path) -> None:
+    """Writes who owns which sample, for :class:`FromFile`.
+
+    Args:
+        index: the partition.
+        labels: of all samples, whose SHA-256 goes along.
+        path: ``.json`` or ``.npz``.
+    """
+    from fedgkd_pl.storage import commit
+
+    made_for = labels_digest(labels)
+    if path.suffix == ".npz":
+        buffer = io.BytesIO()
+        np.savez_compressed(
+            buffer, samples=index.samples, offsets=index.offsets, labels_sha256=np.array(made_for)
+        )
+        commit(path, [buffer.getvalue()])
+    else:
+        parts = [part.tolist() for part in index]
+        commit(path, [json.dumps({"labels_sha256": made_for, "clients": parts}).encode()])
+
+
+def labels_digest(labels: Labels) -> str:
+    """The SHA-256 of labels, by which a partition knows its data.
+
+    Args:
+        labels: of all samples.
+    """
+    return hashlib.sha256(labels.astype("<i8").tobytes()).hexdigest()
+
+
+def read_bounded(path: Path) -> bytes:
+    """The bytes of a file that a setting names.
+
+    Args:
+        path: the file.
+    """
+    require(path.is_file(), "path", "no such file", str(path))
+    require(path.stat().st_size <= LARGEST_FILE, "path", "is larger than 1 GB", str(path))
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise SettingError("path", str(error.strerror), str(path)) from error
+
+
+def _read(path: Path) -> tuple[Sequence[Indices], str]:
+    content = read_bounded(path)
+    try:
+        if path.suffix == ".npz":
+            with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+                samples, offsets = (np.asarray(arrays[n]) for n in ("samples", "offsets"))
+                made_for = str(arrays["labels_sha256"]) if "labels_sha256" in arrays else ""
+            whole = offsets.ndim == samples.ndim == 1 and len(offsets) > 1
+            whole = whole and offsets[0] == 0 and offsets[-1] == len(samples)
+            if not whole or not (np.diff(offsets) >= 0).all() or samples.dtype.kind not in "iu":
+                raise ValueError("offsets do not cut samples")
+            return np.split(samples.astype(np.int64), offsets[1:-1]), made_for
+        parsed = json.loads(content)
+        made_for, parts = "", parsed
+        if isinstance(parsed, dict):
+            made_for, parts = parsed.get("labels_sha256", ""), parsed["clients"]
+        if not all(type(sample) is int for part in parts for sample in part):
+            raise ValueError("a sample is a whole number")
+        return [np.array(part, dtype=np.int64) for part in parts], made_for
+    except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
+        raise SettingError("path", f"not a partition: {str(error)[:80]}", str(path)) from error
+    except (zipfile.BadZipFile, OSError, EOFError) as error:
+        raise SettingError("path", "not a partition: damaged", str(path)) from error

@@ -1,0 +1,240 @@
+"""Who takes part in a round, and partitions that others have made."""
+
+import hashlib
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fedgkd_pl import (
+    CIFAR10,
+    IID,
+    AuthorsCohorts,
+    AuthorsDirichlet,
+    BernoulliCohorts,
+    Cohorts,
+    CohortsFromFile,
+    CyclicCohorts,
+    Dirichlet,
+    FedAvg,
+    FromFile,
+    UniformCohorts,
+    WeightedCohorts,
+)
+from fedgkd_pl.data.cohorts import CohortSampler, Population
+from fedgkd_pl.data.published import export
+from fedgkd_pl.errors import SettingError
+
+from tests.conftest import REPO, Table, fit, linear, same
+
+LABELS = np.random.default_rng(3).integers(0, 10, 4000)
+
+
+def population(size: int = 4, clients: int = 20, **kwargs: Any) -> Population:
+    sizes = {client: 1 + client for client in range(clients)}
+    return Population(range(clients), sizes, size, 0, kwargs.get("partition", IID()))
+
+
+def replay(labels: np.ndarray, clients: int, alpha: float, seed: int) -> tuple[list, list]:
+    """The authors' procedure in plain lists, written from its description alone."""
+    random = np.random.RandomState(1000 * seed)
+    rows = np.array([[index, label] for index, label in enumerate(labels)])
+    random.shuffle(rows)
+    owned: list[int] = []
+    for group in range(clients // 10):
+        members = rows[group * len(rows) * 10 // clients : (group + 1) * len(rows) * 10 // clients]
+        smallest = 0
+        while smallest < 0.5 * len(members) / 10:
+            hands: list[list[int]] = [[] for _ in range(10)]
+            for label in range(10):
+                of_class = [int(index) for index, own in members if own == label]
+                p = random.dirichlet([alpha] * 10)
+                full = [len(hand) >= len(members) / 10 for hand in hands]
+                p = np.where(full, 0, p)
+                p = p / p.sum()
+                cuts = [0, *(np.cumsum(p) * len(of_class)).astype(int)[:-1], len(of_class)]
+                for hand, start, stop in zip(hands, cuts, cuts[1:], strict=False):
+                    hand += of_class[start:stop]
+            smallest = min(map(len, hands))
+        owned += [index for hand in hands for index in hand]
+    each = len(owned) // clients
+    parts = [owned[each * k : each * (k + 1)] for k in range(clients)]
+    cohorts = [random.choice(np.arange(1, clients + 1), 4, replace=False) for _ in range(100)]
+    return parts, [[int(client) - 1 for client in cohort] for cohort in cohorts]
+
+
+def test_the_authors_draws_are_replayed() -> None:
+    expected, cohorts = replay(LABELS, 20, 0.5, 7)
+    partition = AuthorsDirichlet(alpha=0.5)
+    index = partition(LABELS, 20, np.random.default_rng(0))
+    assert [part.tolist() for part in index] == expected
+    found = [AuthorsCohorts().draw(r, population(partition=partition)) for r in range(1, 101)]
+    assert found == cohorts
+    assert partition.cohort(250, 20, 4) and partition.cohort(3, 20, 4) == cohorts[2]
+
+
+def test_the_papers_split_and_cohorts(real_data: Path) -> None:
+    data = CIFAR10(
+        data_dir=str(real_data),
+        partition=AuthorsDirichlet(alpha=0.1),
+        participation=0.2,
+        cohorts=AuthorsCohorts(),
+    )
+    data.setup()
+    index = data.client_data.index
+    assert index.sizes.tolist() == [2250] * 20
+    assert hashlib.sha256(index.samples).hexdigest() == (
+        "a8fb622145013574f200019919c162aa59d763ac3ffc60c5df7e73cb0963444b"
+    )
+    assert data.cohorts.draw(100, data.population) is not None
+    assert sorted(data.cohorts.draw(100, data.population)) == [3, 4, 6, 13]  # 4, 5, 7, 14 from 1
+    known = REPO.parent / "shared/data/authors/cifar10_alpha0.1_seed7.json"
+    if known.exists():
+        facts = json.loads(known.read_text())
+        cohorts = [data.cohorts.draw(r, data.population) for r in range(1, 101)]
+        cohorts = [sorted(client + 1 for client in cohort) for cohort in cohorts]
+        assert cohorts == [sorted(cohort) for cohort in facts["cohorts_round_1_to_100"]]
+        assert data.summary()["counts"] == facts["class_counts"]
+
+
+def test_authors_cohorts_need_the_authors_split() -> None:
+    with pytest.raises(SettingError, match="needs partition AuthorsDirichlet"):
+        Table(sizes=[3] * 10, cohorts=AuthorsCohorts()).setup()
+    with pytest.raises(SettingError, match="groups of ten"):
+        AuthorsDirichlet()(LABELS, 12, np.random.default_rng(0))
+    with pytest.raises(SettingError, match="raise alpha"):
+        AuthorsDirichlet(alpha=1e-4, max_tries=3)(LABELS, 20, np.random.default_rng(0))
+
+
+def test_a_weighted_draw_takes_the_large_more_often() -> None:
+    """Of two clients with 1 and 3 samples, one a round: three times of four the second."""
+    two = Population([0, 1], {0: 1, 1: 3}, 1, 0, IID())
+    drawn = Counter(WeightedCohorts().draw(r, two)[0] for r in range(1, 2001))
+    assert drawn[1] / 2000 == pytest.approx(0.75, abs=0.03)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_cyclic_draw_takes_everybody_in_turn(shuffle: bool) -> None:
+    people = population(size=4, clients=20)
+    drawn = [CyclicCohorts(shuffle).draw(r, people) for r in range(1, 16)]
+    assert Counter(client for cohort in drawn for client in cohort) == dict.fromkeys(range(20), 3)
+    assert drawn[:5] == drawn[5:10] and (drawn[0] == [0, 1, 2, 3]) is not shuffle
+    odd = population(size=3, clients=5)
+    assert CyclicCohorts(False).draw(2, odd) == [3, 4, 0]
+
+
+def test_a_bernoulli_draw_varies_and_is_never_empty() -> None:
+    people = population(size=1, clients=10)
+    sizes = [len(BernoulliCohorts().draw(r, people)) for r in range(1, 3001)]
+    assert min(sizes) == 1 and max(sizes) >= 4
+    # the mean of a binomial(10, 0.1) that is not 0 is 1 / (1 − 0.9¹⁰)
+    assert np.mean(sizes) == pytest.approx(1 / (1 - 0.9**10), abs=0.06)
+
+
+def test_a_draw_needs_no_state() -> None:
+    for cohorts in (UniformCohorts(), WeightedCohorts(), CyclicCohorts(), BernoulliCohorts()):
+        ahead = [list(cohorts.draw(r, population())) for r in (1, 2, 3)]
+        assert list(cohorts.draw(3, population())) == ahead[2] != ahead[1]
+
+
+def test_cohorts_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "cohorts.json"
+    file.write_text(json.dumps({"cohorts": [[0, 2], [1], [2, 1, 0]]}))
+    data = Table(sizes=[4, 5, 6], cohorts=CohortsFromFile(str(file)))
+    model = FedAvg(linear())
+    seen = []
+    model.on_train_batch_start = lambda batch, _: seen.append(batch)  # type: ignore[assignment]
+    fit(model, data, rounds=3)
+    assert seen == [[0, 2], [1], [0, 1, 2]]
+    with pytest.raises(SettingError, match="rounds: must be at most 3"):
+        fit(FedAvg(linear()), Table(sizes=[4, 5, 6], cohorts=CohortsFromFile(str(file))), rounds=4)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "{}", "[1]", '[["a"]]', "[[0, 0]]", "[[9]]", "[[]]", "[[true]]"]
+)
+def test_a_wrong_file_of_cohorts_is_refused(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "cohorts.json"
+    file.write_text(content)
+    with pytest.raises(SettingError, match=r"cohorts|path"):
+        Table(sizes=[4, 5, 6], cohorts=CohortsFromFile(str(file))).setup()
+
+
+def test_ones_own_cohorts_and_a_method_that_chooses() -> None:
+    class Twice(Cohorts):
+        def draw(self, round: int, population: Population) -> list[int]:
+            return [1, 1]
+
+    with pytest.raises(SettingError, match="Twice must name clients"):
+        CohortSampler(Twice(), population(), None).cohort()
+
+    class Largest(FedAvg):
+        def choose_clients(self, drawn: list[int], population: Population) -> list[int]:
+            return sorted(population.clients, key=lambda k: -population.sizes[k])[: len(drawn)]
+
+    chosen, known = Largest(linear()), FedAvg(linear())
+    fit(chosen, Table(sizes=[4, 5, 9, 6], participation=0.5), rounds=2)
+
+    class LastTwo(Cohorts):
+        def draw(self, round: int, population: Population) -> list[int]:
+            return [3, 2]
+
+    fit(known, Table(sizes=[4, 5, 9, 6], participation=0.5, cohorts=LastTwo()), rounds=2)
+    assert same(chosen.global_state(), known.global_state())
+
+
+@pytest.mark.parametrize("suffix", [".json", ".npz"])
+def test_an_exported_partition_trains_to_the_same_bits(
+    tmp_path: Path, run: Any, suffix: str
+) -> None:
+    short = ("--rounds", "2", "--model.local_epochs", "1", "--trainer.enable_progress_bar", "false")
+    file = f"split{suffix}"
+    assert run("partition", "--config", "quickstart.yaml", "--export", file)[0] == 0
+    assert run("fit", "--config", "quickstart.yaml", "--name", "a", *short)[0] == 0
+    own = ("--data.partition", "FromFile", "--data.partition.path", file)
+    code, _, errors = run("fit", "--config", "quickstart.yaml", "--name", "b", *own, *short)
+    assert code == 0, errors
+    models = [tmp_path / f"runs/{name}/version_0/global.safetensors" for name in "ab"]
+    assert models[0].read_bytes() == models[1].read_bytes()
+
+
+def test_a_wrong_partition_file_is_refused(tmp_path: Path) -> None:
+    index = Dirichlet(alpha=1.0)(LABELS, 4, np.random.default_rng(0))
+    file = tmp_path / "split.json"
+
+    def cut(labels: np.ndarray = LABELS, clients: int = 4) -> None:
+        FromFile(str(file))(labels, clients, np.random.default_rng(0))
+
+    export(index, LABELS, file)
+    cut()
+    with pytest.raises(SettingError, match="num_clients"):
+        cut(clients=5)
+    with pytest.raises(SettingError, match="labels differ"):
+        cut(labels=(LABELS + 1) % 10)
+    with pytest.raises(SettingError, match="each of 3999"):
+        cut(labels=LABELS[:-1])
+    whole = json.loads(file.read_text())["clients"]
+    for bad in (
+        [*whole[:3], whole[3][:-1] + whole[0][:1]],
+        [[-1], *whole[1:]],
+        [[0.5]],
+        7,
+        {},
+        None,
+    ):
+        file.write_text(json.dumps(bad))
+        with pytest.raises(SettingError):
+            cut(clients=4)
+    file.unlink()
+    with pytest.raises(SettingError, match="no such file"):
+        cut()
+
+
+def test_cohorts_from_the_command_line(run: Any) -> None:
+    words = ("--config", "smoke.yaml", "--rounds", "1", "--model.engine.workers", "1")
+    code, _, errors = run("fit", *words, "--data.cohorts", "CyclicCohorts")
+    assert code == 0, errors
+    code, _, errors = run("fit", *words, "--data.cohorts", "CohortsFromFile")
+    assert code == 2 and "path" in errors
