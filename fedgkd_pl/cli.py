@@ -294,6 +294,7 @@ class FederatedCLI(LightningCLI):
                 if hasattr(callback, "check"):
                     callback.check(self.model, self.datamodule)
             self.model.check_device(self.trainer.strategy.root_device)
+            self.model.check_precision(self.trainer.precision_plugin)
             self.check_engine()
 
     def check_engine(self) -> None:

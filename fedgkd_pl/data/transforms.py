@@ -20,8 +20,8 @@ class ImageTransform:
     def __init__(
         self, mean: Sequence[float], std: Sequence[float], padding: int = 4, flip: bool = True
     ) -> None:
-        self.mean = torch.tensor(mean).view(1, -1, 1, 1)
-        self.std = torch.tensor(std).view(1, -1, 1, 1)
+        self.mean = torch.tensor(mean, dtype=torch.float32).view(1, -1, 1, 1)
+        self.std = torch.tensor(std, dtype=torch.float32).view(1, -1, 1, 1)
         self.padding = padding
         self.flip = flip
 
@@ -47,7 +47,7 @@ class ImageTransform:
         batch, channels, height, width = images.shape
         device, shifts = images.device, 2 * self.padding + 1
         corner = torch.randint(shifts, (2, batch, 1), generator=generator).to(device)
-        flip = torch.rand(batch, 1, generator=generator).to(device) < 0.5
+        flip = torch.rand(batch, 1, generator=generator, dtype=torch.float32).to(device) < 0.5
         rows = corner[0] + torch.arange(height, device=device)
         columns = torch.arange(width, device=device).expand(batch, width)
         if self.flip:

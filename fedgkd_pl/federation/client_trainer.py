@@ -90,13 +90,13 @@ class ClientTrainer:
             state: what the client kept from its last round; empty if it never took part.
         """
         start = time.perf_counter()
-        batches = self.data.batches(client, message.round)
         seed = derive(self.data.seed, "model", message.round, client)
-        with seeded(seed):
+        with plain_precision(self.device), seeded(seed):
+            batches = self.data.batches(client, message.round)
             self.client.receive(message, state)
             restart(self.trainer)
             self.trainer.fit(self.client, batches)
-        update = self.client.reply()
+            update = self.client.reply()
         update.client, update.num_samples = client, len(batches.examples)
         teacher = self.client.teacher_seconds
         update.seconds = {"teacher": teacher, "student": time.perf_counter() - start - teacher}
@@ -137,6 +137,25 @@ def restart(trainer: Trainer) -> None:
     scaler = getattr(trainer.precision_plugin, "scaler", None)
     if scaler is not None:
         trainer.precision_plugin.scaler = type(scaler)(device=scaler._device)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def plain_precision(device: torch.device) -> Iterator[None]:
+    """As a new process would be: no autocast, float32 by default.
+
+    A round runs within the precision of the server's Trainer. A client in the same process must
+    not: its own Trainer opens what its forward pass needs, and no more than that.
+
+    Args:
+        device: where clients train.
+    """
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.autocast(device.type, enabled=False), torch.autocast("cpu", enabled=False):
+            yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from fedgkd_pl.federation.kernels import channels_last, missing_compiler, slow_p
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.federation.metrics import Evaluation, cohort_statistics
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.plugins import Precision
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -260,6 +261,14 @@ class FederatedServer(LightningModule):
         missing = missing_compiler(device) if self.compiles else ""
         require(not missing, "compile", f"needs {missing}, which is not on this machine")
 
+    def check_precision(self, precision: Precision) -> None:
+        """Raises a clear error if an optimizer is wrong for weights of a precision.
+
+        Args:
+            precision: the Trainer's.
+        """
+        precision.convert_module(self.client()).configure_optimizers()  # type: ignore[operator]
+
     def configure_callbacks(self) -> list[Any]:
         """Makes checkpoints commits, ends workers on errors, hides clipping for a moment.
 
@@ -292,7 +301,16 @@ class FederatedServer(LightningModule):
         device = self.trainer.strategy.root_device
         if stage == "fit":
             self.check_device(device)
+            self.check_precision(self.trainer.precision_plugin)
             self.engine.check(self)
+            layers = [module for module in self.net.modules() if not any(module.children())]
+            frozen = sum(not layer.training for layer in layers)
+            if frozen:
+                log.warning(
+                    "net: %d of its %d layers are in eval mode and stay so while clients train "
+                    "(net.train() before, if that is not meant)",
+                    *(frozen, len(layers)),
+                )
         if slow_precision(self.trainer.precision, device):
             text = "trainer.precision: this hardware only emulates %s, which is slower than 32-true"
             log.warning(text, self.trainer.precision)

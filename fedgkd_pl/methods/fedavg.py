@@ -80,6 +80,8 @@ class FedAvg(FederatedServer):
     def server_step(self, mean: State) -> None:
         """Moves the global model towards the clients' mean."""
         for name, parameter in self.net.named_parameters():
+            if not parameter.requires_grad:  # frozen by the user, for weight decay too
+                continue
             gradient = parameter.cpu().double() - mean[name]  # some devices have no doubles
             parameter.grad = gradient.to(parameter)
         optimizer = self.optimizers()

@@ -81,4 +81,4 @@ def _encoder(name: str, config: dict[str, Any] | None) -> Any:
             ) from error
     if hasattr(encoder, "pooler"):
         encoder.pooler = None  # BERT's; unused here, and would only travel to the clients and back
-    return encoder
+    return encoder.train()  # from_pretrained gives eval mode: no dropout, in training either
