@@ -33,7 +33,7 @@ bench: .venv/.ray .venv/.flower  ## speed, start-up, scale, commits and engines 
 	  $(BIN)/python -m benchmarks.$$part || exit 1; echo; done
 
 test: $(STAMP)  ## the tests (the long ones: make test-slow)
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m '$(FAST)' \
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m '$(FAST)' \
 	  --durations 10 --nbmake --nbmake-timeout 300 tests/test_faults.py tests/test_compare.py tests notebooks
 
 test-faults: $(STAMP)  ## 50 kills, signals and stops per method, full disks: an hour

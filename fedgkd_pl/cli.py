@@ -37,6 +37,7 @@ from fedgkd_pl.cli_runs import (
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.show import show_partition
 from fedgkd_pl.errors import RunFailed, SettingError, StorageError, require
+from fedgkd_pl.federation.checks import check_trainer
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.settings import fixed_settings, flatten
 from fedgkd_pl.signals import Stopped
@@ -289,6 +290,7 @@ class FederatedCLI(LightningCLI):
         self.datamodule.setup()
         self.model.check(self.datamodule)
         if self.subcommand == "fit":
+            check_trainer(self.trainer)
             self.datamodule.check_rounds(self.config.fit.rounds)
             for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
                 if hasattr(callback, "check"):
@@ -335,7 +337,8 @@ class FederatedCLI(LightningCLI):
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         best, final = summary["best_test_acc"], summary["final_test_acc"]
         if best is not None:
-            print(f"test/acc best {best:.4f} (round {summary['best_round']}), final {final:.4f}")
+            last = "not tested" if final is None else f"{final:.4f}"
+            print(f"test/acc best {best:.4f} (round {summary['best_round']}), final {last}")
         print(f"wrote {folder}")
         if self.own_logger:
             print(f"look:  tensorboard --logdir {folder.parent}")

@@ -1,6 +1,6 @@
 """What is wrong with settings whose types are right, or that jsonargparse would pass over."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from difflib import get_close_matches
 from math import isfinite
 from pathlib import Path
@@ -8,14 +8,8 @@ from typing import Any
 
 from fedgkd_pl.cli_messages import GROUPS, NO_CLASS, NO_GROUP, cut, short
 from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.federation.checks import FLAGS
 from jsonargparse import Namespace
-
-TRAINER: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "accumulate_grad_batches": (lambda n: n == 1, "a round is one step: nothing to accumulate"),
-    "check_val_every_n_epoch": (lambda n: n is not None and n >= 1, "must be at least 1"),
-    "gradient_clip_val": (lambda norm: norm is None or norm >= 0, "must not be negative"),
-    "val_check_interval": (lambda n: n in (None, 1), "is for batches: check_val_every_n_epoch"),
-}
 
 
 def check_groups(settings: dict[str, Any]) -> None:
@@ -60,9 +54,10 @@ def check_meaning(settings: Namespace) -> None:
         path = Path("x" if value is None else value)
         inside = bool(path.parts) and not path.is_absolute() and ".." not in path.parts
         require(inside, key, "must be a path below output_dir", value)
-    for name, (is_right, reason) in TRAINER.items():
+    for name, (is_right, instead) in FLAGS.items():
         value = settings.trainer[name]
-        require(is_right(value), f"trainer.{name}", reason, value)
+        optional = value is None and name != "check_val_every_n_epoch"
+        require(optional or is_right(value), f"trainer.{name}", instead, value)
 
 
 def check_monitors(callbacks: list[Any]) -> None:

@@ -35,6 +35,7 @@ class Table(FederatedDataModule):
 
     name = "table"
     num_classes = 3
+    val_split = "last"
 
     def __init__(self, sizes: Sequence[int] = (8, 5), features: int = 4, **kwargs: Any) -> None:
         ends = np.cumsum(sizes).tolist()

@@ -282,3 +282,19 @@ def test_two_rounds_of_a_real_encoder(real_text: Path, dataset: str, tmp_path: P
     accuracy = float(trainer.callback_metrics["test/acc"])
     print(f"{dataset}: test accuracy {accuracy:.4f} after two rounds")
     assert accuracy > 1 / data.num_classes
+
+
+def test_a_pretrained_encoder_trains_with_dropout(tmp_path: Path) -> None:
+    """transformers gives pretrained nets in eval mode; clients must not train so."""
+    from fedgkd_pl import FedAvg, TextClassifier
+    from transformers import DistilBertConfig, DistilBertModel
+
+    config = DistilBertConfig(vocab_size=50, dim=8, n_layers=2, n_heads=2, hidden_dim=16)
+    DistilBertModel(config).save_pretrained(tmp_path)
+    net = TextClassifier(2, encoder=str(tmp_path))
+    drops = [m for m in FedAvg(net).client().net.modules() if isinstance(m, torch.nn.Dropout)]
+    assert len(drops) > 4 and all(drop.training for drop in drops)
+    ids = torch.randint(1, 50, (4, 6), generator=torch.Generator().manual_seed(0))
+    first, second = net(ids), net(ids)
+    assert not torch.equal(first, second), "dropout draws anew in every pass"
+    assert torch.equal(net.eval()(ids), net(ids))

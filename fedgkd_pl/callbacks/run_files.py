@@ -225,6 +225,7 @@ def accuracy_summary(rows: list[Row]) -> dict[str, float | None]:
         rows: one per round.
     """
     tested = [row for row in rows if "test/acc" in row]
+    final = rows[-1].get("test/acc") if rows else None  # of the last model, or of none
     last_10 = [row["test/acc"] for row in tested[-10:]]
     best = max(tested, key=lambda row: row["test/acc"], default=None)
     validated = [row for row in tested if "val/acc" in row]
@@ -233,7 +234,7 @@ def accuracy_summary(rows: list[Row]) -> dict[str, float | None]:
         "rounds": len(rows),
         "best_test_acc": best["test/acc"] if best else None,
         "best_round": int(best["round"]) if best else None,
-        "final_test_acc": tested[-1]["test/acc"] if tested else None,
+        "final_test_acc": final,
         "mean_last_10_test_acc": sum(last_10) / len(last_10) if last_10 else None,
         "test_acc_at_best_val": chosen["test/acc"] if chosen else None,
     }

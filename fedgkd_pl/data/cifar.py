@@ -28,6 +28,7 @@ class CIFAR10(FederatedDataModule):
 
     name = "cifar10"
     num_classes = 10
+    val_split = "last"
     MEAN = (0.4914, 0.4822, 0.4465)
     STD = (0.2470, 0.2435, 0.2616)
     SOURCE = "CIFAR10"  # torchvision knows the address, the files and their checksums

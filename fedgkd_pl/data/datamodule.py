@@ -1,20 +1,23 @@
 """The base of all federated datasets."""
 
+import logging
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from fedgkd_pl.data.cohorts import Cohorts, CohortSampler, Population, UniformCohorts
 from fedgkd_pl.data.heterogeneity import heterogeneity
-from fedgkd_pl.data.partition import IID, Partition
+from fedgkd_pl.data.partition import IID, Partition, stratified
 from fedgkd_pl.data.resident import Batches, ClientData, Examples, Splits, digest
 from fedgkd_pl.data.validate import check_splits
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.seeds import default_seed, derive
 from lightning.pytorch import LightningDataModule
 from torch import nn
+
+log = logging.getLogger("fedgkd_pl")
 
 
 class CohortLoader:
@@ -44,8 +47,8 @@ class FederatedDataModule(LightningDataModule):
         partition: how it is cut, such as ``Dirichlet(alpha=0.1, balanced=True)``.
         participation: the fraction of clients in a round (C).
         batch_size: of the clients' local training.
-        val_fraction: the part of the training data that the server keeps for validation,
-            its last samples; 0 for none. Not used where the dataset has a validation set.
+        val_fraction: the part of the training data that the server keeps for validation (see
+            :attr:`val_split`); 0 for none. Not used where the dataset has a validation set.
         eval_batch_size: of validation and test; speed only.
         unseen_clients: this many clients, the last ones, are never drawn.
         seed: of the partition, the cohorts and the clients' randomness; by default that of
@@ -56,6 +59,9 @@ class FederatedDataModule(LightningDataModule):
 
     name: str
     num_classes: int
+    # how the validation part is taken where load() gives none: "stratified", drawn by the seed from
+    # every class alike (from every owner where they are the clients), or "last", the last samples
+    val_split: Literal["stratified", "last"] = "stratified"
 
     def __init__(
         self,
@@ -129,12 +135,16 @@ class FederatedDataModule(LightningDataModule):
         check_splits(splits, getattr(self, "num_classes", 0))
         owned, self.test = splits.train, splits.test
         self._everything = splits.train
+        keys = splits.keys
         if splits.val is None:
-            kept = len(owned) - round(self.val_fraction * len(owned))
-            owned, self.val = owned[:kept], owned[kept:]
+            kept, held = self._hold_out(owned, keys)
+            owned, self.val = owned[kept], owned[held]
+            keys = None if keys is None else keys[kept]
         else:
             self.val = splits.val
-        keys = None if splits.keys is None else splits.keys[: len(owned)]
+        missing = set(owned.targets.tolist()) - set(self.val.targets.tolist())
+        if len(self.val) and missing:
+            log.warning("validation has no sample of classes %s, training has", sorted(missing))
         rng = np.random.default_rng(derive(self.partition_seed, "partition"))
         index = self.partition(owned.targets.numpy(), self.num_clients, rng, keys)
         seen = index.sizes[: self.num_clients - self.unseen_clients]
@@ -153,6 +163,17 @@ class FederatedDataModule(LightningDataModule):
         )
         self.cohorts.check(self.population)
         self.clients = ClientData(owned, index, self.batch_size, self.seed)
+
+    def _hold_out(self, owned: Examples, keys: Any) -> tuple[Any, Any]:
+        """What clients share and what the server keeps, as slices or row numbers."""
+        held = round(self.val_fraction * len(owned))
+        if self.val_split == "last" or not held:
+            return slice(len(owned) - held), slice(len(owned) - held, None)
+        by_owner = keys is not None and self.partition.by_owner
+        rng = np.random.default_rng(derive(self.partition_seed, "validation"))
+        rows = stratified(keys if by_owner else owned.targets.numpy(), held, rng)
+        rest = np.setdiff1d(np.arange(len(owned)), rows)
+        return torch.from_numpy(rest), torch.from_numpy(rows)
 
     def check_rounds(self, rounds: int) -> None:
         """Raises a clear error if there are no cohorts for so many rounds.

@@ -21,6 +21,7 @@ class Digits(FederatedDataModule):
 
     name = "digits"
     num_classes = 10
+    val_split = "last"
 
     def __init__(self, flat: bool = True, **kwargs: Any) -> None:
         super().__init__(**kwargs)

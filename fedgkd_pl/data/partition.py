@@ -386,3 +386,27 @@ class ByKey(Partition):
                 held[client_of[owner]] += sizes[owner]
         for client in range(num_clients):
             yield np.flatnonzero(client_of[where] == client)
+
+
+def stratified(groups: Labels, size: int, generator: np.random.Generator) -> Indices:
+    """A sample with every group's share in it, as far as each group can spare one of its own.
+
+    Args:
+        groups: the group of every sample: its label or its owner.
+        size: how many samples to take, about: never the last one of a group.
+        generator: draws within the groups.
+
+    Returns:
+        Sample numbers, ascending.
+    """
+    names, sizes = np.unique(groups, return_counts=True)
+    exact = sizes * (size / len(groups))
+    take = np.floor(exact).astype(int)
+    largest = np.argsort(-(exact - take), kind="stable")
+    take[largest[: size - int(take.sum())]] += 1
+    take = np.minimum(take, sizes - 1)
+    drawn = [
+        generator.permutation(np.flatnonzero(groups == name))[:count]
+        for name, count in zip(names, take, strict=True)
+    ]
+    return np.sort(np.concatenate(drawn))

@@ -37,6 +37,7 @@ class SST5(TextDataModule):
 
     name = "sst5"
     num_classes = 5
+    val_split = "last"
     URL = "https://nlp.stanford.edu/sentiment/trainDevTestTrees_PTB.zip"
     SHA256 = {  # noqa: RUF012  (the zip has no published checksum, its files do not change)
         "train": "e2f3f41b0b1e6d4dddc0effe3bfc2d27ed8928079aa9a03d652311614fc5feb7",

@@ -36,6 +36,7 @@ class TinyImageNet(FederatedDataModule):
 
     name = "tiny_imagenet"
     num_classes = 200
+    val_split = "last"
     MEAN = (0.4802, 0.4481, 0.3975)
     STD = (0.2770, 0.2691, 0.2821)
     PER_CLASS = 500

@@ -4,14 +4,14 @@ import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 
-Purpose = Literal["partition", "cohort", "batches", "model", "generator"]
-_STREAMS: dict[str, int] = {"partition": 0, "cohort": 1, "batches": 2, "model": 3, "generator": 4}
+Purpose = Literal["partition", "cohort", "batches", "model", "generator", "validation"]
+_STREAMS: dict[str, int] = {name: place for place, name in enumerate(get_args(Purpose))}
 
 
 def derive(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> int:

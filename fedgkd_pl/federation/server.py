@@ -5,6 +5,7 @@ import time
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -15,6 +16,7 @@ from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.resident import Batch
 from fedgkd_pl.engines.base import Answer, ClientFailure, checked
 from fedgkd_pl.errors import RunFailed, SettingError, require
+from fedgkd_pl.federation.checks import check_scheduler, check_trainer, first_not_finite
 from fedgkd_pl.federation.client_trainer import Job
 from fedgkd_pl.federation.kernels import channels_last, missing_compiler, slow_precision
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
@@ -236,7 +238,9 @@ class FederatedServer(LightningModule):
         )
         for key, build in ("server_optimizer", self), ("optimizer", self.client()):
             try:
-                build.configure_optimizers()
+                check_scheduler(build.configure_optimizers())
+            except SettingError:
+                raise
             except (ValueError, TypeError) as error:
                 raise SettingError(key, str(error)) from error
 
@@ -277,6 +281,8 @@ class FederatedServer(LightningModule):
         """
         if self.trainer.strategy._checkpoint_io is None:  # the user gave none
             self.trainer.strategy.checkpoint_io = SafeCheckpointIO()
+        if self.trainer.state.fn == "fit":
+            check_trainer(self.trainer)
         self._clip = self.trainer.gradient_clip_val
         self.trainer.gradient_clip_val = None
         return [_CloseOnError()]
@@ -361,10 +367,38 @@ class FederatedServer(LightningModule):
         """
         self.report = {}
         self.waited = 0.0
+        self.trainer.callback_metrics.pop("step", None)  # the last round's, which names checkpoints
+        if self.round == self.trainer.max_epochs:
+            self.trainer.check_val_every_n_epoch = 1  # what is told last is of the last model
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Ends a run whose global model is no model any more.
+
+        Args:
+            outputs: Lightning's.
+            batch: the cohort.
+            batch_idx: Lightning's.
+        """
+        broken = first_not_finite(self.global_state())
+        if broken:
+            raise RunFailed(
+                f"round {self.round}: the server's step left {broken} with NaN or Inf: "
+                "a smaller lr of server_optimizer?"
+            )
 
     def on_train_end(self) -> None:
         """Closes the engine."""
         self.close()
+
+    def on_fit_end(self) -> None:
+        """Ends with an error where nothing was learned; what there is has been written."""
+        done = self.current_epoch
+        if done and len(self.failed_rounds) >= done:
+            raise RunFailed(f"none of {done} rounds counted: too few clients succeeded in each")
+        for split in ("val", "test"):
+            loss = self.report.get(f"{split}/loss", 0.0)
+            if not isfinite(loss):
+                raise RunFailed(f"after round {done} the global model's {split}/loss is {loss}")
 
     def forget(self) -> None:
         """Starts a new run: what an earlier one left beside the model goes."""

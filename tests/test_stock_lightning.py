@@ -1,0 +1,310 @@
+"""Every stock callback and Trainer flag: it works per round, or is refused in one line."""
+
+import inspect
+import logging
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fedgkd_pl import FedAvg, LocalEngine, read_checkpoint
+from fedgkd_pl.errors import RunFailed, SettingError
+from fedgkd_pl.federation.checks import FLAGS
+from lightning.pytorch import Callback, Trainer, callbacks
+from lightning.pytorch.callbacks import (
+    EMAWeightAveraging,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
+from lightning.pytorch.loggers import CSVLogger
+from torch.optim import SGD
+from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
+
+from tests.conftest import Table, fit, linear, same
+
+LOCAL: dict[str, Any] = {"optimizer": partial(SGD, lr=0.1), "engine": LocalEngine(workers=1)}
+PLAIN = "the plain base of others"
+# name → how to build it, or why it is refused
+WORKS: dict[str, Any] = {
+    "BasePredictionWriter": PLAIN,
+    "Callback": lambda: callbacks.Callback(),
+    "Checkpoint": lambda: callbacks.Checkpoint(),
+    "DeviceStatsMonitor": lambda: callbacks.DeviceStatsMonitor(cpu_stats=False),
+    "EarlyStopping": lambda: callbacks.EarlyStopping("val/loss", patience=9),
+    "LambdaCallback": lambda: callbacks.LambdaCallback(),
+    "LearningRateMonitor": lambda: callbacks.LearningRateMonitor(),
+    "ModelCheckpoint": lambda: ModelCheckpoint(monitor="val/loss"),
+    "ModelSummary": lambda: callbacks.ModelSummary(),
+    "OnExceptionCheckpoint": lambda: callbacks.OnExceptionCheckpoint("."),
+    "ProgressBar": PLAIN,
+    "RichModelSummary": lambda: callbacks.RichModelSummary(),
+    "RichProgressBar": lambda: callbacks.RichProgressBar(),
+    "TQDMProgressBar": lambda: callbacks.TQDMProgressBar(),
+    "ThroughputMonitor": lambda: callbacks.ThroughputMonitor(len),
+    "Timer": lambda: callbacks.Timer(timedelta(hours=1)),
+    "EMAWeightAveraging": lambda: EMAWeightAveraging(decay=0.0),
+    "WeightAveraging": PLAIN,
+}
+REFUSED: dict[str, Any] = {
+    "BackboneFinetuning": lambda: callbacks.BackboneFinetuning(),
+    "BaseFinetuning": lambda: callbacks.BaseFinetuning(),
+    "BatchSizeFinder": lambda: callbacks.BatchSizeFinder(),
+    "GradientAccumulationScheduler": lambda: callbacks.GradientAccumulationScheduler({0: 2}),
+    "LearningRateFinder": lambda: callbacks.LearningRateFinder(),
+    "ModelPruning": lambda: callbacks.ModelPruning("l1_unstructured", amount=0.5),
+    "StochasticWeightAveraging": lambda: StochasticWeightAveraging(1e-2),
+    "SpikeDetection": lambda: callbacks.SpikeDetection(),
+}
+
+
+def table(**kwargs: Any) -> Table:
+    return Table(**({"sizes": (8, 5, 7), "val_fraction": 0.1} | kwargs))
+
+
+def weights(**flags: Any) -> dict[str, torch.Tensor]:
+    model = FedAvg(linear(), **LOCAL)
+    fit(model, table(), flags.pop("rounds", 3), **flags)
+    return model.global_state()
+
+
+def test_no_stock_callback_is_forgotten() -> None:
+    assert {*WORKS, *REFUSED} == set(callbacks.__all__)
+    assert not {*WORKS} & {*REFUSED}
+
+
+@pytest.mark.parametrize("name", [name for name, build in WORKS.items() if build != PLAIN])
+def test_a_callback_that_works_changes_no_weight(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    writes = "Checkpoint" in name
+    bar = name.endswith("ProgressBar")
+    flags = {"enable_checkpointing": writes, "enable_progress_bar": bar}
+    logger = CSVLogger(tmp_path) if "Monitor" in name else False
+    found = weights(callbacks=[WORKS[name]()], logger=logger, **flags)
+    assert same(found, weights())
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_callback_that_cannot_work_is_refused(name: str) -> None:
+    with pytest.raises(SettingError, match=f"callbacks: {name}") as refused:
+        weights(callbacks=[REFUSED[name]()])
+    assert "\n" not in str(refused.value)
+    if name == "StochasticWeightAveraging":
+        assert "EMAWeightAveraging" in str(refused.value)
+
+
+class MeanOfRounds(WeightAveraging):
+    """The plain mean of the models after every round."""
+
+    def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
+        return step_idx is not None
+
+
+def test_weight_averaging_ends_with_the_mean_of_the_rounds() -> None:
+    """Rounds 1 to 3 by hand: WeightAveraging's own first entry is the first update's model."""
+    seen: list[dict[str, torch.Tensor]] = []
+
+    class Watch(Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+            seen.append({n: t.clone() for n, t in pl_module.global_state().items()})
+
+    found = weights(callbacks=[Watch(), MeanOfRounds()])
+    for name, value in found.items():
+        mean = torch.stack([state[name] for state in seen]).mean(0)
+        torch.testing.assert_close(value, mean, atol=1e-6, rtol=0)
+
+
+# flag → values that change nothing, values that are refused; () for what others test
+FLAG_VALUES: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
+    "accumulate_grad_batches": ((1,), (2,)),
+    "barebones": ((False,), (True,)),
+    "benchmark": ((True,), ()),
+    "check_val_every_n_epoch": ((2, 5), ()),
+    "detect_anomaly": ((True,), ()),
+    "deterministic": ((True,), ()),
+    "gradient_clip_algorithm": (("norm",), ()),
+    "gradient_clip_val": ((1e6,), ()),
+    "inference_mode": ((False,), ()),
+    "limit_predict_batches": ((1,), ()),
+    "limit_test_batches": ((1,), ()),
+    "limit_train_batches": ((1, 1.0, 7), (0, 0.1, 0.0)),
+    "limit_val_batches": ((1.0, 0), ()),
+    "log_every_n_steps": ((7,), ()),
+    "max_steps": ((3,), (0,)),
+    "max_time": (("00:01:00:00",), ()),
+    "min_epochs": ((1,), ()),
+    "min_steps": ((1,), ()),
+    "num_sanity_val_steps": ((1,), ()),
+    "overfit_batches": ((0, 0.0), (1, 0.5)),
+    "profiler": (("simple",), ()),
+    "reload_dataloaders_every_n_epochs": ((1,), ()),
+    "sync_batchnorm": ((True,), ()),
+    "use_distributed_sampler": ((True,), ()),
+    "val_check_interval": ((1.0,), (1,)),
+}
+ELSEWHERE = {  # where it runs and what is written: tests of the command line, devices, resumes
+    *("accelerator", "strategy", "devices", "num_nodes", "precision", "logger", "callbacks"),
+    *("fast_dev_run", "max_epochs", "enable_checkpointing", "enable_progress_bar", "plugins"),
+    *("enable_model_summary", "default_root_dir", "enable_autolog_hparams", "model_registry"),
+}
+
+
+def test_no_flag_is_forgotten() -> None:
+    flags = {*inspect.signature(Trainer.__init__).parameters} - {"self"}
+    assert flags == {*FLAG_VALUES} | ELSEWHERE
+    assert {*FLAGS} <= {*FLAG_VALUES}
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"), [(f, v) for f, (works, _) in FLAG_VALUES.items() for v in works]
+)
+def test_a_flag_that_works_changes_no_weight(
+    flag: str, value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    try:
+        assert same(weights(**{flag: value}), weights())
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        torch.backends.cudnn.benchmark = before[1]
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        (f, v)
+        for f, (_, bad) in FLAG_VALUES.items()
+        for v in bad
+        if (f, v) not in [("val_check_interval", 1), ("barebones", True)]
+    ],
+)
+def test_a_flag_that_cannot_work_is_refused(
+    flag: str, value: Any, run: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(SettingError, match=flag):
+        weights(**{flag: value})
+    words = ("fit", "--config", "smoke.yaml", f"--trainer.{flag}", str(value))
+    code, _, errors = run(*words)
+    assert code == 2 and errors.startswith(f"error: trainer.{flag}: "), errors
+    assert len(errors.splitlines()) == 1 and not list(tmp_path.iterdir())
+
+
+def test_the_last_round_is_always_tested(run: Any, tmp_path: Path) -> None:
+    """Every second round of three: the first number is none, the last the last model's."""
+    short = ("--config", "smoke.yaml", "--rounds", "3", "--model.engine.workers", "1")
+    assert run("fit", *short, "--name", "a", "--trainer.check_val_every_n_epoch", "2")[0] == 0
+    assert run("fit", *short, "--name", "b")[0] == 0
+    import csv
+    import json
+
+    columns = []
+    for name in "ab":
+        folder = tmp_path / f"runs/{name}/version_0"
+        with (folder / "metrics.csv").open() as lines:
+            columns.append([row["test/acc"] for row in csv.DictReader(lines)])
+    assert columns[0] == ["", *columns[1][1:]]
+    summary = json.loads((tmp_path / "runs/a/version_0/summary.json").read_text())
+    assert summary["final_test_acc"] == float(columns[1][2])
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_checkpoints_by_steps_are_named_by_their_round(tmp_path: Path, every: int) -> None:
+    saver = ModelCheckpoint(tmp_path, "round{step}", save_top_k=-1, every_n_train_steps=every)
+    saver.auto_insert_metric_name = False
+    model = FedAvg(linear(), **LOCAL)
+    fit(model, table(), 4, callbacks=[saver], enable_checkpointing=True)
+    names = sorted(file.name for file in tmp_path.glob("*.ckpt"))
+    assert names == [f"round{n}.ckpt" for n in range(every, 5, every)]
+    for name in names:
+        assert read_checkpoint(tmp_path / name)["global_step"] == int(name[5])
+
+
+def test_a_score_of_the_round_before_names_no_checkpoint(tmp_path: Path) -> None:
+    for late in ({"every_n_train_steps": 1}, {"train_time_interval": timedelta(seconds=1)}):
+        saver = ModelCheckpoint(tmp_path, monitor="val/acc", **late)
+        with pytest.raises(SettingError, match="every_n_epochs"):
+            weights(callbacks=[saver], enable_checkpointing=True)
+
+
+def test_a_scheduler_that_clients_cannot_step_is_refused() -> None:
+    plateau = FedAvg(linear(), scheduler=ReduceLROnPlateau, **LOCAL)
+    with pytest.raises(SettingError, match="scheduler: follows a score"):
+        fit(plateau, table(), 1)
+    fit(FedAvg(linear(), scheduler=partial(StepLR, step_size=1), **LOCAL), table(), 1)
+
+
+def test_a_run_without_a_round_that_counts_has_failed(run: Any, tmp_path: Path) -> None:
+    """Fewer rounds than max_failed_rounds, all failed: exit 3 with the files that there are."""
+
+    class Broken(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.training and torch.is_grad_enabled():
+                raise RuntimeError("a user's fault")
+            return super().forward(x)
+
+    with pytest.raises(RunFailed, match="none of 2 rounds counted"):
+        fit(FedAvg(Broken(4, 3), **LOCAL), table(), 2)
+
+
+def test_a_broken_server_step_ends_the_run(run: Any, tmp_path: Path) -> None:
+    words = ("fit", "--config", "smoke.yaml", "--model.engine.workers", "1", "--rounds", "2")
+    server = ("--model.server_optimizer", "torch.optim.SGD", "--model.server_optimizer.lr")
+    code, _, errors = run(*words, *server, "1e38")
+    assert code == 3 and ("loss is" in errors or "NaN or Inf" in errors), errors
+    assert len([line for line in errors.splitlines() if line.startswith("error:")]) == 1
+
+
+def test_validation_of_other_data_has_every_class(caplog: pytest.LogCaptureFixture) -> None:
+    class Sorted(Table):
+        val_split = "stratified"
+
+        def __init__(self, **kwargs: Any) -> None:
+            super().__init__(sizes=(30, 30), val_fraction=0.1, **kwargs)
+            self.y = torch.arange(66).numpy() * 3 // 66
+            self.val_fraction = 0.1
+            self.partition = __import__("fedgkd_pl").IID()
+
+    data = Sorted()
+    with caplog.at_level(logging.WARNING, "fedgkd_pl"):
+        data.setup()
+    assert torch.bincount(data.val.targets).tolist() in ([3, 2, 2], [2, 3, 2], [2, 2, 3])
+    assert not caplog.records
+    rows = torch.cat([data.client_data.examples.inputs, data.val.inputs])
+    assert sorted(map(tuple, rows.tolist())) == sorted(map(tuple, data.x.tolist()))
+    again, other = Sorted(), Sorted(seed=1)
+    again.setup()
+    other.setup()
+    assert torch.equal(again.val.inputs, data.val.inputs)
+    assert not torch.equal(other.val.inputs, data.val.inputs)
+    last = Sorted()
+    last.val_split = "last"  # type: ignore[assignment]
+    with caplog.at_level(logging.WARNING, "fedgkd_pl"):
+        last.setup()
+    assert "validation has no sample of classes [0, 1]" in caplog.text
+
+
+def test_no_owner_is_lost_to_validation() -> None:
+    """Twelve owners of 1 to 12 samples each: each keeps some, whatever is held out."""
+    import numpy as np
+    from fedgkd_pl import ByKey
+    from fedgkd_pl.data.resident import Splits
+
+    class Owned(Table):
+        val_split = "stratified"
+
+        def load(self) -> Splits:
+            whole = super().load()
+            keys = np.repeat(np.arange(12), np.arange(1, 13))
+            return Splits(whole.train, whole.test, None, keys)
+
+    for fraction in (0.1, 0.5, 0.9):
+        data = Owned(sizes=[6] * 12 + [6], num_clients=12, partition=ByKey())
+        data.val_fraction = fraction
+        data.setup()
+        assert (data.client_data.index.sizes >= 1).all() and len(data.client_data.index) == 12
+        assert len(data.val) + len(data.client_data.examples) == 78
