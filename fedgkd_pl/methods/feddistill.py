@@ -209,7 +209,7 @@ class FedDistillClient(FedAvgClient):
 
 
 def report_type(net: nn.Module) -> torch.dtype:
-    """In which sums of logits are kept and sent: bfloat16 cannot count beyond 256.
+    """In which logits are summed, counted and sent, whatever type autocast gives them.
 
     Args:
         net: of the server or of a client.
