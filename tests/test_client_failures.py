@@ -12,6 +12,7 @@ from fedgkd_pl import FedAvg, LocalEngine, RunFiles
 from fedgkd_pl.data.cohorts import CohortSampler
 from fedgkd_pl.data.datamodule import CohortLoader
 from fedgkd_pl.errors import RunFailed
+from fedgkd_pl.federation.answers import Form, Spec, like
 from fedgkd_pl.federation.message import ClientUpdate
 from lightning.pytorch import Callback
 from torch.optim import SGD
@@ -180,7 +181,11 @@ def test_rounds_that_fail_again_and_again_end_the_run(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_averaged(change: dict[str, Any], fault: str) -> None:
-    like = {"a": torch.zeros(2), "b": torch.zeros(1)}
-    good: dict[str, Any] = {"client": 1, "num_samples": 3, "weights": dict(like)}
-    assert ClientUpdate(**(good | change)).fault(like).endswith(fault)
-    assert bool(ClientUpdate(**(good | change)).fault(like)) is bool(fault)
+    weights = {"a": torch.zeros(2), "b": torch.zeros(1)}
+    good: dict[str, Any] = {"client": 1, "num_samples": 3, "weights": dict(weights)}
+    extra, state = (
+        {name: Spec(t.shape, t.dtype) for name, t in change.get(group, {}).items()}
+        for group in ("extra", "state")
+    )
+    found = Form(like(weights), extra, state).fault(ClientUpdate(**(good | change)), 1)
+    assert found.endswith(fault) and bool(found) is bool(fault)

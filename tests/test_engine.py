@@ -12,6 +12,7 @@ from fedgkd_pl import MLP, Digits, Dirichlet, FedAvg, FedGKD, LocalEngine
 from fedgkd_pl.engines.base import ClientFailure, schedule
 from fedgkd_pl.engines.pool import Pool
 from fedgkd_pl.errors import RunFailed, SettingError
+from fedgkd_pl.federation.answers import Spec, Specs
 from fedgkd_pl.federation.message import ClientUpdate, Message
 from fedgkd_pl.methods.fedavg import FedAvgClient
 from fedgkd_pl.settings import fixed_settings
@@ -74,6 +75,12 @@ class Remembering(FedAvgClient):
 
 class Counting(FedAvg):
     """A method whose clients keep state."""
+
+    def client_extra(self) -> Specs:
+        return {"times": Spec((1,), torch.float32)}
+
+    def client_state(self) -> Specs:
+        return {"times": Spec((1,), torch.int64)}
 
     def client(self) -> FedAvgClient:
         return Remembering(self.net, self.optimizer, self.scheduler)

@@ -519,7 +519,8 @@ def test_nodes_with_data_of_their_own(runs: Runs) -> None:
     app = runs.app(
         "FedGKD", "--data.participation", "1", "--data.num_clients", "2", "--rounds", "2"
     )
-    runs.flower(app, {n: {"client": n, "own-data": True} for n in range(2)}, change)
+    nodes = {n: {"client": n, "own-data": True} for n in range(2)}
+    runs.flower(app, nodes, change, args="--model.engine.max_samples 1437")
     assert failures(runs.folder / "flower-FedGKD/version_0") == []
     assert counted == [1797 - 360] * 4  # all but the test set
 

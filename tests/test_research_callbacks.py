@@ -25,7 +25,7 @@ from fedgkd_pl.callbacks.local_models import LocalModels
 from fedgkd_pl.data.resident import Examples, Splits
 from fedgkd_pl.data.text import TrimPadding
 from fedgkd_pl.data.transforms import Scale
-from fedgkd_pl.engines.base import ClientFailure, Engine, Session
+from fedgkd_pl.engines.base import ClientFailure, Engine, Session, schedule
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from lightning.pytorch import Callback, seed_everything
@@ -44,6 +44,8 @@ Answer = Callable[[Message, int], State]
 class Scripted(Engine, Session):
     """Clients whose models a test makes: one with n + 1 samples for client n."""
 
+    max_samples = 100  # they are not those of the table
+
     def __init__(self, answer: Answer, fails: Sequence[int] = ()) -> None:
         self.answer = answer
         self.fails = fails
@@ -51,6 +53,7 @@ class Scripted(Engine, Session):
         self.answers: list[dict[int, dict[str, Array]]] = []
 
     def open(self, job: Any, cohort_size: int) -> Session:
+        self.job = job
         return self
 
     def run(
@@ -59,7 +62,7 @@ class Scripted(Engine, Session):
         models = {name: arrays(state) for name, state in message.models.items()}
         self.messages.append((models, dict(message.numbers)))
         self.answers.append({})
-        for client in cohort:
+        for client in schedule(self.job, cohort):
             if client in self.fails:
                 yield ClientFailure(client, "does not answer")
                 continue
@@ -129,7 +132,8 @@ def random_model(message: Message, client: int) -> State:
         name: (2 * torch.randn(tensor.shape, generator=generator)).to(tensor.dtype)
         for name, tensor in message.models["global"].items()
     }
-    return {name: t.abs() if "running_var" in name else t for name, t in drawn.items()}
+    positive = ("running_var", "num_batches_tracked")
+    return {name: t.abs() if name.endswith(positive) else t for name, t in drawn.items()}
 
 
 def logits_of(model: dict[str, Array], x: Array) -> Array:

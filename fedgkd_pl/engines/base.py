@@ -6,11 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from traceback import format_exception, format_exception_only
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from fedgkd_pl.data.partition import ClientIndex
 from fedgkd_pl.errors import require
+from fedgkd_pl.federation.answers import Form, Specs, plain_seconds
 from fedgkd_pl.federation.client_trainer import Job
-from fedgkd_pl.federation.message import ClientUpdate, Message, State
+from fedgkd_pl.federation.message import ClientUpdate, Message
 
 if TYPE_CHECKING:
     from fedgkd_pl.federation.server import FederatedServer
@@ -57,6 +59,15 @@ class Engine(ABC):
     """The settings of an engine, which opens sessions."""
 
     states_stay = False  # whether what clients keep stays with them, and here are only marks of it
+    max_samples: int | None = None  # the largest n_k; None where the data is the server's own
+
+    def states(self, declared: Specs) -> Specs:
+        """What comes here of the states that clients keep.
+
+        Args:
+            declared: by the method.
+        """
+        return declared
 
     def check(self, server: "FederatedServer") -> None:  # noqa: B027
         """Raises a clear error if clients of a method cannot be trained here.
@@ -82,22 +93,39 @@ def failure(client: int, error: Exception) -> ClientFailure:
         client: its id.
         error: what it raised.
     """
-    reason = " ".join(format_exception_only(error)[-1].splitlines()[0].split())
-    return ClientFailure(client, reason[:500], "".join(format_exception(error)))
+    reason = format_exception_only(error)[-1].splitlines()[0]
+    return ClientFailure(client, _one_line(reason), "".join(format_exception(error)))
 
 
-def checked(update: ClientUpdate, like: State) -> Answer:
-    """An update that can be averaged, or why it cannot.
+def checked(answer: Any, client: int, form: Form) -> Answer:
+    """What an engine gave for a client, if it is of the declared form, or why it is not.
+
+    All answers of all engines pass here, before a method or a callback sees them.
 
     Args:
-        update: what a client answered.
-        like: the global model.
+        answer: what came, which may be anything.
+        client: who was asked.
+        form: what its answer must be.
     """
     try:
-        fault = update.fault(like)
+        if isinstance(answer, ClientFailure):
+            return ClientFailure(client, _one_line(answer.reason), str(answer.traceback))
+        if not isinstance(answer, ClientUpdate):
+            return ClientFailure(client, f"its engine gave a {type(answer).__name__}")
+        fault = form.fault(answer, client)
+        if fault:
+            return ClientFailure(client, _one_line(fault))
+        answer.metrics = {name: float(value) for name, value in answer.metrics.items()}
+        answer.seconds = plain_seconds(answer.seconds)
     except Exception as error:  # not even tensors and numbers
-        return failure(update.client, error)
-    return ClientFailure(update.client, fault) if fault else update
+        return failure(client, error)
+    return answer
+
+
+def _one_line(text: Any) -> str:
+    """For a log, a table and a terminal, whoever wrote it."""
+    plain = "".join(c if c.isprintable() else " " for c in str(text)[:5000])
+    return " ".join(plain.split())[:500]
 
 
 def schedule(job: Job, cohort: Sequence[int]) -> list[int]:
@@ -107,8 +135,17 @@ def schedule(job: Job, cohort: Sequence[int]) -> list[int]:
         job: knows the clients' sizes.
         cohort: the clients' ids, in any order.
     """
-    size = job.data.index.size
-    return sorted(cohort, key=lambda client: (-size(client), client))
+    return largest_first(job.data.index, cohort)
+
+
+def largest_first(index: ClientIndex, cohort: Sequence[int]) -> list[int]:
+    """The same, for whoever has no job.
+
+    Args:
+        index: knows the clients' sizes.
+        cohort: the clients' ids, in any order.
+    """
+    return sorted(cohort, key=lambda client: (-index.size(client), client))
 
 
 def needs(package: str, extra: str) -> None:

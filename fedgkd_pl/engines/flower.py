@@ -13,8 +13,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from fedgkd_pl.engines.base import Answer, ClientFailure, Engine, Session, needs, schedule
 from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.federation.answers import Spec, Specs
 from fedgkd_pl.federation.client_trainer import Job
 from fedgkd_pl.federation.kernels import keep_memory
 from fedgkd_pl.federation.message import ClientUpdate, Message
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from fedgkd_pl.flower.records import Contract
 
 POLL = 0.5  # seconds
+MOST = 10**12  # samples of a client
 ASK_AGAIN = 60.0  # seconds, until a node that refused may have been mended
 log = logging.getLogger("fedgkd_pl")
 
@@ -71,18 +74,40 @@ class FlowerEngine(Engine):
             node that has vanished is given up by Flower itself, after a minute.
         patience: seconds to wait, before the first round, for nodes of all its clients.
         threads: intra-op threads of each client's training; another number gives other rounding.
+        max_samples: the most samples that a client may say it has, which are its weight in the
+            mean. Needed where nodes have data of their own (``own-data``); without it, a client
+            has as many as the server's own partition gives it.
     """
 
     states_stay = True
 
-    def __init__(self, deadline: float = 3600.0, patience: float = 300.0, threads: int = 1) -> None:
+    def __init__(
+        self,
+        deadline: float = 3600.0,
+        patience: float = 300.0,
+        threads: int = 1,
+        max_samples: int | None = None,
+    ) -> None:
         needs("flwr", "flower")
         require(deadline > 0, "deadline", "must be positive", deadline)
         require(patience >= 0, "patience", "must not be negative", patience)
         require(threads >= 1, "threads", "must be at least 1", threads)
+        fits = max_samples is None or 1 <= max_samples <= MOST
+        require(fits, "max_samples", f"must be from 1 to {MOST}", max_samples)
         self.deadline = deadline
         self.patience = patience
         self.threads = threads
+        self.max_samples = max_samples
+
+    def states(self, declared: Specs) -> Specs:
+        """See :meth:`Engine.states`.
+
+        Args:
+            declared: by the method.
+        """
+        from fedgkd_pl.flower.records import SINCE
+
+        return {SINCE: Spec((2,), torch.int64, low=0)} if declared else {}
 
     def check(self, server: "FederatedServer") -> None:
         """See :meth:`Engine.check`.

@@ -2,9 +2,11 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 from fedgkd_pl.data.resident import Examples
 from fedgkd_pl.engines.base import Answer, ClientFailure, failure
+from fedgkd_pl.federation.answers import plain_seconds
 from fedgkd_pl.federation.client_trainer import ClientTrainer, Job
 from fedgkd_pl.federation.message import ClientUpdate, Message, decode_state
 
@@ -64,8 +66,16 @@ def read(answer: bytes, client: int, took: float) -> Answer:
         client: who was asked.
         took: seconds since then; what was not training was transfer.
     """
-    if answer[:1] == b"!":
-        return ClientFailure(client, *json.loads(answer[1:]))
-    update = ClientUpdate.decode(answer[1:])
+    try:
+        if answer[:1] == b"!":
+            reason, traceback = json.loads(answer[1:])
+            return ClientFailure(client, str(reason), str(traceback))
+        update = ClientUpdate.decode(answer[1:])
+    except Exception as error:  # bytes may be anything
+        failed = failure(client, error)
+        return replace(failed, reason=f"its answer cannot be read: {failed.reason}")
+    if update.client != client:  # who would else wait for an answer for ever
+        return ClientFailure(client, f"answers as client {update.client!r:.50}, not as itself")
+    update.seconds = plain_seconds(update.seconds)
     update.seconds["transfer"] = max(0.0, took - sum(update.seconds.values()))
     return update

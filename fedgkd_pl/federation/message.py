@@ -6,7 +6,6 @@ On a wire and in shared memory both are one safetensors blob, so nothing is unpi
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import Any
 
 import torch
@@ -82,30 +81,6 @@ class ClientUpdate:
         """The bytes of what it uploads beside its model."""
         return _nbytes(self.extra)
 
-    def fault(self, like: State) -> str:
-        """Why this cannot be averaged; empty if it can.
-
-        Args:
-            like: the global model.
-        """
-        if self.num_samples < 1:
-            return f"reports {self.num_samples} samples"
-        for name in sorted(like.keys() ^ self.weights.keys()):
-            return f"its model {'lacks' if name in like else 'has another entry,'} {name}"
-        for name, tensor in self.weights.items():
-            if tensor.shape != like[name].shape:
-                return f"its {name} is {tuple(tensor.shape)}, not {tuple(like[name].shape)}"
-            if tensor.dtype != like[name].dtype:
-                return f"its {name} is {tensor.dtype}, not {like[name].dtype}"
-        for group in self.weights, self.extra, self.state:
-            for name, tensor in group.items():
-                if tensor.is_floating_point() and not tensor.isfinite().all():
-                    return f"its {name} is not finite"
-        for name, value in self.metrics.items():
-            if not isfinite(value):
-                return f"its {name} is {value}"
-        return ""
-
     def encode(self) -> bytes:
         """The update as one safetensors blob."""
         info = {
@@ -124,6 +99,9 @@ class ClientUpdate:
             blob: a safetensors blob.
         """
         groups, info = _decode(blob)
+        others = groups.keys() - {"weights", "extra", "state"}
+        if others:
+            raise ValueError(f"unknown tensors: {sorted(others)[0]:.50}")
         weights, extra, state = (groups.get(name, {}) for name in ("weights", "extra", "state"))
         return cls(**info, weights=weights, extra=extra, state=state)
 

@@ -1,11 +1,11 @@
 """The server's plumbing: evaluation, reports, checkpoints, the engine's life. No algorithm."""
 
 import logging
+import math
 import time
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -14,8 +14,9 @@ from fedgkd_pl.checkpoint import SafeCheckpointIO, load_newest
 from fedgkd_pl.data.cohorts import Population
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.resident import Batch
-from fedgkd_pl.engines.base import Answer, ClientFailure, checked
+from fedgkd_pl.engines.base import Answer, ClientFailure, checked, largest_first
 from fedgkd_pl.errors import RunFailed, SettingError, require
+from fedgkd_pl.federation.answers import USES, Form, Spec, Specs, like
 from fedgkd_pl.federation.checks import check_scheduler, check_trainer, first_not_finite
 from fedgkd_pl.federation.client_trainer import Job
 from fedgkd_pl.federation.kernels import channels_last, missing_compiler, slow_precision
@@ -51,6 +52,9 @@ class FederatedServer(LightningModule):
 
     shares_models = True  # whether what clients send up includes their models
     keeps: tuple[str, ...] = ()  # names of what a method saves beside the model: plain or tensors
+    # names of what clients may report; None for any plain ones. It is the class with client() that
+    # says so: another client half may report others.
+    client_metrics: tuple[str, ...] | None = None
 
     def __init__(
         self,
@@ -90,6 +94,22 @@ class FederatedServer(LightningModule):
     def client(self) -> "FederatedClient":
         """The client half of the method; it owns a net of its own."""
 
+    def client_extra(self) -> Specs:
+        """What clients send beside their models: all of this and nothing else, or they fail."""
+        return {}
+
+    def client_state(self) -> Specs:
+        """What clients keep for their next round, likewise."""
+        return {}
+
+    def client_fault(self, update: ClientUpdate) -> str:
+        """Why an answer cannot be used though it is all that was declared; empty if it can.
+
+        Args:
+            update: of a client.
+        """
+        return ""
+
     @property
     def round(self) -> int:
         """The round being run, from 1."""
@@ -111,6 +131,28 @@ class FederatedServer(LightningModule):
         """The global model: parameters and buffers."""
         return {name: tensor.detach() for name, tensor in self.net.state_dict().items()}
 
+    def client_model(self) -> dict[str, Spec]:
+        """What a client's model is like: the global one, a round of training on."""
+        data, most = self.datamodule.client_data, self.engine.max_samples
+        batches = math.ceil((most or len(data.examples)) / data.batch_size)
+        steps = self.local_steps or self.local_epochs * batches
+        return like(self.global_state(), USES * steps * self.round)
+
+    def _form(self, cohort: Sequence[int]) -> Form:
+        """What this round's answers must be."""
+        makers = (kind for kind in (self, *type(self).__mro__) if "client" in vars(kind))
+        known = self.engine.max_samples is None
+        size = self.datamodule.client_data.index.size
+        return Form(
+            weights=self.client_model(),
+            extra=self.client_extra(),
+            state=self.engine.states(self.client_state()),
+            metrics=vars(next(makers)).get("client_metrics"),
+            samples={client: size(client) for client in cohort} if known else {},
+            max_samples=self.engine.max_samples,
+            check=self.client_fault,
+        )
+
     def local_updates(self, message: Message, cohort: Sequence[int]) -> Iterator[ClientUpdate]:
         """Trains a cohort and streams what comes back; reports and counts on the way.
 
@@ -121,16 +163,15 @@ class FederatedServer(LightningModule):
             cohort: the clients' ids.
         """
         assert self._session is not None
-        like = self.global_state()
+        form = self._form(cohort)
         self._tell("on_broadcast", message, cohort)
         reports: list[dict[str, float]] = []
         down, up = message.nbytes * len(cohort), 0
         self._new_states = {}
         self._failures: list[ClientFailure] = []
         try:
-            for answer in self._waiting(self._session.run(message, cohort)):
-                if isinstance(answer, ClientUpdate):
-                    answer = checked(answer, like)
+            for client, given in self._waiting(self._session.run(message, cohort), cohort):
+                answer = checked(given, client, form)
                 if isinstance(answer, ClientFailure):
                     self._leave_out(answer, len(cohort))
                     continue
@@ -150,13 +191,18 @@ class FederatedServer(LightningModule):
         self.log_round({"client/failed": len(self._failures)})
         self.log_round({"comm/bytes_down": down, "comm/bytes_up": up})
 
-    def _waiting(self, answers: Iterator[Answer]) -> Iterator[Answer]:
-        """The same, with the time that was waited for them."""
+    def _waiting(
+        self, answers: Iterator[Answer], cohort: Sequence[int]
+    ) -> Iterator[tuple[int, Answer]]:
+        """The answers, each with who was asked for it; counts the time that is waited for them."""
         start = time.perf_counter()
-        for answer in answers:
+        for client in largest_first(self.datamodule.client_data.index, cohort):
+            answer = next(answers, ClientFailure(client, "did not answer"))
             self.waited += time.perf_counter() - start
-            yield answer
+            yield client, answer
             start = time.perf_counter()
+        for _ in answers:
+            log.warning("round %d: more answers than clients were asked", self.round)
         self.waited += time.perf_counter() - start
 
     def round_counts(self) -> bool:
@@ -397,7 +443,7 @@ class FederatedServer(LightningModule):
             raise RunFailed(f"none of {done} rounds counted: too few clients succeeded in each")
         for split in ("val", "test"):
             loss = self.report.get(f"{split}/loss", 0.0)
-            if not isfinite(loss):
+            if not math.isfinite(loss):
                 raise RunFailed(f"after round {done} the global model's {split}/loss is {loss}")
 
     def forget(self) -> None:

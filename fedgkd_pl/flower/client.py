@@ -79,6 +79,8 @@ class Node:
         channels_last(cli.model.net, cli.model.some_inputs(cli.datamodule))  # as the server's
         job = cli.model.job(cli.trainer, cli.datamodule)
         if owner is not None:
+            text = "must say how many samples a client with data of its own may have at most"
+            require(cli.model.engine.max_samples is not None, "max_samples", text)
             job.data = job.data.only(owner, cli.datamodule.all_training_examples())
         self.contract = contract_of(cli, owner is not None)
         self.session = InProcess(job, cli.model.engine.threads)

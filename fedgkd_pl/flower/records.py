@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from fedgkd_pl.engines.base import Answer, ClientFailure
+from fedgkd_pl.federation.answers import plain_seconds
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
@@ -169,7 +170,14 @@ def unpack_answers(content: RecordDict, clients: Sequence[int]) -> list[Answer]:
         content: what came.
         clients: who was asked.
     """
-    return [_unpack_answer(content, client) for client in clients]
+    answers: list[Answer] = []
+    for client in clients:
+        try:
+            answers.append(_unpack_answer(content, client))
+        except Exception as error:  # a node may send anything
+            reason = f"its node's answer cannot be read: {type(error).__name__}: {error}"
+            answers.append(ClientFailure(client, reason))
+    return answers
 
 
 def _unpack_answer(content: RecordDict, client: int) -> Answer:
@@ -186,10 +194,12 @@ def _unpack_answer(content: RecordDict, client: int) -> Answer:
         raise ValueError("not the mark of a state")
     return ClientUpdate(
         client=client,
-        num_samples=int(counts["num_samples"]),
+        num_samples=counts["num_samples"],
         weights=from_arrays(content[f"{name}.weights"]),
-        metrics={k: float(v) for k, v in values.items() if not k.startswith(SECONDS)},
+        metrics={k: v for k, v in values.items() if not k.startswith(SECONDS)},
         extra=from_arrays(extra),
         state={SINCE: torch.tensor(mark)} if mark else {},
-        seconds={k.removeprefix(SECONDS): v for k, v in values.items() if k.startswith(SECONDS)},
+        seconds=plain_seconds(
+            {k.removeprefix(SECONDS): v for k, v in values.items() if k.startswith(SECONDS)}
+        ),
     )

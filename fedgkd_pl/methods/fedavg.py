@@ -38,6 +38,8 @@ class FedAvg(FederatedServer):
             what it gains depends on the net and the machine.
     """
 
+    client_metrics: tuple[str, ...] | None = ("loss", "acc", "ce")
+
     def __init__(
         self,
         net: nn.Module,

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from fedgkd_pl.errors import require
+from fedgkd_pl.federation.answers import Spec, Specs
 from fedgkd_pl.federation.client import Objective
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient, accuracy
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax
 
 OWN = "own model: "  # marks a client's model in its state
+LARGEST = 1e6  # of a mean logit
 
 
 class FedDistillPlus(FedAvg):
@@ -33,6 +35,7 @@ class FedDistillPlus(FedAvg):
     """
 
     keeps: tuple[str, ...] = ("reports",)
+    client_metrics = ("loss", "acc", "ce", "kd")
 
     def __init__(self, net: nn.Module, coefficient: float = 0.1, **kwargs: Any) -> None:
         super().__init__(net, **kwargs)
@@ -68,6 +71,31 @@ class FedDistillPlus(FedAvg):
         super().server_step(mean)
         self.reports |= self._new_reports
 
+    def client_extra(self) -> Specs:
+        """The mean logits of every label, and which labels a client holds."""
+        if not self.coefficient:
+            return {}
+        classes, kind = self.datamodule.num_classes, report_type(self.net)
+        return {
+            "means": Spec((classes, classes), kind, -LARGEST, LARGEST),
+            "holds": Spec((classes,), kind, 0, 1),
+        }
+
+    def client_state(self) -> Specs:
+        """A client's last report."""
+        return self.client_extra()
+
+    def client_fault(self, update: ClientUpdate) -> str:
+        """A label is held or is not; of one that is not there are no logits."""
+        for report in (update.extra, update.state) if self.coefficient else ():
+            if "holds" in report:  # a state may be elsewhere
+                held = report["holds"].bool()
+                if not held.any() or not torch.equal(held.to(report["holds"]), report["holds"]):
+                    return "its holds are not 0 or 1, or all 0"
+                if report["means"][~held].any():
+                    return "its means are of labels that it does not hold"
+        return ""
+
     def client(self) -> "FedDistillClient":
         """The client half."""
         return FedDistillClient(
@@ -88,6 +116,7 @@ class FedDistill(FedDistillPlus):
     """
 
     shares_models = False
+    client_metrics = FedDistillPlus.client_metrics
     keeps = ("reports", "start")  # w_0: clients that have not trained yet start from it
 
     def __init__(self, net: nn.Module, coefficient: float = 0.1, **kwargs: Any) -> None:
@@ -99,6 +128,11 @@ class FedDistill(FedDistillPlus):
         message = super().broadcast()
         del message.models["global"]
         return message
+
+    def client_state(self) -> Specs:
+        """A client's last report and its model."""
+        own = {OWN + name: spec for name, spec in self.client_model().items()}
+        return {**super().client_state(), **own}
 
     def client(self) -> "FedDistillClient":
         """The client half, which knows w_0."""
@@ -167,10 +201,20 @@ class FedDistillClient(FedAvgClient):
     def _gather(self, logits: Tensor, y: Tensor) -> None:
         """Sums of logits and counts, by label."""
         classes = logits.shape[1]
+        logits = logits.to(report_type(self.net))
         if self.gathered is None:
             self.gathered = logits.new_zeros(classes, classes + 1)
         ones = logits.new_ones(len(y), 1)
         self.gathered.index_add_(0, y, torch.cat([logits, ones], dim=1))
+
+
+def report_type(net: nn.Module) -> torch.dtype:
+    """In which logits are summed, counted and sent, whatever type autocast gives them.
+
+    Args:
+        net: of the server or of a client.
+    """
+    return torch.promote_types(next(net.parameters()).dtype, torch.float32)
 
 
 def label_distillation(logits: Tensor, y: Tensor, targets: Tensor, known: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from fedgkd_pl.errors import require
+from fedgkd_pl.federation.answers import Spec, Specs
 from fedgkd_pl.federation.client import Objective
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.federation.seeds import derive
@@ -79,6 +80,7 @@ class FedGen(FedAvg):
     """
 
     keeps = ("labels",)  # the generator is a part of the module
+    client_metrics = ("loss", "acc", "ce", "generated", "kd")
 
     def __init__(
         self,
@@ -176,6 +178,20 @@ class FedGen(FedAvg):
                 loss.backward()
                 optimizer.step()
         optimizer.zero_grad()
+
+    def client_extra(self) -> Specs:
+        """How many samples of each label a client holds."""
+        counts = Spec((self.generator.num_classes,), torch.int64, low=0)
+        return {"counts": counts} if self.regularises else {}
+
+    def client_fault(self, update: ClientUpdate) -> str:
+        """Counts that are not those of n_k samples; of some of them, where epochs are not whole."""
+        if not self.regularises:
+            return ""
+        counts, samples = update.extra["counts"].tolist(), update.num_samples
+        least = samples if self.local_steps is None else 1
+        fits = least <= sum(counts) <= samples
+        return "" if fits else f"its counts are of {sum(counts)} samples, not of {samples}"
 
     def client(self) -> "FedGenClient":
         """The client half."""

@@ -36,6 +36,8 @@ class FedGKD(FedAvg):
         kwargs: those of :class:`FedAvg`.
     """
 
+    client_metrics = ("loss", "acc", "ce", "kd")
+
     def __init__(
         self,
         net: nn.Module,

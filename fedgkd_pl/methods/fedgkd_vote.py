@@ -34,6 +34,8 @@ class FedGKDVote(FedAvg):
         kwargs: those of :class:`FedAvg`.
     """
 
+    client_metrics = ("loss", "acc", "ce", "kd")
+
     def __init__(
         self, net: nn.Module, lam: float = 0.1, buffer_size: int = 5, **kwargs: Any
     ) -> None:

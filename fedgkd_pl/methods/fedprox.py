@@ -24,6 +24,8 @@ class FedProx(FedAvg):
         kwargs: those of :class:`FedAvg`.
     """
 
+    client_metrics = ("loss", "acc", "ce", "proximal")
+
     def __init__(self, net: nn.Module, mu: float = 0.01, **kwargs: Any) -> None:
         super().__init__(net, **kwargs)
         require(0 <= mu < float("inf"), "mu", "must not be negative", mu)

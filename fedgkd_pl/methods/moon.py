@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from fedgkd_pl.errors import require
+from fedgkd_pl.federation.answers import Specs
 from fedgkd_pl.federation.client import Objective
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.federation.teachers import FrozenNet
@@ -31,6 +32,8 @@ class MOON(FedAvg):
         kwargs: those of :class:`FedAvg`.
     """
 
+    client_metrics = ("loss", "acc", "ce", "contrast")
+
     def __init__(self, net: nn.Module, mu: float = 5.0, tau: float = 0.5, **kwargs: Any) -> None:
         require_projection(net, "MOON")
         require_classifier(net, "MOON")
@@ -39,6 +42,10 @@ class MOON(FedAvg):
         require(0 < tau < float("inf"), "tau", "must be positive", tau)
         self.mu = mu
         self.tau = tau
+
+    def client_state(self) -> Specs:
+        """A client's previous model."""
+        return self.client_model()
 
     def client(self) -> "MOONClient":
         """The client half."""
