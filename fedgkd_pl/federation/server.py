@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
+from fedgkd_pl.callbacks.divergence import Divergence
 from fedgkd_pl.checkpoint import SafeCheckpointIO, load_newest
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.resident import Batch
@@ -248,7 +249,7 @@ class FederatedServer(LightningModule):
         require(not missing, "compile", f"needs {missing}, which is not on this machine")
 
     def configure_callbacks(self) -> list[Any]:
-        """Makes checkpoints commits, ends workers on errors, hides clipping for a moment.
+        """Makes checkpoints commits, ends workers on errors, watches the loss, hides clipping.
 
         Clipping is the clients'; the server's own step is never clipped. Lightning refuses it with
         manual optimization just after this hook, so :meth:`setup` gives it back.
@@ -257,7 +258,7 @@ class FederatedServer(LightningModule):
             self.trainer.strategy.checkpoint_io = SafeCheckpointIO()
         self._clip = self.trainer.gradient_clip_val
         self.trainer.gradient_clip_val = None
-        return [_CloseOnError()]
+        return [_CloseOnError(), Divergence()]
 
     def setup(self, stage: str) -> None:
         """Builds the metrics.
