@@ -435,8 +435,13 @@ def test_report_over_seeds(run: Run, tmp_path: Path) -> None:
         (folder / "summary.json").write_text(json.dumps(summary))
     code, out, _ = run("report", "--format", "md", "runs")
     assert code == 0
-    row = "| FedAvg | d | 3 | 0, 1, 2 | 70.00 ± 20.00 | 25.00 ± 0.00 | 30.00 ± 0.00 | - | 2.0 |"
-    assert out.splitlines()[-1] == row
+    row = "| FedAvg † | d | 3 | 0, 1, 2 | 70.00 ± 20.00 | 25.00 ± 0.00 | 30.00 ± 0.00 ‡ | - | 2.0 |"
+    assert out.splitlines()[-4:] == [
+        row,
+        "",
+        "- † settings not known (no config.yaml): the runs may differ in more than the seed",
+        "- ‡ of runs with fewer than ten rounds, the mean of all they have",
+    ]
 
 
 def test_summary_of_no_rounds() -> None:

@@ -1,14 +1,12 @@
-"""No table misleads: tests that can be made, the paper's protocol, what is not shown, divergence."""
+"""No table misleads: significance, protocol, what is not shown, clients that diverge."""
 
 import json
-import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from fedgkd_pl import FedAvg, LocalEngine, RunFiles
 from fedgkd_pl.callbacks.divergence import Divergence
 from lightning.pytorch.callbacks import ModelCheckpoint

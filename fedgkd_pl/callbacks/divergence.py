@@ -5,6 +5,7 @@ import re
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
+from fedgkd_pl.settings import CALMER
 from lightning.pytorch import Callback, Trainer
 
 if TYPE_CHECKING:
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("fedgkd_pl")
 
 GROWTH = 1e10  # of the clients' mean loss, over that of the first round that counted
-CURE = "try --trainer.gradient_clip_val 10 or a smaller learning rate"
 NOT_FINITE = re.compile(r" is (not finite|nan|-?inf)$")  # the reason of a client that was left out
 
 
@@ -67,7 +67,7 @@ class Divergence(Callback):
     def _tell(self, number: int, what: str) -> None:
         if self.round is None:
             self.round = number
-            log.warning("round %d: clients diverge: %s; %s", number, what, CURE)
+            log.warning("round %d: clients diverge: %s; %s", number, what, CALMER)
 
 
 def diverged_round(trainer: Trainer) -> int | None:
