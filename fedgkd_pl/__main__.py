@@ -100,7 +100,8 @@ def _other(words: list[str]) -> int:
     elif arguments.command == "report":
         from fedgkd_pl.experiments.report import report as show
 
-        show(arguments.runs, arguments.over_seeds, arguments.format, arguments.output)
+        wanted = (arguments.over_seeds, arguments.format, arguments.output, arguments.all)
+        show(arguments.runs, *wanted)
     else:
         parser.print_help()
         return 2
@@ -152,6 +153,9 @@ def _add_report(commands: Any) -> None:
     report.add_argument("runs", nargs="+", help="run folders, or folders above them")
     report.add_argument(
         "--over_seeds", action="store_true", help="all runs, as mean ± std over a method's seeds"
+    )
+    report.add_argument(
+        "--all", action="store_true", help="a line for every run, not the newest of each folder"
     )
     report.add_argument(
         "--format",

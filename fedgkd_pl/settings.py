@@ -12,6 +12,7 @@ FREE = (
     "data.init_args.download",
     "data.init_args.eval_batch_size",
 )
+CALMER = "try --trainer.gradient_clip_val 10 or a smaller learning rate"  # where clients diverge
 
 
 def fixed_settings(settings: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from traceback import format_exception
 from typing import Any
 
 import fedgkd_pl
+from fedgkd_pl.callbacks.divergence import diverged_round
 from fedgkd_pl.data.heterogeneity import bubble_chart
 from fedgkd_pl.engines.base import ClientFailure
 from fedgkd_pl.errors import RunFailed, StorageError
@@ -149,6 +150,7 @@ class RunFiles(Callback):
             "failed_clients": len(self.failures),
             "failed_rounds": server.failed_rounds,
             "failures": dict(Counter(row["reason"] for row in self.failures).most_common(20)),
+            "diverged_round": diverged_round(trainer),
             "wall_seconds": round(self.elapsed(), 3),
             "versions": _versions(),
         }

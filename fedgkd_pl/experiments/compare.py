@@ -126,6 +126,7 @@ def compare(
     for folder in (top, top.parent):
         require(not folder.is_file(), "output_dir", "is not a folder", folder)
     tasks = _plan(part, top, extra)
+    _check_measures(study, tasks, top)
     if dry_run:
         for task in tasks:
             print(f"{task.state:<9} {task.cell.name}: {' '.join(task.cell.words)}")
@@ -169,6 +170,26 @@ def _plan(study: Study, top: Path, extra: Sequence[str]) -> list[Task]:
     tasks = [Task(*each) for each in zip(cells, folders, answers, strict=True)]
     _mark_done(tasks)
     return tasks
+
+
+def _check_measures(study: Study, tasks: list[Task], top: Path) -> None:
+    """Says before anything is trained what so few rounds cannot tell; refuses if that is all."""
+    done = {cell.name: run.summary["rounds"] for cell, run in _results(study, top)}
+    rounds = done | {t.cell.name: max(t.rounds, done.get(t.cell.name, 0)) for t in tasks}
+    longest, lengths = max(rounds.values()), rounds.values()
+    short = {
+        measure: sum(length < int(measure[5:]) for length in lengths)
+        for measure in study.measures
+        if measure.startswith("round")
+    }
+    lacking = [measure for measure, count in short.items() if count == len(rounds)]
+    reason = f"the study measures only {', '.join(lacking)}, and no cell has so many rounds"
+    require(len(lacking) < len(study.measures), "rounds", reason, longest)
+    told = [f"{m}: {n} of {len(rounds)} cells have fewer rounds" for m, n in short.items() if n]
+    if "last10" in study.measures and min(lengths) < 10:
+        told.append("last10: the mean of all rounds where there are fewer than ten")
+    for line in told:
+        print(f"warning: {line}", file=sys.stderr)
 
 
 def _begin(process: Any) -> None:

@@ -93,7 +93,9 @@ def participation(groups: Sequence[Group]) -> "Figure":
         if share is not None:
             alpha = f"{group.dataset}, α {group.settings.get(ALPHA)}"
             of_method = panels.setdefault(alpha, {}).setdefault(group.name, {})
-            of_method.setdefault(float(share), []).extend(group.values("best"))
+            twice = "two kinds of runs at the same C, which differ in more than the seed"
+            require(float(share) not in of_method, "runs", twice, f"{group.name}, {group.panel}")
+            of_method[float(share)] = group.values("best")
     require(len(panels) > 0, "runs", "no config.yaml has data.participation")
     return participation_panels(panels)
 

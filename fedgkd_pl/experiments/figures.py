@@ -274,6 +274,8 @@ def participation_panels(panels: Mapping[str, Shares], columns: int = 3) -> "Fig
                 continue
             pairs = [mean_and_std(np.array([by_ratio[ratio]]).T) for ratio in ratios]
             mean, spread = (np.concatenate(part) for part in zip(*pairs, strict=True))
+            several = [len(by_ratio[ratio]) > 1 for ratio in ratios]
+            spread = np.where(several, spread, np.nan)  # one seed has no whiskers
             known = _method(label)
             axes.errorbar(
                 *(ratios, mean, spread),

@@ -1,13 +1,14 @@
 """Runs that differ in nothing but the seed, and what tells such groups apart."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from fedgkd_pl.experiments.paper import paper_value
+from fedgkd_pl.experiments.paper import numbers, paper_row
+from fedgkd_pl.experiments.protocol import differences, joined, plain_settings, protocol, same
 from fedgkd_pl.experiments.runs import Run
-from fedgkd_pl.settings import fixed_settings
+from fedgkd_pl.settings import CALMER, fixed_settings
 
 METHODS = {
     "FedDistillPlus": "FedDistill+",
@@ -32,19 +33,17 @@ SYMBOLS = {
     "participation": "C",
     "temperature": "τ",
 }
-# What a run must have in common with the paper's to stand beside its numbers: N, rounds, E.
-PROTOCOL = {
-    "AG News": (20, 10, 1),
-    "CIFAR-10": (20, 100, 20),
-    "CIFAR-100": (20, 100, 20),
-    "SST-5": (10, 10, 3),
-    "Tiny-ImageNet": (20, 30, 20),
-}
 ALPHA = "data.init_args.partition.init_args.alpha"
 PARTICIPATION = "data.init_args.participation"
 CLIENTS = "data.init_args.num_clients"
 EPOCHS = "model.init_args.local_epochs"
 STEPS = "model.init_args.local_steps"
+MUST_AGREE = {  # what a run must have in common with the paper's to stand beside its numbers
+    CLIENTS: "data.num_clients",
+    EPOCHS: "model.local_epochs",
+    STEPS: "model.local_steps",
+    "rounds": "rounds",
+}
 
 
 def symbol(name: str) -> str:
@@ -90,21 +89,71 @@ class Group:
         found = [run.measure(measure) for run in self.runs.values()]
         return [value for value in found if value is not None]
 
+    @property
+    def diverged(self) -> str:
+        """Which seeds' clients diverged, and when; empty where none did."""
+        return diverged(self.runs)
+
+    @property
+    def unknown(self) -> str:
+        """A warning where nobody knows whether the runs have the same settings."""
+        if self.settings or len(self.runs) < 2:
+            return ""
+        return "settings not known (no config.yaml): the runs may differ in more than the seed"
+
+    @cached_property
+    def differs(self) -> str:
+        """In what the runs differ from the paper's number, which stands beside them even so."""
+        row = self._paper_row
+        return joined(differences(row, facts(run), "best") for run in self.runs.values() if row)
+
     @cached_property
     def paper(self) -> tuple[float, float | None] | None:
-        """The paper's best accuracy for the same method, data, α, C, N, E and rounds."""
-        settings = self.settings
-        ours = (settings.get(CLIENTS), self.rounds, settings.get(EPOCHS))
-        if ours != PROTOCOL.get(self.dataset) or settings.get(STEPS) is not None:
-            return None
+        """The paper's best accuracy for the same method, data, α, C, N, E and rounds.
+
+        Where something else differs, :attr:`differs` says what.
+        """
+        return numbers(self._paper_row) if self._paper_row else None
+
+    @cached_property
+    def _paper_row(self) -> dict[str, str] | None:
+        ours = {CLIENTS: None, EPOCHS: None, STEPS: None} | self.settings
+        ours["rounds"] = self.rounds
+        share = self.settings.get(PARTICIPATION)
         labels = {"dataset": self.dataset, "method": self.method}
         labels["alpha"] = str(self.settings.get(ALPHA, ""))
-        share = self.settings.get(PARTICIPATION)
-        for table in ("overview", "text") if share == 0.2 or share is None else ():
-            if found := paper_value(table, labels, "best"):
-                return found
-        labels["participation"] = str(share)
-        return paper_value("participation", labels, "best")
+        for table in ("overview", "text", "participation"):
+            of_table = labels | ({"participation": str(share)} if table == "participation" else {})
+            if row := paper_row(table, of_table, "best"):
+                theirs = protocol(row)
+                pairs = [(ours[key], theirs[short]) for key, short in MUST_AGREE.items()]
+                if share is not None:
+                    pairs.append((share, theirs["data.participation"]))
+                if all(same(*pair) for pair in pairs):
+                    return row
+        return None
+
+
+def facts(run: Run) -> dict[str, Any]:
+    """What a run was, by the keys of ``protocol.yaml``.
+
+    Args:
+        run: any.
+    """
+    method = str(run.summary["method"])
+    told = {"dataset": dataset_name(run), "method": METHODS.get(method, method)}
+    return plain_settings(run.settings) | told | {"rounds": run.summary["rounds"]}
+
+
+def diverged(runs: Mapping[int, Run]) -> str:
+    """Which seeds' clients diverged, and when; empty where none did.
+
+    Args:
+        runs: by seed.
+    """
+    rounds = {seed: run.summary.get("diverged_round") for seed, run in runs.items()}
+    found = [f"seed {seed} from round {rounds[seed]} on" for seed in sorted(rounds) if rounds[seed]]
+    return f"clients diverged: {', '.join(found)}; {CALMER}" if found else ""
 
 
 def dataset_name(run: Run) -> str:
@@ -135,7 +184,7 @@ def make_groups(runs: Iterable[Run]) -> list[Group]:
         group = Group(METHODS.get(method, method), dataset, settings, {})
         found.setdefault(key, group).runs[seed] = run
     groups = list(found.values())
-    return [
+    named = [
         Group(
             *(group.method, group.dataset, group.settings, group.runs),
             name=_named(group.method, group, [g for g in groups if _same_line(g, group)], False),
@@ -143,6 +192,14 @@ def make_groups(runs: Iterable[Run]) -> list[Group]:
         )
         for group in groups
     ]
+    return [_told_apart(group, named) for group in named]
+
+
+def _told_apart(group: Group, groups: Sequence[Group]) -> Group:
+    """With its folder in its name where nothing else tells it from another."""
+    if [(g.name, g.panel) for g in groups].count((group.name, group.panel)) == 1:
+        return group
+    return replace(group, name=f"{group.name}, {next(iter(group.runs.values())).folder}")
 
 
 def _same_data(one: Group, other: Group) -> bool:

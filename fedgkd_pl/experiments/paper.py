@@ -27,10 +27,8 @@ def check_table(table: str) -> None:
     require(not table or table in names, "paper", f"one of {', '.join(names)}", table)
 
 
-def paper_value(
-    table: str, labels: Mapping[str, str], measure: str
-) -> tuple[float, float | None] | None:
-    """Mean and standard deviation in percent; None where the paper has no such number.
+def paper_row(table: str, labels: Mapping[str, str], measure: str) -> dict[str, str] | None:
+    """The one row of ``paper.csv`` with these labels; None where there is none, or several.
 
     Args:
         table: its name in ``paper.csv``.
@@ -44,10 +42,30 @@ def paper_value(
         and row["measure"] == measure
         and all(_same(row[axis], label) for axis, label in labels.items() if row.get(axis))
     ]
-    if len(found) != 1:  # the cell does not say which of them it is
-        return None
-    std = found[0]["std"]
-    return float(found[0]["mean"]), float(std) if std else None
+    return found[0] if len(found) == 1 else None  # the cell may not say which of them it is
+
+
+def numbers(row: Mapping[str, str]) -> tuple[float, float | None]:
+    """Mean and standard deviation in percent.
+
+    Args:
+        row: of ``paper.csv``.
+    """
+    return float(row["mean"]), float(row["std"]) if row["std"] else None
+
+
+def paper_value(
+    table: str, labels: Mapping[str, str], measure: str
+) -> tuple[float, float | None] | None:
+    """Mean and standard deviation in percent; None where the paper has no such number.
+
+    Args:
+        table: as for :func:`paper_row`.
+        labels: as for :func:`paper_row`.
+        measure: as for :func:`paper_row`.
+    """
+    row = paper_row(table, labels, measure)
+    return numbers(row) if row else None
 
 
 def _same(one: str, other: str) -> bool:

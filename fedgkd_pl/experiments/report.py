@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import fedgkd_pl
 from fedgkd_pl.experiments.groups import Group, make_groups
 from fedgkd_pl.experiments.paper import TITLE
+from fedgkd_pl.experiments.protocol import Footnotes
 from fedgkd_pl.experiments.runs import Run, find_runs
-from fedgkd_pl.experiments.tables import measure_name, spread
+from fedgkd_pl.experiments.tables import FEWER, measure_name, spread
+from fedgkd_pl.settings import CALMER
 from fedgkd_pl.storage import write_text
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ def report(
     over_seeds: bool = False,
     format: Format = "table",
     output: str | None = None,
+    every: bool = False,
 ) -> None:
     """Prints a table, or writes a page.
 
@@ -58,41 +61,78 @@ def report(
         format: ``table`` for the terminal, ``md`` for Markdown, ``html`` for a page of its own.
         output: the file; by default Markdown is printed and the page is ``report.html`` in the
             first folder.
+        every: a row of the table for every run, not only the newest below each path.
     """
     if format == "html":
         file = Path(output or Path(paths[0]) / "report.html")
-        write_page(find_runs(paths), file)
+        runs = find_runs(paths)
+        write_page(runs, file, notes=not_shown(paths, runs, over_seeds=True))
         print(f"wrote {file}")
     elif format == "md":
-        text = to_markdown(find_runs(paths))
+        runs = find_runs(paths)
+        text = to_markdown(runs, not_shown(paths, runs, over_seeds=True))
         if output is None:
             print(text, end="")
         else:
             write_text(Path(output), text)
             print(f"wrote {output}")
     else:
-        runs = find_runs(paths, newest=not over_seeds)
-        _print(overview(make_groups(runs)) if over_seeds else [_row(run) for run in runs])
+        runs = find_runs(paths, newest=not over_seeds and not every)
+        notes = Footnotes()
+        groups = make_groups(runs) if over_seeds else []
+        _print(overview(groups, notes) if over_seeds else [_row(run, notes) for run in runs])
+        for line in (*notes.lines, *not_shown(paths, runs, over_seeds)):
+            print(line)
 
 
-def overview(groups: Sequence[Group]) -> list[Row]:
+def not_shown(paths: Sequence[str], runs: Sequence[Run], over_seeds: bool) -> list[str]:
+    """What lies below the folders and is in no row, a line each.
+
+    Args:
+        paths: folders.
+        runs: those that were read.
+        over_seeds: whether runs of the same settings and seed are one.
+    """
+    lines = []
+    known = {run.folder.resolve() for run in runs}
+    if over_seeds and (repeated := len(runs) - sum(len(g.runs) for g in make_groups(runs))):
+        lines.append(f"{_count(repeated, 'run')} with settings and seed of another not shown")
+    for path in dict.fromkeys(paths):
+        finished = {file.parent.resolve() for file in Path(path).rglob("summary.json")}
+        if older := len(finished - known):
+            lines.append(f"{_count(older, 'older run')} of {path} not shown: --all")
+        begun = {file.parent.resolve() for file in Path(path).rglob("version_*/config.yaml")}
+        if rest := len(begun - finished):
+            lines.append(f"{_count(rest, 'unfinished run')} of {path} not shown")
+    return lines
+
+
+def _count(number: int, name: str) -> str:
+    return f"{number} {name}{'s' * (number > 1)}"
+
+
+def overview(groups: Sequence[Group], notes: Footnotes | None = None) -> list[Row]:
     """A row for every group: accuracies over the seeds, the paper's, bytes, seconds.
 
     Args:
         groups: named.
+        notes: gets what a reader must know, marked in the rows.
     """
+    notes = notes or Footnotes()
     rows = []
     for group in sorted(groups, key=lambda group: group.panel):
         summaries = [run.summary for run in group.runs.values()]
         seconds = [s["wall_seconds"] / s["rounds"] for s in summaries if s.get("wall_seconds")]
         rows.append(
             {
-                "method": group.name,
+                "method": group.name + notes.mark(group.unknown) + notes.mark(group.diverged),
                 "data": group.panel,
-                "rounds": str(summaries[0]["rounds"]),
+                "rounds": _range([summary["rounds"] for summary in summaries]),
                 "seeds": ", ".join(map(str, sorted(group.runs))),
-                **{measure_name(name): spread(group.values(name)) for name in MEASURES},
-                "paper's best": f"{group.paper[0]:.2f}" if group.paper else "",
+                **{measure_name(name): _over_seeds(group, name, notes) for name in MEASURES},
+                "paper's best": f"{group.paper[0]:.2f}{notes.mark(group.differs)}"
+                if group.paper
+                else "",
                 "MB down": f"{mean(s['bytes_down'] for s in summaries) / 1e6:.1f}",
                 "s/round": f"{mean(seconds):.1f}" if seconds else "",
             }
@@ -104,16 +144,37 @@ def overview(groups: Sequence[Group]) -> list[Row]:
     return rows
 
 
-def to_markdown(runs: Sequence[Run]) -> str:
+def _range(numbers: Sequence[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return str(low) if low == high else f"{low}–{high}"
+
+
+def _over_seeds(group: Group, measure: str, notes: Footnotes) -> str:
+    """Mean ± standard deviation; where some of the seeds have no such number, of how many."""
+    values = group.values(measure)
+    part = f" ({len(values)} of {len(group.runs)})" if 0 < len(values) < len(group.runs) else ""
+    return spread(values) + part + notes.mark(_fewer(measure, list(group.runs.values())))
+
+
+def _fewer(measure: str, runs: Sequence[Run]) -> str:
+    short = any(run.summary["rounds"] < 10 and run.measure(measure) is not None for run in runs)
+    return FEWER if measure == "last10" and short else ""
+
+
+def to_markdown(runs: Sequence[Run], notes: Sequence[str] = ()) -> str:
     """The overview, and the settings that all runs share, in Markdown.
 
     Args:
         runs: finished ones.
+        notes: to put below the table.
     """
     groups = make_groups(runs)
-    rows = overview(groups)
+    footnotes = Footnotes()
+    rows = overview(groups, footnotes)
     lines = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
     lines += ["| " + " | ".join(row.values()) + " |" for row in rows]
+    if told := [*footnotes.lines, *notes]:
+        lines += ["", *(f"- {line}" for line in told)]
     shared = _shared(groups)
     if shared:
         lines += ["", "Settings that all share:", ""]
@@ -121,7 +182,9 @@ def to_markdown(runs: Sequence[Run]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_page(runs: Sequence[Run], file: Path, title: str = "", table: str = "") -> None:
+def write_page(
+    runs: Sequence[Run], file: Path, title: str = "", table: str = "", notes: Sequence[str] = ()
+) -> None:
     """Writes a page that needs nothing beside it.
 
     Args:
@@ -129,6 +192,7 @@ def write_page(runs: Sequence[Run], file: Path, title: str = "", table: str = ""
         file: where to.
         title: of the page.
         table: a table in HTML to begin with, such as a study's.
+        notes: to put below the table of all.
     """
     from fedgkd_pl.experiments.figures import to_svg
 
@@ -145,6 +209,9 @@ def write_page(runs: Sequence[Run], file: Path, title: str = "", table: str = ""
     heading = title or ", ".join(dict.fromkeys(group.dataset for group in groups))
     rounds = sum(run.summary["rounds"] for run in runs)
     settings = _shared(groups)
+    footnotes = Footnotes()
+    rows = html_table(overview(groups, footnotes))
+    below = "".join(f"<li>{escape(line)}</li>" for line in (*footnotes.lines, *notes))
     write_text(
         file,
         page.substitute(
@@ -153,7 +220,7 @@ def write_page(runs: Sequence[Run], file: Path, title: str = "", table: str = ""
             f"Accuracies are those of the global model on the test set, in percent, as mean ± "
             f"standard deviation over seeds; <i>best</i> picks its round on the test set, as the "
             f"paper ({escape(TITLE)}) does, <i>at best val</i> on the validation set.",
-            table=table + html_table(overview(groups)),
+            table=table + rows + (f"<ul>{below}</ul>" if below else ""),
             figures="\n".join(sections),
             settings=html_table([{"setting": k, "value": str(v)} for k, v in settings.items()]),
         ),
@@ -189,7 +256,9 @@ def figures(groups: Sequence[Group]) -> Iterator[Section]:
     best = {g.name: g.values("best") for g in groups if g.values("best")}
     if single and len(best) > 1:
         paper = {g.name: g.paper[0] for g in groups if g.paper}
-        text = "Best test accuracy; whiskers: ± one std." + (" ◆: the paper's." if paper else "")
+        differ = any(group.differs for group in groups)
+        other = ", of another protocol where the table marks it" if differ else ""
+        text = "Best test accuracy; whiskers: ± one std." + f" ◆: the paper's{other}." * bool(paper)
         yield Section("best", "Best accuracy", text, draw.bars(best, paper=paper or None))
     yield from _cost(groups, draw.bars)
     yield from _clients(groups)
@@ -295,11 +364,15 @@ def html_table(rows: Sequence[Row]) -> str:
     return f"<div class=scroll>{table}</div>"
 
 
-def _row(run: Run) -> Row:
+def _row(run: Run, notes: Footnotes) -> Row:
+    since = run.summary.get("diverged_round")
+    mark = notes.mark(f"clients diverged from round {since} on; {CALMER}" if since else "")
     return {
-        **{key: str(run.summary[key]) for key in ("method", "dataset", "seed", "rounds")},
+        "method": f"{run.summary['method']}{mark}",
+        **{key: str(run.summary[key]) for key in ("dataset", "seed", "rounds")},
         **{
             measure_name(name): spread([] if (v := run.measure(name)) is None else [v])
+            + notes.mark(_fewer(name, [run]))
             for name in MEASURES
         },
         "MB down": f"{run.summary['bytes_down'] / 1e6:.1f}",

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import isfinite, nan
 from pathlib import Path
 from typing import Any
 
@@ -79,15 +80,17 @@ class Run:
         return int(self.summary.get("rounds_asked") or self.summary["rounds"])
 
     def measure(self, name: str) -> float | None:
-        """An accuracy in percent; None where the run has it not.
+        """An accuracy in percent; None where the run has it not, or it is no number.
 
         Args:
             name: ``best``, ``final``, ``last10``, ``at_best_val`` or ``round<N>``.
         """
         if name.startswith("round"):
-            return self.accuracy.get(int(name[5:]))
-        value = self.summary[ACCURACIES[name]]
-        return None if value is None else 100 * float(value)
+            value = self.accuracy.get(int(name[5:]), nan)
+        else:
+            told = self.summary[ACCURACIES[name]]
+            value = nan if told is None else 100 * float(told)
+        return value if isfinite(value) else None
 
     def table(self, name: str) -> list[dict[str, str]]:
         """The rows of another CSV file of the run; none where it has none.
@@ -123,7 +126,13 @@ def read_run(folder: Path) -> Run:
     try:
         summary: Summary = json.loads(file.read_bytes())
         whole = {*ACCURACIES.values(), *KEYS} <= summary.keys()
-        numbers = (*ACCURACIES.values(), "wall_seconds", "rounds_asked", "bytes_up")
+        numbers = (
+            *ACCURACIES.values(),
+            "wall_seconds",
+            "rounds_asked",
+            "bytes_up",
+            "diverged_round",
+        )
         whole = whole and all(_is_number(summary.get(key)) for key in numbers)
         counts = ("rounds", "seed", "bytes_down")
         whole = whole and all(type(summary[key]) is int for key in counts) and summary["rounds"] > 0

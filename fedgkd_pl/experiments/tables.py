@@ -9,8 +9,9 @@ from itertools import product
 from statistics import mean, stdev
 from typing import TYPE_CHECKING
 
-from fedgkd_pl.experiments.groups import dataset_name, symbol
-from fedgkd_pl.experiments.paper import paper_value
+from fedgkd_pl.experiments.groups import dataset_name, diverged, facts, symbol
+from fedgkd_pl.experiments.paper import numbers, paper_row
+from fedgkd_pl.experiments.protocol import Footnotes, differences, joined
 from fedgkd_pl.experiments.runs import ACCURACIES, Run
 from fedgkd_pl.experiments.study import Cell, Study
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 Labels = tuple[str, ...]
 Results = Sequence[tuple[Cell, Run]]
+ENOUGH = 3  # seeds for a test of significance
+FEWER = "of runs with fewer than ten rounds, the mean of all they have"
 NAMES = {"best": "best", "final": "final", "last10": "last 10", "at_best_val": "at best val"}
 
 
@@ -30,11 +33,19 @@ class Entry:
         values: the accuracy of every seed, in percent.
         paper: the paper's mean and standard deviation.
         rank: 1 for the best of those compared, 2 for the second, 0 for the others.
+        remarks: what a reader must know of our number.
+        differs: in what our runs differ from the paper's.
+        marks: of the remarks below the table.
+        paper_mark: of what differs.
     """
 
     values: dict[int, float]
     paper: tuple[float, float | None] | None
     rank: int = 0
+    remarks: Sequence[str] = ()
+    differs: str = ""
+    marks: str = ""
+    paper_mark: str = ""
 
     @property
     def mean(self) -> float:
@@ -43,16 +54,27 @@ class Entry:
 
     @property
     def text(self) -> str:
-        """Mean ± standard deviation; a dash where there is no run."""
-        return spread(list(self.values.values()))
+        """Mean ± standard deviation, and marks; a dash where there is no run."""
+        return spread(list(self.values.values())) + self.marks
 
     @property
     def paper_text(self) -> str:
-        """The paper's mean ± standard deviation, empty where there is none."""
+        """The paper's mean ± standard deviation, and a mark; empty where there is none."""
         if self.paper is None:
             return ""
         std = self.paper[1]
-        return f"{self.paper[0]:.2f}" + (f" ± {std:.2f}" if std is not None else "")
+        text = f"{self.paper[0]:.2f}" + (f" ± {std:.2f}" if std is not None else "")
+        return text + self.paper_mark
+
+    def annotate(self, notes: Footnotes) -> None:
+        """Takes marks for what is to be said of it.
+
+        Args:
+            notes: of its table.
+        """
+        if self.values:
+            self.marks = "".join(map(notes.mark, self.remarks))
+            self.paper_mark = notes.mark(self.differs)
 
 
 @dataclass
@@ -105,12 +127,14 @@ def make_tables(study: Study, results: Results) -> list[Table]:
         rows = list(product(*(axes[axis] for axis in study.rows)))
         columns = list(product(*(axes[axis] for axis in study.columns)))
         body: list[list[Entry]] = []
+        footnotes = Footnotes()
         for row in rows:
             line = []
             for column in columns:
                 chosen = dict(zip(laid_out, (*row, *column), strict=True))
                 chosen.setdefault("measure", measures[0])
                 line.append(entries[_key(study, chosen, chosen["measure"])])
+                line[-1].annotate(footnotes)
             body.append(line)
         which = f": {measure_name(measures[0])}" if "measure" not in laid_out else ""
         tables.append(
@@ -120,7 +144,12 @@ def make_tables(study: Study, results: Results) -> list[Table]:
                 [tuple(map(measure_name, row)) for row in rows],
                 [_column(study.columns, column) for column in columns],
                 body,
-                [*_notes(study, entries, measures), *_lengths(results)],
+                [
+                    *footnotes.lines,
+                    *_too_short(results, measures),
+                    *_notes(study, entries, measures),
+                    *_lengths(results),
+                ],
             )
         )
     return [_without_empty(table) for table in tables]
@@ -137,6 +166,16 @@ def _without_empty(table: Table) -> Table:
         columns=[table.columns[n] for n in columns],
         entries=[[table.entries[row][column] for column in columns] for row in rows],
     )
+
+
+def _too_short(results: Results, measures: Sequence[str]) -> list[str]:
+    """A line for every round that no run has come to."""
+    longest = max((run.summary["rounds"] for _, run in results), default=0)
+    return [
+        f"{measure_name(measure)}: no run has so many rounds, the longest {longest}"
+        for measure in measures
+        if measure.startswith("round") and 0 < longest < int(measure[5:])
+    ]
 
 
 def _lengths(results: Results) -> list[str]:
@@ -302,14 +341,31 @@ def _entries(study: Study, results: Results) -> dict[Labels, Entry]:
     for labels in product(*study.axes.values()):
         for measure in study.measures:
             chosen = dict(zip(study.axes, labels, strict=True))
+            runs = {cell.seed: run for cell, run in results if cell.labels == chosen}
             values = {
-                cell.seed: value
-                for cell, run in results
-                if cell.labels == chosen and (value := run.measure(measure)) is not None
+                seed: value
+                for seed, run in runs.items()
+                if (value := run.measure(measure)) is not None
             }
-            paper = paper_value(study.paper, of_data | chosen, measure) if study.paper else None
-            entries[_key(study, chosen, measure)] = Entry(values, paper)
+            runs = {seed: runs[seed] for seed in values}
+            row = paper_row(study.paper, of_data | chosen, measure) if study.paper else None
+            entries[_key(study, chosen, measure)] = Entry(
+                values,
+                numbers(row) if row else None,
+                remarks=_remarks(study, runs, measure),
+                differs=joined(differences(row, facts(r), measure) for r in runs.values() if row),
+            )
     return entries
+
+
+def _remarks(study: Study, runs: Mapping[int, Run], measure: str) -> list[str]:
+    """What a reader must know of a number."""
+    told = []
+    if len(runs) < len(study.seeds):
+        told.append(f"of seed{'s' * (len(runs) > 1)} {', '.join(map(str, runs))} only")
+    if measure == "last10" and any(run.summary["rounds"] < 10 for run in runs.values()):
+        told.append(FEWER)
+    return [*told, diverged(runs)]
 
 
 def _groups(study: Study, entries: Mapping[Labels, Entry]) -> dict[Labels, dict[str, Entry]]:
@@ -322,19 +378,25 @@ def _groups(study: Study, entries: Mapping[Labels, Entry]) -> dict[Labels, dict[
     return groups
 
 
+def _have_the_same_seeds(group: Mapping[str, Entry]) -> bool:
+    return len({frozenset(entry.values) for entry in group.values()}) == 1
+
+
 def _rank(study: Study, entries: Mapping[Labels, Entry]) -> None:
+    """Finds the best and the second, where all were run with the same seeds."""
     for group in _groups(study, entries).values():
-        means = sorted({round(entry.mean, 2) for entry in group.values()}, reverse=True)
-        if len(group) < 2:
+        means = [round(entry.mean, 2) for entry in group.values()]
+        if len(group) < 2 or not _have_the_same_seeds(group):
             continue
         for entry in group.values():
-            place = means.index(round(entry.mean, 2))
-            entry.rank = place + 1 if place < 2 else 0
+            place = 1 + sum(other > round(entry.mean, 2) for other in means)
+            entry.rank = place if place <= 2 else 0
 
 
 def _notes(study: Study, entries: Mapping[Labels, Entry], measures: Sequence[str]) -> list[str]:
     """For every group, whether the best's lead over the second stands out over the seeds."""
     notes = []
+    tests = 0
     others = [axis for axis in study.axes if axis != study.compare]
     for key, group in _groups(study, entries).items():
         if key[-1] not in measures or len(group) < 2:
@@ -349,6 +411,11 @@ def _notes(study: Study, entries: Mapping[Labels, Entry], measures: Sequence[str
             :2
         ]
         notes.append(f"{where}: {lead(first, best.values, second, next_best.values)}")
+        tests += "t-test" in notes[-1]
+        if not _have_the_same_seeds(group):
+            notes[-1] += "; no best is marked, as not all have the same seeds"
+    if tests > 1:
+        notes.append(f"{tests} tests, not corrected for their number")
     return notes
 
 
@@ -365,20 +432,31 @@ def lead(first: str, best: Mapping[int, float], second: str, other: Mapping[int,
     ahead = [best[seed] - other[seed] for seed in seeds]
     if not seeds:
         return f"{first} and {second} have no seed in common"
-    if not any(ahead):
+    if not any(round(each, 6) for each in ahead):
         return f"{first} and {second} are equal"
+    if round(mean(ahead), 2) == 0:
+        apart = spread(ahead).removeprefix("-")
+        return f"{first} and {second} are level: {apart} points apart over {_seeds(seeds)}"
     if mean(ahead) < 0:  # over the seeds that both have
         return lead(second, other, first, best)
     text = f"{first} is ahead of {second} by {spread(ahead)} points"
     if len(seeds) < 2:
         return f"{text}; one seed says nothing of its significance"
-    if len(set(ahead)) == 1:
-        return f"{text} in each of {len(seeds)} seeds"
+    if len({round(each, 6) for each in ahead}) == 1:  # the last bits differ, and prove nothing
+        no_test = "; without any spread there is no test" if len(seeds) >= ENOUGH else ""
+        return f"{text} in each of {len(seeds)} seeds{no_test}"
+    if len(seeds) < ENOUGH:
+        return f"{text} over {_seeds(seeds)}; a test needs {ENOUGH}"
     from scipy.stats import ttest_1samp
 
     p = float(ttest_1samp(ahead, 0).pvalue)
+    shown = f"p = {p:.3f}" if p >= 0.001 else "p < 0.001"
     verdict = "significant" if p < 0.05 else "not significant"
-    return f"{text} over {len(seeds)} seeds, paired t-test p = {p:.3f}: {verdict} at 5 %"
+    return f"{text} over {len(seeds)} seeds, paired t-test {shown}: {verdict} at 5 %"
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"{len(seeds)} seed{'s' * (len(seeds) > 1)}"
 
 
 def _has_paper(table: Table) -> bool:
@@ -389,7 +467,8 @@ TEX: dict[str, str | int | None] = {
     **{letter: f"\\{letter}" for letter in "_%&#{}$"},
     **{"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"},
     **{"α": r"$\alpha$", "γ": r"$\gamma$", "λ": r"$\lambda$", "μ": r"$\mu$", "τ": r"$\tau$"},
-    "±": r"$\pm$",
+    **{"±": r"$\pm$", "†": r"\dag{}", "‡": r"\ddag{}", "§": r"\S{}", "¶": r"\P{}"},
+    "‖": r"$\|$",
 }
 
 

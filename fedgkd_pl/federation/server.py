@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
+from fedgkd_pl.callbacks.divergence import Divergence
 from fedgkd_pl.checkpoint import SafeCheckpointIO, load_newest
 from fedgkd_pl.data.cohorts import Population
 from fedgkd_pl.data.datamodule import FederatedDataModule
@@ -320,7 +321,7 @@ class FederatedServer(LightningModule):
         precision.convert_module(self.client()).configure_optimizers()  # type: ignore[operator]
 
     def configure_callbacks(self) -> list[Any]:
-        """Makes checkpoints commits, ends workers on errors, hides clipping for a moment.
+        """Makes checkpoints commits, ends workers on errors, watches the loss, hides clipping.
 
         Clipping is the clients'; the server's own step is never clipped. Lightning refuses it with
         manual optimization just after this hook, so :meth:`setup` gives it back.
@@ -331,7 +332,7 @@ class FederatedServer(LightningModule):
             check_trainer(self.trainer)
         self._clip = self.trainer.gradient_clip_val
         self.trainer.gradient_clip_val = None
-        return [_CloseOnError()]
+        return [_CloseOnError(), Divergence()]
 
     def setup(self, stage: str) -> None:
         """Builds the metrics.
