@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("fedgkd_pl")
 
 GROWTH = 1e10  # of the clients' mean loss, over that of the first round that counted
+KEY = "fedgkd_pl_divergence"  # in a checkpoint
 NOT_FINITE = re.compile(r" is (not finite|nan|-?inf)$")  # the reason of a client that was left out
 
 
@@ -33,17 +34,18 @@ class Divergence(Callback):
         self.first: float | None = None  # the mean loss of the first round that counted
         self.round: int | None = None
 
-    def state_dict(self) -> dict[str, Any]:
-        """For the checkpoint."""
-        return {"first": self.first, "round": self.round}
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]
+    ) -> None:
+        """Adds what it knows; not as the state of a callback, of which users expect their own."""
+        checkpoint[KEY] = {"first": self.first, "round": self.round}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """From the checkpoint.
-
-        Args:
-            state_dict: what :meth:`state_dict` gave.
-        """
-        self.first, self.round = state_dict["first"], state_dict["round"]
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]
+    ) -> None:
+        """Goes on with what it knew; a checkpoint of an earlier version knows nothing."""
+        known = checkpoint.get(KEY, {})
+        self.first, self.round = known.get("first"), known.get("round")
 
     def on_client_failed(
         self, trainer: Trainer, pl_module: Any, failure: "ClientFailure", _: int
