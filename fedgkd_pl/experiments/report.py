@@ -13,6 +13,7 @@ from fedgkd_pl.experiments.groups import Group, make_groups
 from fedgkd_pl.experiments.paper import TITLE
 from fedgkd_pl.experiments.runs import Run, find_runs
 from fedgkd_pl.experiments.tables import measure_name, spread
+from fedgkd_pl.reading import printable
 from fedgkd_pl.storage import write_text
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def to_markdown(runs: Sequence[Run]) -> str:
     groups = make_groups(runs)
     rows = overview(groups)
     lines = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
-    lines += ["| " + " | ".join(row.values()) + " |" for row in rows]
+    lines += ["| " + " | ".join(v.replace("|", r"\|") for v in row.values()) + " |" for row in rows]
     shared = _shared(groups)
     if shared:
         lines += ["", "Settings that all share:", ""]
@@ -272,7 +273,7 @@ def _shared(groups: Sequence[Group]) -> dict[str, Any]:
     """The settings that all groups have alike."""
     first, *others = [group.settings for group in groups]
     return {
-        key.replace("init_args.", ""): value
+        printable(key.replace("init_args.", "")): printable(value, 1000)
         for key, value in first.items()
         if value is not None and all(other.get(key) == value for other in others)
     }
