@@ -1,32 +1,52 @@
 """What a config may name, so that reading one from a stranger runs none of their code.
 
-Of torch only what nets and optimizers are made of: elsewhere in it there are functions that turn a
-text into a module, such as ``torch.fx.graph_module.reduce_graph_module``.
+Not whole packages: in each of them there is something that reads a pickle, imports a module or
+writes where it is told to, such as Lightning's ``TorchCheckpointIO``. Only what a run is made of.
 """
 
+import sys
+from collections.abc import Iterator
+from functools import cache
+from inspect import isclass, isroutine
+from types import ModuleType
 from typing import Any
 
+import fedgkd_pl
+import torch
+import torchmetrics
 from fedgkd_pl.engines.base import Engine
-from jsonargparse import _typehints, set_parsing_settings
+from fedgkd_pl.errors import SettingError
+from jsonargparse import Namespace, _typehints, set_parsing_settings
+from lightning.pytorch import callbacks, loggers, profilers
+from torch import nn
+from torch.optim import Optimizer, lr_scheduler
+from torchvision import models, transforms
+from torchvision.transforms import v2
 
 PACKAGES = (
     "fedgkd_pl",
     "torch.nn",
     "torch.optim",
-    "torchvision",
-    "lightning",
-    "pytorch_lightning",
-    "lightning_fabric",
+    "torchvision.models",
+    "torchvision.transforms",
     "torchmetrics",
-    "transformers",
+    "Lightning's callbacks, loggers and profilers",
 )
+WHY = f"a config may name classes of {', '.join(PACKAGES)}; your own come in with --import"
+# Ours that a config has no use for; RunFiles and the like write where they are told to.
+_NOT_OURS = ("__version__", "read_checkpoint")
+# Sends a run to a cloud service as a part of other programs of Lightning's.
+_NOT_LIGHTNINGS = ("LitLogger",)
+# Metrics of these packages load pretrained nets from files or the network.
+_METRICS = ("aggregation", "classification", "regression", "retrieval", "wrappers")
+_users: set[str] = set()
 
 
-def only_these_packages() -> None:
+def only_these() -> None:
     """Lets jsonargparse import nothing else for a value, nor read a config from a URL."""
     set_parsing_settings(
         import_path_denylist=["*"],
-        import_path_allowlist=list(PACKAGES),
+        import_path_allowlist=sorted(_exact()),
         instantiate_subclass_spec_in_any=False,
         config_read_mode_fsspec_enabled=False,
     )
@@ -39,6 +59,42 @@ def allow(module: str) -> None:
         module: a module that may be named from now on, with all that is in it.
     """
     set_parsing_settings(import_path_allowlist=[module])
+    _users.add(module)
+
+
+def check_names(settings: Any, key: str = "") -> None:
+    """Refuses parts of what may be named: jsonargparse would let a config name a class's methods.
+
+    Args:
+        settings: parsed, not yet made into objects.
+        key: theirs, dotted.
+    """
+    values = vars(settings) if isinstance(settings, Namespace) else settings
+    if isinstance(values, dict):
+        path = values.get("class_path")
+        if isinstance(path, str) and not (path in _exact() or _is_users(path)):
+            raise SettingError(key, WHY, path)
+        for name, value in values.items():
+            check_names(value, f"{key}.{name}" if key else str(name))
+    elif isinstance(values, list | tuple):
+        for value in values:
+            check_names(value, key)
+    elif isroutine(values):
+        path = f"{values.__module__}.{values.__qualname__}"
+        part = "." in values.__qualname__ and "<" not in values.__qualname__  # no <lambda> of ours
+        if part and not _is_users(path):
+            raise SettingError(key, WHY, path)
+
+
+def is_slip(path: str) -> bool:
+    """Whether a name is nothing at all, where a config may name other things.
+
+    Args:
+        path: dotted.
+    """
+    module, _, name = path.rpartition(".")
+    near = any(known.rpartition(".")[0] == module for known in _exact())
+    return near and not hasattr(sys.modules.get(module), name)
 
 
 def short_engines() -> None:
@@ -51,3 +107,54 @@ def short_engines() -> None:
         return usual(cls, short.get(name, name) if engine else name)
 
     _typehints.resolve_class_path_by_name = resolve
+
+
+def _is_users(path: str) -> bool:
+    return any(path.startswith(f"{module}.") for module in _users)
+
+
+@cache
+def _exact() -> frozenset[str]:
+    return frozenset(path for thing in _things() for path in _paths(thing))
+
+
+def _things() -> Iterator[Any]:
+    """Classes, and functions that make nets."""
+    from fedgkd_pl.data.partition import Partition
+    from fedgkd_pl.federation.server import FederatedServer
+
+    ours = (getattr(fedgkd_pl, name) for name in fedgkd_pl.__all__ if name not in _NOT_OURS)
+    yield from (*ours, FederatedServer, Partition, Engine)
+    yield from _classes(nn, nn.Module, "torch.nn.modules.")
+    yield from _classes(torch.optim, Optimizer, "torch.optim.")
+    yield from _classes(lr_scheduler, lr_scheduler.LRScheduler, "torch.optim.lr_scheduler")
+    yield from (models.get_model_builder(name) for name in models.list_models())
+    for module in list(vars(models).values()):
+        if isinstance(module, ModuleType):
+            yield from _classes(module, nn.Module, "torchvision.models.")
+    yield from _classes(transforms, object, "torchvision.transforms.")
+    yield from _classes(v2, nn.Module, "torchvision.transforms.v2.")
+    for name in _METRICS:
+        module = getattr(torchmetrics, name)
+        yield from _classes(module, torchmetrics.Metric, f"torchmetrics.{name}")
+    for module in (callbacks, loggers, profilers):
+        names = [name for name in module.__all__ if name not in _NOT_LIGHTNINGS]
+        yield from (getattr(module, name) for name in names)
+
+
+def _classes(module: ModuleType, base: type, home: str) -> Iterator[type]:
+    """The public classes of a module that are defined where its own are."""
+    for name, value in list(vars(module).items()):
+        public = isclass(value) and not name.startswith("_") and issubclass(value, base)
+        if public and value.__module__.startswith(home):
+            yield value
+
+
+def _paths(thing: Any) -> Iterator[str]:
+    """Where something is defined, and the packages above from which it can be imported, too."""
+    name = thing.__qualname__
+    parts = thing.__module__.split(".")
+    for end in range(len(parts), 0, -1):
+        module = ".".join(parts[:end])
+        if getattr(sys.modules.get(module), name, None) is thing:
+            yield f"{module}.{name}"

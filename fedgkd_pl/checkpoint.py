@@ -9,6 +9,7 @@ Nothing in it can be run. Lightning's own ``.ckpt`` files are read as well, as p
 import hashlib
 import json
 import logging
+import re
 import stat
 import struct
 import zipfile
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch
 from fedgkd_pl.errors import StorageError
+from fedgkd_pl.reading import printable
 from fedgkd_pl.storage import commit, previous
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 from torch import Tensor
@@ -43,6 +45,8 @@ _NEVER_READ = (
     *("hyper_parameters", "hparams_name", "hparams_type"),
     *("datamodule_hyper_parameters", "datamodule_hparams_name"),
 )
+# The files of a ModelCheckpoint, beside best_k_models.
+KEPT = ("best_model_path", "kth_best_model_path", "last_model_path")
 # What reading something else may raise.
 _NOT_OURS = (LookupError, TypeError, ValueError, AttributeError, RecursionError, MemoryError)
 log = logging.getLogger("fedgkd_pl")
@@ -109,18 +113,41 @@ def load_newest(path: Path) -> tuple[dict[str, Any], Path]:
         except Damaged:
             raise error from None
         log.warning("%s %s: going on from %s, the one before", path, error, file.name)
-    _check_callbacks(checkpoint.get("callbacks", {}))
+    _check_callbacks(checkpoint.get("callbacks", {}), file)
     return checkpoint, file
 
 
-def _check_callbacks(states: Any) -> None:
-    """Refuses files to remove: Lightning will, wherever their names lead."""
+def _check_callbacks(states: Any, file: Path) -> None:
+    """Refuses files elsewhere: callbacks write and remove them, wherever their names lead.
+
+    ModelCheckpoint trusts the names of a state whose ``dirpath`` is its own, so these must be
+    within it; what other callbacks name, such as SpikeDetection, within the checkpoint's run.
+    """
     if not isinstance(states, dict) or not all(isinstance(s, dict) for s in states.values()):
         raise Damaged("is not a checkpoint")
+    home = file.parent.parent if file.parent.name == "checkpoints" else file.parent
     for state in states.values():
-        for name in state.get("best_k_models", {}):
-            if ".." in Path(name).parts:
-                raise Damaged(f"names a file outside its folder: {name}")
+        kept = state.get("best_k_models", {})
+        named = [name for key in KEPT if (name := state.get(key, "")) != ""]
+        if not isinstance(kept, dict) or not all(isinstance(n, str) for n in (*kept, *named)):
+            raise Damaged("is not a checkpoint")
+        dirpath = state.get("dirpath")
+        for name in (*kept, *named):
+            _check_inside(name, Path(dirpath) if isinstance(dirpath, str) else home)
+        for key, name in state.items():
+            if isinstance(name, str) and name and key not in (*KEPT, "dirpath"):
+                if re.search("path|dir|file|folder", str(key)):
+                    _check_inside(name, home)
+
+
+def _check_inside(name: str, folder: Path) -> None:
+    try:
+        path = Path(name)
+        inside = ".." not in path.parts and path.resolve().is_relative_to(folder.resolve())
+    except (OSError, ValueError, RuntimeError):  # a NUL, a loop of links
+        inside = False
+    if not inside:
+        raise Damaged(f"names a file outside its folder: {printable(name)}")
 
 
 def fingerprint(settings: Any) -> str:

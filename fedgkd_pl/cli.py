@@ -11,7 +11,7 @@ import fedgkd_pl
 import torch
 import yaml
 from fedgkd_pl import strict_yaml
-from fedgkd_pl.allowed import only_these_packages, short_engines
+from fedgkd_pl.allowed import check_names, only_these, short_engines
 from fedgkd_pl.callbacks.checkpoints import BestRound, LastRound
 from fedgkd_pl.callbacks.dashboard import Dashboard
 from fedgkd_pl.callbacks.event_files import rewind
@@ -21,6 +21,7 @@ from fedgkd_pl.callbacks.run_files import RunFiles
 from fedgkd_pl.cli_checks import check_groups, check_meaning, check_monitors
 from fedgkd_pl.cli_help import common_flags
 from fedgkd_pl.cli_messages import cut, one_line, setting_error
+from fedgkd_pl.cli_paths import check_address, check_places, given
 from fedgkd_pl.cli_runs import (
     check_net,
     check_settings,
@@ -44,6 +45,7 @@ from fedgkd_pl.signals import Stopped
 from fedgkd_pl.storage import lock, write_text
 from filelock import BaseFileLock
 from jsonargparse import ActionYesNo
+from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
@@ -53,7 +55,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 for _name in fedgkd_pl.__all__:
     getattr(fedgkd_pl, _name)  # imported, so that a config may name a class without its module
-only_these_packages()
+only_these()
 short_engines()
 strict_yaml.install()
 
@@ -119,6 +121,7 @@ class FederatedCLI(LightningCLI):
         resume: Path | None = None,
         export: Path | None = None,
     ) -> None:
+        self.words = [str(word) for word in args] if isinstance(args, list) else []
         self.only_partition = only_partition
         self.export = export
         self.folder = resume
@@ -165,7 +168,9 @@ class FederatedCLI(LightningCLI):
             raise
         except Exception as error:  # jsonargparse does not expect everything
             raise SettingError("config", f"{type(error).__name__}: {cut(error, 400)}") from error
-        check_meaning(self.config[self.config.subcommand])
+        settings = self.config[self.config.subcommand]
+        check_names(settings)
+        check_meaning(settings)
 
     def _parse_ckpt_path(self) -> None:
         """Lightning would let a checkpoint's hyper-parameters beat the flags; ours holds none."""
@@ -203,8 +208,11 @@ class FederatedCLI(LightningCLI):
             require(config.ckpt_path is not None, "ckpt_path", "which model? give a checkpoint")
         if config.data.init_args.get("val_fraction") == 0:
             config.checkpoint.monitor = None  # nothing to choose a best round by
+        check_address(config, given(self.words, files=False))
         file: Path | None = None
         if self.folder is not None:
+            self.users = given(self.words[3:])  # behind fit --config FOLDER/config.yaml
+            check_places(config, self.folder, self.users)
             self.lock = lock(self.folder)
             file = last_checkpoint(self.folder)
         if file is None and config.ckpt_path is not None:
@@ -222,6 +230,8 @@ class FederatedCLI(LightningCLI):
             raise
         except Exception as error:  # a constructor may not expect what it is given
             raise setting_error(error, flatten(self._dump())) from error
+        if self.folder is not None and "download" not in {name for name, _ in self.users}:
+            self.datamodule.download = False  # a run that was begun had its data
         devices = self.trainer.num_devices * self.trainer.num_nodes
         text = "the server takes one device; the engine spreads clients over all GPUs"
         require(devices == 1, "trainer.devices", text, devices)
@@ -252,6 +262,12 @@ class FederatedCLI(LightningCLI):
         has_bar = any(isinstance(callback, ProgressBar) for callback in given)
         if config["enable_progress_bar"] is not False and not has_bar:
             callbacks.append(RoundProgress())
+        if self.folder is not None and config["default_root_dir"] is None:
+            config["default_root_dir"] = str(self.folder)  # not the current folder
+        plugins = config["plugins"] if isinstance(config["plugins"], list) else [config["plugins"]]
+        text = "a CheckpointIO is for Python: the command line keeps its own, which runs nothing"
+        theirs = any(isinstance(plugin, CheckpointIO) for plugin in plugins)
+        require(not theirs, "trainer.plugins", text)
         try:
             return super()._instantiate_trainer(config, callbacks)
         except (ValueError, TypeError, MisconfigurationException) as error:
@@ -322,6 +338,8 @@ class FederatedCLI(LightningCLI):
         for callback in self.trainer.checkpoint_callbacks:
             if isinstance(callback, ModelCheckpoint) and not isinstance(callback, LastRound):
                 callback.CHECKPOINT_NAME_LAST = "newest"  # last.ckpt is LastRound's
+            if isinstance(callback, BestRound) and self.checkpoint_file is not None:
+                callback.source = self.checkpoint_file.parent
             if isinstance(callback, BestRound | LastRound) and callback.dirpath is None:
                 callback.dirpath = str(folder / "checkpoints")
         if self.own_logger:
@@ -371,7 +389,7 @@ class FederatedCLI(LightningCLI):
                 "the run is finished and kept no checkpoint",
                 self.folder,
             )
-            begun = yaml.safe_load((self.folder / "config.yaml").read_bytes())
+            begun = strict_yaml.read(str(self.folder / "config.yaml"))
             compare_settings(fixed_settings(begun), self.fixed)
             return
         check_settings(self.checkpoint, self.fixed)

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 import fedgkd_pl
-from fedgkd_pl.allowed import PACKAGES
+from fedgkd_pl.allowed import WHY, is_slip
 from fedgkd_pl.errors import SettingError
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -42,8 +42,8 @@ def one_line(message: str) -> str:
         return f"{_join(key, missing)}: must be given"
     key = key or "config"
     if path := _first(r"Importing '([^']+)' is not allowed", text):
-        text = f"a config may name classes of {', '.join(PACKAGES)}; your own come in with --import"
-        return f"{key}: {text} (got {cut(path)})"
+        slip = is_slip(path)
+        return f"{key}: {f'no such class{_near_class(path)}' if slip else WHY} (got {cut(path)})"
     if several := _first(r"(Give the full class path to avoid ambiguity: [\w., ]*\w)", text):
         return f"{key}: {several}"
     if "object has no attribute 'keys'" in text:

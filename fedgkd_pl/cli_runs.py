@@ -1,6 +1,5 @@
 """Folders, checkpoints and predictions of runs, for the command line."""
 
-import json
 import re
 from itertools import count
 from os.path import exists, isdir  # which, unlike Path's, take a name of any length
@@ -10,8 +9,11 @@ from typing import Any
 from fedgkd_pl.checkpoint import Damaged, load_newest, round_of
 from fedgkd_pl.cli_messages import short
 from fedgkd_pl.errors import SettingError, StorageError, require
+from fedgkd_pl.reading import read_json
 from fedgkd_pl.storage import PART, previous, write_text
 from torch import Tensor, nn
+
+NOT_OURS = "not a checkpoint of fedgkd_pl"
 
 
 def new_version(parent: Path) -> Path:
@@ -87,8 +89,26 @@ def load_checkpoint(path: Path, run: Path | None = None) -> tuple[dict[str, Any]
             raise StorageError(path, f"{error}, nor is the one before it sound") from error
         raise SettingError("ckpt_path", str(error), str(path)) from error
     whole = {"state_dict", "callbacks", "global_step", "fedgkd_pl"} <= checkpoint.keys()
-    require(whole, "ckpt_path", "not a checkpoint of fedgkd_pl", str(path))
+    require(whole and _is_plausible(checkpoint), "ckpt_path", NOT_OURS, str(path))
     return checkpoint, path
+
+
+def _is_plausible(checkpoint: dict[str, Any]) -> bool:
+    """Whether what is looked at before Lightning restores it is what it should be."""
+    files = checkpoint["callbacks"].get("RunFiles", {"config": {}})
+    rows, config = files.get("rows", []), files.get("config")
+    return (
+        type(checkpoint["global_step"]) is int
+        and 0 <= checkpoint["global_step"] < 2**31
+        and isinstance(checkpoint["fedgkd_pl"], dict)
+        and isinstance(config, dict | None)
+        and isinstance(checkpoint["state_dict"], dict)
+        and all(isinstance(value, Tensor) for value in checkpoint["state_dict"].values())
+        and isinstance(rows, list)
+        and all(isinstance(row, dict) and type(row.get("round")) is int for row in rows)
+        and all(isinstance(value, int | float) for row in rows for value in row.values())
+        and all(isinstance(name, str) for row in rows for name in row)
+    )
 
 
 def drop_uncommitted(folder: Path, checkpoint: dict[str, Any]) -> None:
@@ -99,7 +119,8 @@ def drop_uncommitted(folder: Path, checkpoint: dict[str, Any]) -> None:
         checkpoint: the last commit; empty if there is none.
     """
     for part in folder.rglob(f".*{PART}"):
-        part.unlink()
+        if not isdir(part):
+            part.unlink()
     done = checkpoint.get("global_step", 0)
     for file in (folder / "checkpoints").glob("*.ckpt"):
         if (round_of(file) or 0) > done:
@@ -127,7 +148,7 @@ def is_finished(folder: Path, rounds: int) -> bool:
     """
     summary = folder / "summary.json"
     try:
-        return bool(json.loads(summary.read_bytes())["rounds"] == rounds)
+        return bool(read_json(summary)["rounds"] == rounds)
     except (OSError, ValueError, LookupError, TypeError):
         return False
 

@@ -12,7 +12,7 @@ from fedgkd_pl.allowed import allow
 from fedgkd_pl.cli import FederatedCLI
 from fedgkd_pl.config_files import resolve
 from fedgkd_pl.errors import RunFailed, SettingError, StorageError, require
-from fedgkd_pl.storage import DISK
+from fedgkd_pl.storage import DISK, check_folder
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 imported: set[str] = set()  # the user's modules, of this command
@@ -116,9 +116,11 @@ def prepare(words: list[str]) -> tuple[list[str], Path | None]:
         elif word.startswith("--config="):
             rest.append("--config=" + resolve(word.removeprefix("--config=")))
         elif word.split("=")[0] == "--resume" and words[0] == "fit":
+            require(resume is None, "resume", "one run at a time", resume)
             resume = Path(word[9:] or next(waiting, ""))
             config = resume / "config.yaml"
             require(isfile(config), "resume", "no run was begun there: no config.yaml", resume)
+            check_folder(resume)
             rest[1:1] = ["--config", str(config)]
         else:
             rest.append(word)

@@ -2,11 +2,12 @@
 
 import errno
 import os
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedgkd_pl.errors import SettingError, StorageError
+from fedgkd_pl.errors import SettingError, StorageError, require
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -34,7 +35,8 @@ def commit(target: Path, chunks: Iterable[bytes | memoryview], keep_previous: bo
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with part.open("wb") as file:
+            part.unlink(missing_ok=True)
+            with part.open("xb") as file:  # a new file: whatever has the name is not written to
                 reached("opened", target)
                 for chunk in chunks:
                     file.write(chunk)
@@ -54,6 +56,25 @@ def commit(target: Path, chunks: Iterable[bytes | memoryview], keep_previous: bo
         reached("committed", target)
     except OSError as error:
         raise StorageError(target, error) from error
+
+
+def check_folder(folder: Path, key: str = "resume") -> None:
+    """Refuses a folder through which a file elsewhere could be changed, or that would keep us.
+
+    Args:
+        folder: of a run or a study, maybe a stranger's.
+        key: the setting that names it.
+    """
+    home = folder.resolve()
+    for parent, folders, files in os.walk(home):
+        for path in (Path(parent, name) for name in (*folders, *files)):
+            kind = path.lstat().st_mode
+            if stat.S_ISLNK(kind):
+                inside = Path(os.path.realpath(path)).is_relative_to(home)
+                require(inside, key, "has a link that leads out of the folder", path)
+            else:
+                plain = stat.S_ISREG(kind) or stat.S_ISDIR(kind)
+                require(plain, key, "has something in it that is neither file nor folder", path)
 
 
 def reached(step: str, target: Path) -> None:

@@ -4,8 +4,10 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
+import jsonargparse
 import yaml
 from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.reading import read_bytes
 from jsonargparse import get_loader, set_loader
 
 MAX_BYTES = 1_000_000
@@ -19,8 +21,20 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def install() -> None:
-    """Makes jsonargparse read files, flags and environment variables with :func:`load`."""
+    """Makes jsonargparse read files, flags and environment variables with :func:`load`.
+
+    A text in a config may name another file; that is read as carefully as the first.
+    """
     set_loader("yaml", load, (yaml.YAMLError,))
+
+    def read_text(path: Any) -> str:
+        try:
+            return read_bytes(str(path.absolute), MAX_BYTES).decode()
+        except (OSError, ValueError) as error:
+            raise yaml.YAMLError(getattr(error, "strerror", None) or "is not UTF-8") from error
+
+    config_path: Any = jsonargparse.Path  # type: ignore[attr-defined]
+    config_path.read_text = read_text
 
 
 def load(text: str) -> Any:
@@ -50,10 +64,8 @@ def read(path: str) -> dict[str, Any]:
         path: the file.
     """
     require(os.path.isfile(path), "config", "is not a file", path)
-    require(os.path.getsize(path) <= MAX_BYTES, "config", "is larger than 1 MB", path)
     try:
-        with open(path, encoding="utf-8") as file:
-            settings = load(file.read(MAX_BYTES))
+        settings = load(read_bytes(path, MAX_BYTES).decode())
     except OSError as error:
         raise SettingError("config", str(error.strerror), path) from error
     except UnicodeDecodeError as error:

@@ -1,5 +1,6 @@
 """The two checkpoints of a run: its best round and its last."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,12 @@ class BestRound(ModelCheckpoint):
     """Lightning's ModelCheckpoint, which a resume into a new folder does not make forgetful."""
 
     scored = -1  # the last epoch that was validated
+    source: Path | None = None  # the folder of the checkpoint that the run goes on from
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes the best rounds so far over, files and all; Lightning would start anew.
+
+        Files come from :attr:`source` only, wherever a stranger's checkpoint says that they are.
 
         Args:
             state_dict: what an earlier run saved.
@@ -26,8 +30,9 @@ class BestRound(ModelCheckpoint):
             kept: dict[str, Any] = state_dict["best_k_models"]
             here = {path: str(Path(self.dirpath) / Path(path).name) for path in kept}
             for path, new in here.items():
-                if not Path(new).exists() and _is_checkpoint(path):
-                    commit(Path(new), [Path(path).read_bytes()])
+                there = self.source / Path(path).name if self.source else None
+                if there is not None and not os.path.lexists(new) and _is_checkpoint(there):
+                    commit(Path(new), [there.read_bytes()])
             state_dict = state_dict | {
                 "dirpath": self.dirpath,
                 "best_model_path": here.get(state_dict["best_model_path"], ""),
@@ -58,7 +63,7 @@ class BestRound(ModelCheckpoint):
             super().on_train_epoch_end(trainer, pl_module)
 
 
-def _is_checkpoint(path: str) -> bool:
+def _is_checkpoint(path: Path) -> bool:
     """Whether a file may be taken over; a hostile checkpoint may name any."""
     try:
         read_checkpoint(path)

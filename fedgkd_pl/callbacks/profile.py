@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from fedgkd_pl.federation.message import ClientUpdate
+from fedgkd_pl.reading import MB, read_bytes
 from fedgkd_pl.storage import write_text
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 FILE = "profile.csv"
+LARGEST = 64 * MB
 CLIENTS = ("student", "teacher", "transfer")
 SERVER = ("aggregation", "evaluation", "other")
 MEANING = {
@@ -43,9 +45,8 @@ class RoundProfile(Callback):
         self.rows = []
         self.lines = [",".join(("round", *CLIENTS, *SERVER))]
         done = trainer.current_epoch
-        if self.folder is not None and (file := Path(self.folder) / FILE).exists():
-            rows = file.read_text(encoding="utf-8").splitlines()[1:]
-            self.lines += [row for row in rows if int(row.split(",")[0]) <= done]
+        if self.folder is not None:
+            self.lines += _rows(Path(self.folder) / FILE, done)
         self.round = done
         self._begin()
 
@@ -103,6 +104,15 @@ class RoundProfile(Callback):
             if self.folder is not None:
                 write_text(Path(self.folder) / FILE, "\n".join(self.lines) + "\n")
         self._begin()
+
+
+def _rows(file: Path, done: int) -> list[str]:
+    """The rows of committed rounds; none of a file that is not there, or not one of ours."""
+    try:
+        rows = read_bytes(file, LARGEST).decode().splitlines()[1:]
+        return [row for row in rows if int(row.split(",")[0]) <= done]
+    except (OSError, ValueError):
+        return []
 
 
 def profile_table(rows: Sequence[dict[str, float]]) -> str:

@@ -3,10 +3,12 @@
 import logging
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
+from fedgkd_pl.checkpoint import load_newest
 from fedgkd_pl.data.cohorts import Cohorts, CohortSampler, Population, UniformCohorts
 from fedgkd_pl.data.heterogeneity import heterogeneity
 from fedgkd_pl.data.partition import IID, Partition, stratified
@@ -115,6 +117,20 @@ class FederatedDataModule(LightningDataModule):
 
         What it gives is checked by :meth:`setup`: lengths, types, labels, NaN.
         """
+
+    @classmethod
+    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Self:
+        """The data of a run; Lightning's own reads pickles.
+
+        Args:
+            checkpoint_path: the file, which keeps none of the arguments.
+            args: Lightning's, unused.
+            kwargs: those of the class.
+        """
+        checkpoint = load_newest(Path(checkpoint_path))[0]
+        data = cls(**kwargs)
+        data.load_state_dict(checkpoint.get(cls.__qualname__, {}))
+        return data
 
     def check_net(self, net: nn.Module) -> None:
         """Raises a clear error where a net cannot take this data though its shapes fit.

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Counts = Sequence[Sequence[int]]  # samples of each class, for every client
+CLASSES = 1_000  # and this many classes
 SHOWN = 60  # a chart of more clients than this shows the first ones
 
 
@@ -57,13 +58,13 @@ def bubble_chart(counts: Counts, title: str = "") -> "Figure":
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    table = np.asarray(counts)[:SHOWN]
+    table = np.asarray(counts)[:SHOWN, :CLASSES]
     clients, classes = table.shape
     width, height = max(4.0, 0.3 * clients + 1.5), max(3.0, 0.3 * min(classes, 40) + 1.2)
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots()
     x, y = np.nonzero(table)
-    area = table[x, y] / table.max() * min(260.0, 20000 / max(clients, classes))
+    area = table[x, y] / max(1, table.max()) * min(260.0, 20000 / max(clients, classes))
     axes.scatter(x, y, s=area, color="tab:red", alpha=0.75, linewidths=0)
     axes.set(
         xlabel="client" if clients == len(counts) else f"client (first {clients})",
@@ -72,7 +73,7 @@ def bubble_chart(counts: Counts, title: str = "") -> "Figure":
         ylim=(-0.8, classes - 0.2),
     )
     if title:
-        axes.set_title(title, fontsize="medium")
+        axes.set_title(title.replace("$", r"\$"), fontsize="medium")  # which is no formula
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(integer=True))
     axes.set_axisbelow(True)

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from fedgkd_pl.data.partition import ClientIndex, Indices, Labels, Partition
 from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.reading import MB, read_bytes
 
-LARGEST_FILE = 2**30  # bytes of a partition's file
+LARGEST_FILE = 1000 * MB
 GROUP = 10  # clients that share a draw
 
 
@@ -169,10 +170,9 @@ def read_bounded(path: Path) -> bytes:
     Args:
         path: the file.
     """
-    require(path.is_file(), "path", "no such file", str(path))
-    require(path.stat().st_size <= LARGEST_FILE, "path", "is larger than 1 GB", str(path))
+    require(path.exists(), "path", "no such file", str(path))
     try:
-        return path.read_bytes()
+        return read_bytes(path, LARGEST_FILE)
     except OSError as error:
         raise SettingError("path", str(error.strerror), str(path)) from error
 

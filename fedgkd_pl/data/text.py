@@ -83,8 +83,10 @@ class TextDataModule(FederatedDataModule):
             if hashlib.sha256(sealed[32:]).digest() == sealed[:32]:
                 return self._splits(sealed[32:])
         blob = self._tokenise()
+        inside = cache.parent.resolve().is_relative_to(self.data_dir.resolve())
         with suppress(StorageError):  # a folder that cannot be written to: tokenise again next time
-            commit(cache, [hashlib.sha256(blob).digest(), blob])
+            if inside:  # and no link of a stranger's to elsewhere
+                commit(cache, [hashlib.sha256(blob).digest(), blob])
         return self._splits(blob)
 
     def _splits(self, blob: bytes) -> Splits:
@@ -179,7 +181,7 @@ def load_tokenizer(name: str) -> Any:
             words = read_text(Path(name), None).splitlines()
             found: Any = BertTokenizer(vocab={word: number for number, word in enumerate(words)})
         else:
-            found = AutoTokenizer.from_pretrained(name)
+            found = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         found(["a text"], padding="longest")  # it can: not all have a token to fill up with
     except Exception as error:  # a damaged one fails in any way
         raise SettingError(

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedgkd_pl.errors import RunFailed, SettingError, StorageError, require
 from fedgkd_pl.experiments.paper import check_table
-from fedgkd_pl.experiments.runs import Run, read_run
+from fedgkd_pl.experiments.runs import LARGEST, Run, read_run
 from fedgkd_pl.experiments.study import Cell, Study, read_study
 from fedgkd_pl.experiments.tables import (
     make_tables,
@@ -35,9 +35,10 @@ from fedgkd_pl.experiments.tables import (
     to_rich,
 )
 from fedgkd_pl.processes import context, wait_for_parent, without_main
+from fedgkd_pl.reading import read_bytes
 from fedgkd_pl.settings import fixed_settings
 from fedgkd_pl.signals import Stopped
-from fedgkd_pl.storage import lock, write_text
+from fedgkd_pl.storage import check_folder, lock, write_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -84,7 +85,7 @@ class Task:
     def progress(self) -> tuple[int, str]:
         """Rounds done, and the test accuracy of the last one."""
         try:
-            header, *lines = (self.folder / "metrics.csv").read_text(encoding="utf-8").splitlines()
+            header, *lines = read_bytes(self.folder / "metrics.csv", LARGEST).decode().splitlines()
             last = dict(zip(header.split(","), lines[-1].split(","), strict=False)) if lines else {}
             accuracy = last.get("test/acc", "")
             return len(lines), f"{100 * float(accuracy):.2f}" if accuracy else ""
@@ -125,6 +126,7 @@ def compare(
     top = Path(output_dir) / study.name
     for folder in (top, top.parent):
         require(not folder.is_file(), "output_dir", "is not a folder", folder)
+    check_folder(top, "output_dir")  # maybe a stranger's, with links to elsewhere
     tasks = _plan(part, top, extra)
     _check_measures(study, tasks, top)
     if dry_run:
@@ -214,7 +216,7 @@ def _is_done(folder: Path, rounds: int) -> bool:
     run = _sound(folder)
     if run is None:
         return False
-    done, asked = run.summary["rounds"], run.summary.get("rounds_asked", 0)
+    done, asked = run.summary["rounds"], run.rounds_asked
     return bool(done >= rounds or done < asked)
 
 

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.errors import StorageError, require
 from fedgkd_pl.experiments.groups import ALPHA, PARTICIPATION, Group, make_groups
-from fedgkd_pl.experiments.runs import Run, find_runs, natural
+from fedgkd_pl.experiments.runs import CLASSES, ROUNDS, Run, find_runs, natural, whole
+from fedgkd_pl.reading import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -90,8 +91,8 @@ def participation(groups: Sequence[Group]) -> "Figure":
     panels: dict[str, dict[str, dict[float, list[float]]]] = {}
     for group in groups:
         share = group.settings.get(PARTICIPATION)
-        if share is not None:
-            alpha = f"{group.dataset}, α {group.settings.get(ALPHA)}"
+        if isinstance(share, int | float) and 0 < share <= 1:
+            alpha = printable(f"{group.dataset}, α {group.settings.get(ALPHA)}")
             of_method = panels.setdefault(alpha, {}).setdefault(group.name, {})
             twice = "two kinds of runs at the same C, which differ in more than the seed"
             require(float(share) not in of_method, "runs", twice, f"{group.name}, {group.panel}")
@@ -125,7 +126,10 @@ def features(groups: Sequence[Group]) -> "Figure":
     for group in groups:
         run = next(iter(group.runs.values()))
         if files := sorted(run.folder.glob("features-round*.npz"), key=natural):
-            maps.append(read_feature_map(files[-1], group.name))
+            try:
+                maps.append(read_feature_map(files[-1], group.name))
+            except StorageError as error:
+                raise run.damaged(files[-1].name) from error
     require(len(maps) > 0, "runs", "none has features-round*.npz: train with FeatureMap")
     return feature_map(maps)
 
@@ -141,9 +145,13 @@ def clients(run: Run) -> "Figure":
     rows = run.table("local_models.csv")
     require(len(rows) > 0, "runs", "no local_models.csv: train with LocalModels", run.folder)
     try:
-        points = [(int(row["round"]), int(row["client"]), 100 * float(row["acc"])) for row in rows]
-    except (KeyError, ValueError) as error:
-        raise SettingError("runs", "not a local_models.csv of fedgkd-pl", run.folder) from error
+        points = [
+            (whole(row["round"], ROUNDS), whole(row["client"], ROUNDS), 100 * float(row["acc"]))
+            for row in rows
+        ]
+        require(all(0 <= value <= 100 for *_, value in points), "runs", "has other accuracies")
+    except (KeyError, TypeError, ValueError) as error:
+        raise run.damaged("local_models.csv") from error
     return client_accuracies(points)
 
 
@@ -159,9 +167,10 @@ def confusion(run: Run) -> "Figure":
     rows = run.table("predictions.csv")
     require(len(rows) > 0, "runs", "no predictions.csv: run fedgkd-pl predict", run.folder)
     try:
-        pairs = np.array([(int(row["label"]), int(row["prediction"])) for row in rows])
-    except (KeyError, ValueError) as error:
-        raise SettingError("runs", "not a predictions.csv of fedgkd-pl", run.folder) from error
+        columns = ("label", "prediction")
+        pairs = np.array([[whole(row[key], CLASSES) for key in columns] for row in rows])
+    except (KeyError, TypeError, ValueError) as error:
+        raise run.damaged("predictions.csv") from error
     matrix = np.zeros((pairs.max() + 1,) * 2, dtype=np.int64)
     np.add.at(matrix, tuple(pairs.T), 1)
     return confusion_chart(matrix)

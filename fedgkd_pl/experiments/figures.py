@@ -46,6 +46,7 @@ OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7")
 PALETTE = (*OKABE_ITO, "#7A5C1E", "#9030F0", "#5A5A5A")
 MARKERS = "o^sDvP*X"  # classes beyond the palette take the colours again with the next marker
 WRITTEN = 12  # a confusion matrix of more classes than this has no numbers in its cells
+LARGEST = 1e100  # a curve has gaps where values are larger, or no numbers
 FAR = 300  # times the median: such values need a logarithmic axis
 FORMATS = (".svg", ".png", ".pdf")
 
@@ -134,6 +135,15 @@ def _plain(name: str) -> str:
 
 def _place(name: str) -> int:
     return zlib.crc32(name.encode()) % len(PALETTE)
+
+
+def literal(text: str) -> str:
+    """A name that Matplotlib shows as it is: between two dollars it would look for a formula.
+
+    Args:
+        text: a label or title.
+    """
+    return text.replace("$", r"\$")
 
 
 # -- files -----------------------------------------------------------------------------------------
@@ -226,7 +236,7 @@ def curve_panels(
             mean, spread = mean_and_std(values)
             axes.plot(
                 *(rounds, mean),
-                label=label,
+                label=literal(label),
                 color=chosen[label],
                 linestyle=DASHES.get(_method(label), "-"),
                 linewidth=1.6,
@@ -235,10 +245,11 @@ def curve_panels(
             if len(values) > 1:
                 band = (mean - spread, mean + spread)
                 axes.fill_between(rounds, *band, color=chosen[label], alpha=0.18, linewidth=0)
-        axes.set_title(title)
+        axes.set_title(literal(title))
         _whole_numbers(axes.xaxis)
     shown = np.concatenate([line.get_ydata() for axes in grid for line in axes.lines] or [[1.0]])
-    if shown.min() > 0 and shown.max() > FAR * np.median(shown):
+    shown = shown[np.isfinite(shown)]
+    if len(shown) and shown.min() > 0 and shown.max() > FAR * np.median(shown):
         for axes in grid:
             axes.set_yscale("log", nonpositive="clip")
             axes.set_ylim(shown.min() / 2, 2 * shown.max())
@@ -279,7 +290,7 @@ def participation_panels(panels: Mapping[str, Shares], columns: int = 3) -> "Fig
             known = _method(label)
             axes.errorbar(
                 *(ratios, mean, spread),
-                label=label,
+                label=literal(label),
                 color=chosen[label],
                 linestyle=DASHES.get(known, "-"),
                 marker=SYMBOLS.get(known, "o"),
@@ -288,7 +299,7 @@ def participation_panels(panels: Mapping[str, Shares], columns: int = 3) -> "Fig
                 elinewidth=1.2,
                 capsize=3,
             )
-        axes.set_title(title)
+        axes.set_title(literal(title))
         axes.set_xticks(sorted({ratio for by_ratio in values.values() for ratio in by_ratio}))
     _label_panels(grid, columns, "participation ratio C", "test accuracy, %")
     _legend(figure, grid)
@@ -319,7 +330,7 @@ def client_accuracies(
     axes.scatter(x, y, s=12, color=blue, alpha=0.55, linewidths=0, label="a client")
     mean = [float(np.mean(found)) for found in values]
     axes.plot(rounds, mean, color=COLOURS["FedGKD+"], linewidth=1.8, label="mean")
-    axes.set_title(title)
+    axes.set_title(literal(title))
     _whole_numbers(axes.xaxis)
     _label_panels([axes], 1, "communication round", ylabel)
     _legend(figure, [axes])
@@ -346,6 +357,7 @@ def _table(seeds: Sequence[Mapping[int, float]], smooth: int) -> tuple[list[int]
     rows = []
     for seed in begun:
         values = [seed[number] for number in sorted(seed)]
+        values = [value if abs(value) < LARGEST else np.nan for value in values]
         places = {number: place for place, number in enumerate(sorted(seed), 1)}
         ends = (places[number] for number in rounds)
         rows.append([float(np.mean(values[max(0, end - smooth) : end])) for end in ends])
@@ -407,7 +419,7 @@ def bars(
             fontsize="small",
             color=TEXT,
         )
-    axes.set(yticks=y, yticklabels=order, xlabel=xlabel, title=title)
+    axes.set(yticks=y, yticklabels=list(map(literal, order)), xlabel=xlabel, title=literal(title))
     axes.set_xlim(0, max(furthest, default=1.0) * 1.24 or 1.0)  # room for the numbers
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
@@ -448,10 +460,11 @@ def confusion_chart(
             )
         axes.set(xticks=range(classes), yticks=range(classes))
     if names is not None:
+        names = list(map(literal, names))
         upright: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
         axes.set_xticks(range(classes), names, **upright)
         axes.set_yticks(range(classes), names)
-    axes.set(xlabel="predicted class", ylabel="true class", title=title)
+    axes.set(xlabel="predicted class", ylabel="true class", title=literal(title))
     axes.grid(visible=False)
     axes.tick_params(length=0)
     return figure
@@ -483,7 +496,7 @@ def feature_map(maps: Sequence[FeatureMapData]) -> "Figure":
                 axes.scatter(
                     mine[:, 0], mine[:, 1], s=7, linewidths=0, alpha=0.8, **_class_style(number)
                 )
-            axes.set(title=title, xticks=[], yticks=[])
+            axes.set(title=literal(title), xticks=[], yticks=[])
             _boxed(axes)
     if classes <= 2 * len(PALETTE):
         _legend(figure, grid, title="class", scale=2.2)
@@ -517,11 +530,11 @@ def decision_boundaries(
             )
         axes.axhline((low + high) / 2, color=TEXT, linewidth=0.9, linestyle="--", zorder=2)
         axes.axvline((low + high) / 2, color=TEXT, linewidth=0.9, linestyle="--", zorder=2)
-        axes.set(title=panel.title, xticks=[], yticks=[], xlim=extent, ylim=extent)
+        axes.set(title=literal(panel.title), xticks=[], yticks=[], xlim=extent, ylim=extent)
         axes.grid(visible=False)
         _boxed(axes)
         if not place:
-            axes.set_ylabel(name, fontsize="large", fontweight="bold")
+            axes.set_ylabel(literal(name), fontsize="large", fontweight="bold")
     return figure
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from fedgkd_pl.experiments.paper import numbers, paper_row
 from fedgkd_pl.experiments.protocol import differences, joined, plain_settings, protocol, same
 from fedgkd_pl.experiments.runs import Run
+from fedgkd_pl.reading import printable
 from fedgkd_pl.settings import CALMER, fixed_settings
 
 METHODS = {
@@ -176,7 +177,7 @@ def make_groups(runs: Iterable[Run]) -> list[Group]:
     for run in runs:
         settings = {k: v for k, v in fixed_settings(run.settings).items() if k != "seed_everything"}
         method, dataset = str(run.summary["method"]), dataset_name(run)
-        seed: Any = run.settings.get("seed_everything", run.summary["seed"])
+        seed = run.seed
         key: tuple[Any, ...] = (method, dataset, run.rounds_asked)
         key += tuple(sorted((k, str(v)) for k, v in settings.items()))
         if key in found and seed in found[key].runs and not settings:
@@ -217,7 +218,7 @@ def _named(name: str, group: Group, others: Sequence[Group], of_data: bool) -> s
     for key, value in group.settings.items():
         differs = any(other.settings.get(key) != value for other in others)
         if differs and key.startswith("data") == of_data:
-            told.append(f"{symbol(key.rpartition('.')[2])} {value}")
+            told.append(printable(f"{symbol(key.rpartition('.')[2])} {value}"))
     if len({other.rounds for other in others}) > 1 and not of_data:
         told.append(f"{group.rounds} rounds")
     return ", ".join([name, *told])

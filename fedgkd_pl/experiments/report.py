@@ -14,6 +14,7 @@ from fedgkd_pl.experiments.paper import TITLE
 from fedgkd_pl.experiments.protocol import Footnotes
 from fedgkd_pl.experiments.runs import Run, find_runs
 from fedgkd_pl.experiments.tables import FEWER, measure_name, spread
+from fedgkd_pl.reading import printable
 from fedgkd_pl.settings import CALMER
 from fedgkd_pl.storage import write_text
 
@@ -172,7 +173,7 @@ def to_markdown(runs: Sequence[Run], notes: Sequence[str] = ()) -> str:
     footnotes = Footnotes()
     rows = overview(groups, footnotes)
     lines = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
-    lines += ["| " + " | ".join(row.values()) + " |" for row in rows]
+    lines += ["| " + " | ".join(v.replace("|", r"\|") for v in row.values()) + " |" for row in rows]
     if told := [*footnotes.lines, *notes]:
         lines += ["", *(f"- {line}" for line in told)]
     shared = _shared(groups)
@@ -341,7 +342,7 @@ def _shared(groups: Sequence[Group]) -> dict[str, Any]:
     """The settings that all groups have alike."""
     first, *others = [group.settings for group in groups]
     return {
-        key.replace("init_args.", ""): value
+        printable(key.replace("init_args.", "")): printable(value, 1000)
         for key, value in first.items()
         if value is not None and all(other.get(key) == value for other in others)
     }

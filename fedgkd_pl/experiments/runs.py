@@ -1,7 +1,8 @@
-"""What a run left in its folder, read back."""
+"""What a run left in its folder, read back; it may be a stranger's, and nothing is trusted."""
 
 import csv
-import json
+import io
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgkd_pl.errors import SettingError
+from fedgkd_pl.reading import MB, printable, read_bytes, read_json
 
 Summary = dict[str, Any]
 ACCURACIES = {
@@ -20,6 +22,8 @@ ACCURACIES = {
     "at_best_val": "test_acc_at_best_val",
 }
 KEYS = ("method", "dataset", "seed", "rounds", "bytes_down")
+LARGEST = 64 * MB  # of a file with rows or counts
+ROUNDS, COUNT, CLASSES = 2**31, 2**63, 2_000  # numbers are below these
 
 
 @dataclass(frozen=True)
@@ -38,41 +42,57 @@ class Run:
     def metrics(self) -> dict[str, dict[int, float]]:
         """The columns of ``metrics.csv``, each by round; none where there is no such file."""
         columns: dict[str, dict[int, float]] = {}
-        file = self.folder / "metrics.csv"
-        if not file.exists():
-            return columns
+        rows = self.table("metrics.csv")
         try:
-            with file.open(encoding="utf-8", newline="") as lines:
-                for row in csv.DictReader(lines):
-                    number = int(row.pop("round"))
-                    for name, value in row.items():
-                        if value:
-                            columns.setdefault(name, {})[number] = float(value)
-        except (ValueError, LookupError, TypeError, AttributeError, csv.Error) as error:
-            raise SettingError("runs", "not a metrics.csv of fedgkd-pl", file) from error
+            for row in rows:
+                number = whole(row.pop("round"), ROUNDS)
+                for name, value in row.items():
+                    if value:
+                        columns.setdefault(name, {})[number] = float(value)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise self.damaged("metrics.csv") from error
         return columns
 
     @cached_property
     def accuracy(self) -> dict[int, float]:
         """Test accuracy in percent, by round."""
-        return {number: 100 * value for number, value in self.metrics.get("test/acc", {}).items()}
+        known = self.metrics.get("test/acc", {})
+        return {number: 100 * value for number, value in known.items() if abs(value) <= MB}
 
     @cached_property
     def partition(self) -> dict[str, Any]:
         """Who held what; empty where the run does not say."""
-        return self._json("partition.json")
+        name = "partition.json"
+        if not (self.folder / name).exists():
+            return {}
+        try:
+            content = read_json(self.folder / name, LARGEST)
+        except OSError as error:
+            raise self.unreadable(name, error) from error
+        except ValueError as error:
+            raise self.damaged(name) from error
+        if not isinstance(content, dict) or not _are_counts(content.get("counts", [[1]])):
+            raise self.damaged(name)
+        return content | {"dataset": printable(content.get("dataset", ""))}
 
     @cached_property
     def settings(self) -> dict[str, Any]:
         """All settings, nested; empty where the run does not say."""
-        import yaml
+        from fedgkd_pl import strict_yaml
 
         file = self.folder / "config.yaml"
         try:
-            settings = yaml.safe_load(file.read_bytes()) if file.exists() else {}
-        except yaml.YAMLError as error:
-            raise SettingError("runs", "not a config.yaml of fedgkd-pl", file) from error
-        return settings if isinstance(settings, dict) else {}
+            return strict_yaml.read(str(file)) if file.exists() else {}
+        except SettingError as error:
+            raise self.damaged(file.name) from error
+
+    @property
+    def seed(self) -> int:
+        """The seed that all others come from."""
+        seed: Any = self.settings.get("seed_everything", self.summary["seed"])
+        if not is_count(seed):
+            raise self.damaged("config.yaml")
+        return int(seed)
 
     @property
     def rounds_asked(self) -> int:
@@ -98,22 +118,32 @@ class Run:
         Args:
             name: of the file.
         """
-        file = self.folder / name
-        if not file.exists():
+        if not (self.folder / name).exists():
             return []
         try:
-            with file.open(encoding="utf-8", newline="") as lines:
-                return list(csv.DictReader(lines))
+            text = read_bytes(self.folder / name, LARGEST).decode()
+            return list(csv.DictReader(io.StringIO(text, newline="")))
+        except OSError as error:
+            raise self.unreadable(name, error) from error
         except (ValueError, csv.Error) as error:
-            raise SettingError("runs", f"not a {name} of fedgkd-pl", file) from error
+            raise self.damaged(name) from error
 
-    def _json(self, name: str) -> dict[str, Any]:
-        file = self.folder / name
-        try:
-            content = json.loads(file.read_bytes()) if file.exists() else {}
-        except (ValueError, RecursionError) as error:
-            raise SettingError("runs", f"not a {name} of fedgkd-pl", file) from error
-        return content if isinstance(content, dict) else {}
+    def damaged(self, name: str) -> SettingError:
+        """The error of a file that is not what its name says.
+
+        Args:
+            name: of the file.
+        """
+        return SettingError("runs", f"not a {name} of fedgkd-pl", self.folder / name)
+
+    def unreadable(self, name: str, error: OSError) -> SettingError:
+        """The error of a file that cannot be read.
+
+        Args:
+            name: of the file.
+            error: the system's, or ours.
+        """
+        return SettingError("runs", f"{name}: {error.strerror}", self.folder / name)
 
 
 def read_run(folder: Path) -> Run:
@@ -124,23 +154,28 @@ def read_run(folder: Path) -> Run:
     """
     file = folder / "summary.json"
     try:
-        summary: Summary = json.loads(file.read_bytes())
-        whole = {*ACCURACIES.values(), *KEYS} <= summary.keys()
-        numbers = (
-            *ACCURACIES.values(),
-            "wall_seconds",
-            "rounds_asked",
-            "bytes_up",
-            "diverged_round",
-        )
-        whole = whole and all(_is_number(summary.get(key)) for key in numbers)
-        counts = ("rounds", "seed", "bytes_down")
-        whole = whole and all(type(summary[key]) is int for key in counts) and summary["rounds"] > 0
-    except (OSError, ValueError, AttributeError, RecursionError):
-        whole = False
-    if not whole:
+        summary: Summary = read_json(file)
+        sound = isinstance(summary, dict) and {*ACCURACIES.values(), *KEYS} <= summary.keys()
+        sound = sound and _is_sound(summary)
+    except (OSError, ValueError):
+        sound = False
+    if not sound:
         raise SettingError("runs", "not a summary.json of fedgkd-pl", file)
     return Run(folder, summary)
+
+
+def _is_sound(summary: Summary) -> bool:
+    """Whether all that is shown of a run, or computed with, is what it should be."""
+    names = [summary["method"], summary["dataset"]]
+    measured = [summary.get(key) for key in (*ACCURACIES.values(), "wall_seconds", "bytes_up")]
+    rounds = [summary.get(key) for key in ("rounds_asked", "diverged_round")]
+    return (
+        all(isinstance(name, str) and name == printable(name) for name in names)
+        and all(is_count(summary[key]) for key in ("rounds", "seed", "bytes_down"))
+        and all(value is None or _is_number(value) for value in measured)
+        and 0 < summary["rounds"] < ROUNDS
+        and all(each is None or (is_count(each) and each < ROUNDS) for each in rounds)
+    )
 
 
 def find_runs(paths: Sequence[str], newest: bool = False) -> list[Run]:
@@ -156,7 +191,7 @@ def find_runs(paths: Sequence[str], newest: bool = False) -> list[Run]:
         if not files:
             continue
         if newest:
-            files = [max(files, key=lambda file: file.stat().st_mtime)]
+            files = [max(files, key=lambda file: file.lstat().st_mtime)]
         for file in sorted(files, key=natural):
             found.setdefault(file.parent.resolve(), read_run(file.parent))
     if not found:
@@ -173,5 +208,41 @@ def natural(path: Path) -> list[Any]:
     return [(int(s), "") if s.isdigit() else (-1, s) for s in re.split(r"(\d+)", str(path)) if s]
 
 
+def whole(text: str, below: int) -> int:
+    """A number of a CSV file.
+
+    Args:
+        text: of its cell.
+        below: what it must be less than.
+
+    Raises:
+        ValueError: it is not such a number.
+    """
+    number = int(text)
+    if not 0 <= number < below:
+        raise ValueError(f"must be from 0 to {below - 1}")
+    return number
+
+
+def is_count(value: Any) -> bool:
+    """Whether a value is a whole number of a size that can be computed with.
+
+    Args:
+        value: anything.
+    """
+    return type(value) is int and 0 <= value < COUNT
+
+
 def _is_number(value: Any) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and abs(value) < COUNT and math.isfinite(value)
+
+
+def _are_counts(table: Any) -> bool:
+    """Whether a value is a matrix of clients × classes that has samples."""
+    return (
+        isinstance(table, list)
+        and all(isinstance(row, list) and len(row) == len(table[0]) for row in table)
+        and all(is_count(count) for row in table for count in row)
+        and any(any(row) for row in table)
+    )

@@ -6,17 +6,26 @@ label of each axis and a seed.
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from fedgkd_pl.config_files import resolve
 from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.reading import printable
 
 Settings = Mapping[str, Any]  # dotted keys, as `fedgkd-pl fit` takes them; `config` names files
-MEASURE = re.compile(r"best|final|last10|at_best_val|round[1-9]\d*")
+MEASURE = re.compile(r"best|final|last10|at_best_val|round[1-9]\d{,8}")
+SETTING = re.compile(r"[A-Za-z_]\w*(\.\w+)*\+?")
+# Flags of `fedgkd-pl fit` that are no settings: a study says what is run, not what is imported,
+# where it is kept or how it goes on.
+COMMANDS = "ckpt_path debug help import name output_dir print_config resume version".split()
+ADDRESSES = ("ray_address",)  # results from there are pickles
+MOST_CELLS = 10_000
 MEASURES = "best, final, last10, at_best_val or round<N>"
 
 
@@ -134,7 +143,7 @@ def read_study(path: str) -> Study:
         require(key in known, str(key), f"a study has no such key: {', '.join(known)}")
     require("axes" in content, "axes", "a study needs at least one", path)
     axes = {
-        str(axis): {str(label): _mapping(f"axes.{axis}.{label}", s) for label, s in labels.items()}
+        str(axis): {str(label): _settings(f"axes.{axis}.{label}", s) for label, s in labels.items()}
         for axis, labels in _mapping("axes", content["axes"]).items()
         if _mapping(f"axes.{axis}", labels)
     }
@@ -152,7 +161,7 @@ def read_study(path: str) -> Study:
         axes=axes,
         config=[config] if isinstance(config, str) else _list("config", config, str),
         seeds=_list("seeds", content.get("seeds", [0]), int),
-        set=_mapping("set", content.get("set", {})),
+        set=_settings("set", content.get("set", {})),
         special=[_special(one, axes) for one in _list("special", content.get("special", []), dict)],
         paper=_text("paper", content.get("paper", "")),
         measures=_list("measures", content.get("measures", list(Study.measures)), str),
@@ -181,10 +190,11 @@ def _check(study: Study) -> None:
     require(len(study.measures) > 0, "measures", f"at least one is needed: {MEASURES}")
     for measure in study.measures:
         require(MEASURE.fullmatch(measure) is not None, "measures", f"{MEASURES}", measure)
-    names = [cell.name for cell in study.cells()]
-    for name in names:
+    number = prod(map(len, study.axes.values())) * len(study.seeds)
+    require(number <= MOST_CELLS, "axes", f"a study has at most {MOST_CELLS} cells", number)
+    for name, times in Counter(cell.name for cell in study.cells()).items():
         require(len(name) <= 200, "axes", "labels make too long a name of a folder", name)
-        require(names.count(name) == 1, "axes", "two cells would share a folder", name)
+        require(times == 1, "axes", "two cells would share a folder", name)
 
 
 def _words(settings: Sequence[Settings]) -> tuple[str, ...]:
@@ -207,7 +217,40 @@ def _special(one: Any, axes: Mapping[str, Mapping[str, Settings]]) -> Mapping[st
     for axis, label in where.items():
         require(axis in axes, "special.where", "must name axes", axis)
         require(label in axes[axis], "special.where", f"{axis} has no such label", label)
-    return {"where": where, "set": _mapping("special.set", one["set"])}
+    return {"where": where, "set": _settings("special.set", one["set"])}
+
+
+def _settings(place: str, value: Any) -> dict[str, Any]:
+    """Settings that cannot be taken for anything else when they become flags."""
+    settings = _mapping(place, value)
+    for key, item in settings.items():
+        where = f"{place}.{printable(key, 80)}"
+        fits = isinstance(key, str) and SETTING.fullmatch(key) is not None
+        require(fits, where, "must be a setting's name, in words and dots")
+        words = key.rstrip("+").split(".")
+        told = "is not a setting: a study cannot give it, only the command line can"
+        require(words[0] not in COMMANDS and words[-1] != "help", where, told)
+        require(key != "trainer.fast_dev_run", where, told)
+        require(not key.upper().startswith("FEDGKD_"), where, told)  # a variable's name
+        for name, text in _texts(item, words[-1]):
+            require(name not in ADDRESSES, where, told)
+            flag = text.startswith("-") and re.match(r"-[\d.]", text) is None
+            require(not flag, where, "a value must not begin like a flag", text)
+    return settings
+
+
+def _texts(value: Any, name: str) -> Iterator[tuple[str, str]]:
+    """Every text in a value, with the name it has there."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _texts(item, str(key))
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item, name)
+    elif isinstance(value, str):
+        yield name, value
+        if name not in ADDRESSES:
+            yield from ((found, "") for found in ADDRESSES if found in value)  # JSON in a text
 
 
 def _mapping(key: str, value: Any) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """A classifier on any Hugging Face encoder."""
 
+import re
 from typing import Any
 
-from fedgkd_pl.errors import SettingError
+from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.models.heads import projection_of
 from torch import Tensor, nn
 
@@ -59,6 +60,14 @@ class TextClassifier(nn.Module):
         return logits
 
 
+def _without_code(config: Any, key: str, got: Any) -> Any:
+    """Refuses an encoder whose settings fetch code, such as kernels of the hub."""
+    attention = str(getattr(config, "_attn_implementation", None))
+    known = re.fullmatch(r"\w+", attention) is not None  # not a repository's name
+    require(known, key, "would need code that is not here", got)
+    return config
+
+
 def _encoder(name: str, config: dict[str, Any] | None) -> Any:
     try:
         from transformers import AutoConfig, AutoModel
@@ -66,12 +75,23 @@ def _encoder(name: str, config: dict[str, Any] | None) -> Any:
         raise SettingError("net", "text needs pip install 'fedgkd-pl[text]'") from error
     if config is not None:
         try:
-            encoder = AutoModel.from_config(AutoConfig.for_model(**config))
+            found = _without_code(AutoConfig.for_model(**config), "encoder_config", config)
+            encoder = AutoModel.from_config(found, trust_remote_code=False)
+        except SettingError:
+            raise
         except (TypeError, ValueError, KeyError) as error:
             raise SettingError("encoder_config", str(error).splitlines()[0], config) from error
     else:
         try:
-            encoder = AutoModel.from_pretrained(name)
+            found = AutoConfig.from_pretrained(name, trust_remote_code=False)
+            encoder = AutoModel.from_pretrained(
+                name,
+                config=_without_code(found, "encoder", name),
+                trust_remote_code=False,
+                weights_only=True,
+            )
+        except SettingError:
+            raise
         except (OSError, ValueError) as error:
             raise SettingError(
                 "encoder",
