@@ -40,7 +40,7 @@ from fedgkd_pl.errors import RunFailed, SettingError, StorageError, require
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.settings import fixed_settings, flatten
 from fedgkd_pl.signals import Stopped
-from fedgkd_pl.storage import lock, write_text
+from fedgkd_pl.storage import check_held, lock, write_text
 from filelock import BaseFileLock
 from jsonargparse import ActionYesNo
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -271,6 +271,10 @@ class FederatedCLI(LightningCLI):
             if self.folder is not None:
                 stop.hint = f"go on with: fedgkd-pl fit --resume {quote(str(self.folder))}"
             raise stop from error
+        except Exception:
+            if self.folder is not None:
+                check_held(self.folder)  # whatever went wrong, that is why
+            raise
         finally:
             if self.lock is not None:
                 self.lock.release()

@@ -4,6 +4,7 @@ It looks after its parent when it serves, which is not before all is imported; u
 kernel does, so that a server whose parent was killed does not go on for seconds.
 """
 
+import atexit
 import ctypes
 import os
 import signal
@@ -11,6 +12,7 @@ import sys
 from contextlib import suppress
 from importlib import import_module
 
+from fedgkd_pl.output import only_our_warnings
 from fedgkd_pl.processes import PRELOAD
 
 PR_SET_PDEATHSIG = 1
@@ -21,9 +23,11 @@ _end_with_parent = ctypes.CDLL(None).prctl if sys.platform == "linux" else lambd
 _end_with_parent(PR_SET_PDEATHSIG, signal.SIGKILL)
 if os.getppid() != int(_parent):  # it ended before that
     os._exit(1)
+only_our_warnings()
 try:
     for _name in _modules:
         with suppress(ImportError):  # of something that is not installed; who needs it will tell
             import_module(_name)
 finally:
     _end_with_parent(PR_SET_PDEATHSIG, 0)
+atexit.register(os._exit, 0)  # at once: to clear up what torch has loaded takes seconds

@@ -14,6 +14,8 @@ from multiprocessing.connection import wait
 from types import ModuleType
 from typing import Any
 
+from fedgkd_pl.output import keep_output, only_our_warnings
+
 PRELOAD = "_FEDGKD_PL_PRELOAD"  # for fedgkd_pl.preload: our id, then modules
 SOCKET_NAME = 70  # bytes of a folder that leave room for the name of a socket, of 92 at least
 
@@ -77,6 +79,8 @@ def ending_with_parent(target: Callable[..., None], *args: Any) -> dict[str, Any
 
 def _watched(module: str, name: str, args: tuple[Any, ...]) -> None:
     end_with_parent()
+    keep_output()
+    only_our_warnings()
     getattr(import_module(module), name)(*args)
 
 
@@ -88,7 +92,7 @@ def end_with_parent() -> None:
     systems, and for a pipe that a fork of the parent's holds open.
     """
     parent = multiprocessing.parent_process()
-    if parent is None:
+    if parent is None or parent.pid is None:
         return
     sentinel = parent.sentinel
     if sys.platform == "linux":

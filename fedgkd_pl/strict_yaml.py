@@ -21,6 +21,8 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 def install() -> None:
     """Makes jsonargparse read files, flags and environment variables with :func:`load`."""
     set_loader("yaml", load, (yaml.YAMLError,))
+    # Lightning's enumerations of texts, which may be a default, are written as those texts
+    yaml.SafeDumper.add_multi_representer(str, lambda to, text: to.represent_str(str.__str__(text)))
 
 
 def load(text: str) -> Any:

@@ -2,12 +2,8 @@
 
 import gc
 import os
-import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from multiprocessing import context as mp
 from pathlib import Path
 from typing import Any
 
@@ -86,42 +82,11 @@ def test_a_message_may_grow_and_shrink(kind: str) -> None:
     memory.close()
 
 
-def test_memory_goes_to_a_process_as_it_is_started(kind: str) -> None:
-    """Pickled as multiprocessing does when it starts a process; the name is Windows' way."""
-    memory = Memory()
-    memory.write([b"given away"])
-
-    class Spawning:
-        descriptors: list[int] = []
-
-        @contextmanager
-        def __call__(self) -> Iterator[None]:
-            mp.set_spawning_popen(self)
-            try:
-                yield
-            finally:
-                mp.set_spawning_popen(None)
-
-        def duplicate_for_child(self, descriptor: int) -> int:
-            return os.dup(descriptor)
-
-        DupFd = staticmethod(lambda descriptor: Detached(descriptor))
-
-    with Spawning()():
-        blob = pickle.dumps(memory)
-    got = pickle.loads(blob)
-    assert got.map()[:] == b"given away"
-    got.close()
-    assert memory.map()[:] == b"given away"
-    memory.close()
-
-
-class Detached:
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
-
-    def detach(self) -> int:
-        return self.descriptor
+def test_workers_get_what_is_shared(kind: str) -> None:
+    models = [FedAvg(linear(), engine=LocalEngine(n)) for n in (1, 2)]
+    for model in models:
+        fit(model, Table(sizes=(8, 5, 6)), 2)
+    assert same(models[0].net.state_dict(), models[1].net.state_dict())
 
 
 class Mapped(Table):

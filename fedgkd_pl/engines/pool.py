@@ -224,8 +224,9 @@ def _kill(worker: Place) -> None:
 
 def _can_be_shared(value: object) -> bool:
     """Whether a value is a plain tensor in the host's memory; others travel by value."""
-    plain = type(value) is Tensor and value.layout is torch.strided
-    return plain and value.device.type == "cpu" and not value.is_quantized
+    if type(value) is not Tensor or value.layout is not torch.strided:
+        return False
+    return value.device.type == "cpu" and not value.is_quantized
 
 
 def _for_worker(job: Job, number: int) -> Job:
