@@ -318,7 +318,7 @@ class FederatedCLI(LightningCLI):
             if isinstance(callback, BestRound | LastRound) and callback.dirpath is None:
                 callback.dirpath = str(folder / "checkpoints")
         if self.own_logger:
-            self.trainer.logger = TensorBoardLogger(
+            self.trainer.logger = _RunLogger(
                 folder.parent.parent, folder.parent.name, folder.name, default_hp_metric=False
             )
 
@@ -381,6 +381,18 @@ class FederatedCLI(LightningCLI):
             f"the checkpoint has done {done}: ask for more",
             rounds,
         )
+
+
+class _RunLogger(TensorBoardLogger):
+    """Writes to its folder, not to whatever has taken its name."""
+
+    def log_metrics(self, *args: Any, **kwargs: Any) -> None:
+        check_held(Path(self.log_dir))
+        super().log_metrics(*args, **kwargs)
+
+    def save(self) -> None:
+        check_held(Path(self.log_dir))
+        super().save()
 
 
 class _OnlyFinish(Callback):
