@@ -3,10 +3,12 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import fedgkd_pl
 from fedgkd_pl.errors import RunFailed, SettingError, StorageError
+from fedgkd_pl.output import kept_output, lost, only_our_warnings
 from fedgkd_pl.signals import Stopped, stoppable
 
 TRAINER_COMMANDS = {
@@ -17,6 +19,10 @@ TRAINER_COMMANDS = {
     "predict": "write a checkpoint's predictions on the test set beside it",
 }
 
+# the flags of compare, and whether a value follows
+COMPARE = {name: True for name in ("--output_dir", "--jobs", "--rounds", "--only")}
+COMPARE |= {name: False for name in ("--dry_run", "--help", "-h")}
+
 
 def main(args: Sequence[str] | None = None) -> int:
     """Runs a command.
@@ -25,15 +31,27 @@ def main(args: Sequence[str] | None = None) -> int:
         args: the words after ``fedgkd-pl``; by default those of the process.
 
     Returns:
-        The exit code: 0 done, 2 bad input, 3 the run failed, 4 storage, 130 or 143 stopped.
+        The exit code: 0 done, 2 bad input, 3 the run failed, 4 storage, 129, 130 or 143 stopped.
     """
     words = list(sys.argv[1:] if args is None else args)
-    try:
-        with stoppable():
-            return _command(words)
-    except Stopped as stop:
-        print(f"stopped by {stop.name}" + (f"; {stop.hint}" if stop.hint else ""), file=sys.stderr)
-        return stop.exit_code
+    only_our_warnings()
+    ended: SystemExit | None = None
+    with kept_output() as streams:
+        try:
+            with stoppable():
+                code = _command(words)
+        except Stopped as stop:
+            hint = f"; {stop.hint}" if stop.hint else ""
+            print(f"stopped by {stop.name}{hint}", file=sys.stderr)
+            code = stop.exit_code
+        except SystemExit as stop:  # a parser's
+            ended = stop
+    failed = lost(streams)
+    if failed is not None and words[:1] not in (["fit"], ["compare"]):  # whose results are files
+        return _tell(StorageError("the output", failed))
+    if ended is not None:
+        raise ended
+    return code
 
 
 def _command(words: list[str]) -> int:
@@ -44,12 +62,30 @@ def _command(words: list[str]) -> int:
     try:
         return _other(words)
     except (SettingError, RunFailed, StorageError) as error:
+        return _tell(error)
+    except OSError as error:
+        return _tell(StorageError(error.filename or type(error).__name__, error))
+
+
+def _tell(error: SettingError | RunFailed | StorageError) -> int:
+    with suppress(OSError):
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return {SettingError: 2, RunFailed: 3, StorageError: 4}[type(error)]
+    return {SettingError: 2, RunFailed: 3, StorageError: 4}[type(error)]
 
 
 class _Parser(argparse.ArgumentParser):
     """A parser that answers bad input in one line."""
+
+    any_order = False  # whether flags may stand between words of one argument
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if not self.any_order:
+            return super().parse_known_args(args, namespace)
+        self.any_order = False  # which that calls again
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self.any_order = True
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message} ({self.prog} --help)\n")
@@ -71,7 +107,7 @@ def _other(words: list[str]) -> int:
     _add_report(commands)
     _add_figure(commands)
     _add_flower(commands)
-    arguments, rest = parser.parse_known_args(words)
+    arguments, rest = parser.parse_known_args(_study_first(words))
     if rest and arguments.command not in ("compare", "flower"):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if arguments.command == "configs":
@@ -106,6 +142,22 @@ def _other(words: list[str]) -> int:
         parser.print_help()
         return 2
     return 0
+
+
+def _study_first(words: list[str]) -> list[str]:
+    """The words of ``compare`` with flags of ``fit`` last: argparse takes their values for ours."""
+    if words[:1] != ["compare"]:
+        return words
+    ours, cells, study = ["compare"], list[str](), False
+    waiting = iter(words[1:])
+    for word in waiting:
+        flag, given, _ = word.partition("=")
+        place = ours if flag in COMPARE or not word.startswith("-") else cells
+        place.append(word)
+        study |= not word.startswith("-")
+        if word.startswith("-") and not given and COMPARE.get(flag, True):
+            place += [value] if (value := next(waiting, "")) else []
+    return [*ours, *cells] if study else words
 
 
 def _add_compare(commands: Any) -> None:
@@ -150,6 +202,7 @@ def _add_report(commands: Any) -> None:
     report = commands.add_parser(
         "report", help="finished runs beside each other: a table, Markdown, or a page with figures"
     )
+    report.any_order = True
     report.add_argument("runs", nargs="+", help="run folders, or folders above them")
     report.add_argument(
         "--over_seeds", action="store_true", help="all runs, as mean ± std over a method's seeds"
@@ -175,6 +228,7 @@ def _add_figure(commands: Any) -> None:
         description="\n".join(f"{kind:<14}{text}" for kind, text in KINDS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    figure.any_order = True
     figure.add_argument("kind", choices=KINDS, help="see above")
     figure.add_argument("runs", nargs="*", help="run folders, or folders above them")
     figure.add_argument("--output", help="the file; KIND.svg by default")

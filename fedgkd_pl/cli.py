@@ -42,7 +42,7 @@ from fedgkd_pl.federation.checks import check_trainer
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.settings import fixed_settings, flatten
 from fedgkd_pl.signals import Stopped
-from fedgkd_pl.storage import lock, write_text
+from fedgkd_pl.storage import check_held, lock, write_text
 from filelock import BaseFileLock
 from jsonargparse import ActionYesNo
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
@@ -295,6 +295,10 @@ class FederatedCLI(LightningCLI):
             if self.folder is not None:
                 stop.hint = f"go on with: fedgkd-pl fit --resume {quote(str(self.folder))}"
             raise stop from error
+        except Exception:
+            if self.folder is not None:
+                check_held(self.folder)  # whatever went wrong, that is why
+            raise
         finally:
             if self.lock is not None:
                 self.lock.release()
@@ -343,7 +347,7 @@ class FederatedCLI(LightningCLI):
             if isinstance(callback, BestRound | LastRound) and callback.dirpath is None:
                 callback.dirpath = str(folder / "checkpoints")
         if self.own_logger:
-            self.trainer.logger = TensorBoardLogger(
+            self.trainer.logger = _RunLogger(
                 folder.parent.parent, folder.parent.name, folder.name, default_hp_metric=False
             )
 
@@ -407,6 +411,18 @@ class FederatedCLI(LightningCLI):
             f"the checkpoint has done {done}: ask for more",
             rounds,
         )
+
+
+class _RunLogger(TensorBoardLogger):
+    """Writes to its folder, not to whatever has taken its name."""
+
+    def log_metrics(self, *args: Any, **kwargs: Any) -> None:
+        check_held(Path(self.log_dir))
+        super().log_metrics(*args, **kwargs)
+
+    def save(self) -> None:
+        check_held(Path(self.log_dir))
+        super().save()
 
 
 class _OnlyFinish(Callback):

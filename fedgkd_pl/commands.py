@@ -1,5 +1,6 @@
 """From the words of a command to its exit code: what comes before the parser, and every error."""
 
+import errno
 import logging
 import sys
 import threading
@@ -68,8 +69,8 @@ def run(words: list[str], kind: type[FederatedCLI] = FederatedCLI) -> int:
 
 
 def _quiet_if_full(failed: threading.ExceptHookArgs) -> None:
-    """TensorBoard's writer meets a full disk in a thread of its own; the main one will tell."""
-    if getattr(failed.exc_value, "errno", None) not in DISK:
+    """TensorBoard's writer meets a full disk, or none, in its thread; the main one will tell."""
+    if getattr(failed.exc_value, "errno", None) not in (*DISK, errno.ENOENT):
         threading.__excepthook__(failed)
 
 

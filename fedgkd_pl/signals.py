@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first ends a run in order, the second at once."""
+"""Ctrl-C, SIGTERM and a closed terminal: the first ends a run in order, the second at once."""
 
 import os
 import signal
@@ -27,13 +27,15 @@ class Stopped(BaseException):
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Turns SIGINT and SIGTERM inside into :class:`Stopped`; does nothing outside the main thread.
+    """Turns the signals inside into :class:`Stopped`; does nothing outside the main thread.
 
     Where that does not get through within :data:`GRACE` seconds, and on a second signal, the
     process ends at once: a commit needs no farewell. Python drops what is raised in a destructor;
     there the signal is sent once more.
     """
-    numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) != signal.SIG_IGN]
+    names = ("SIGINT", "SIGTERM", "SIGHUP")
+    known = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    numbers = [n for n in known if signal.getsignal(n) != signal.SIG_IGN]  # nohup ignores one
     if threading.current_thread() is not threading.main_thread():
         yield
         return

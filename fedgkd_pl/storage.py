@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
 # The errors of a disk that takes no more.
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM)
+NO_FOLDERS = (errno.EINVAL, errno.ENOTSUP)  # of a filesystem that cannot sync a folder
 PART = ".part"  # ends the name of a file that is being written
 LOCK = ".lock"
+_held: dict[Path, tuple["BaseFileLock", tuple[int, int]]] = {}  # which folder a name stood for
 
 
 def commit(target: Path, chunks: Iterable[bytes | memoryview], keep_previous: bool = False) -> None:
@@ -24,7 +26,7 @@ def commit(target: Path, chunks: Iterable[bytes | memoryview], keep_previous: bo
     It is written beside its target, forced to the disk, and then takes the target's name.
 
     Args:
-        target: the file; its folder is made.
+        target: the file; its folder is made, but for one that this process has locked.
         chunks: its content.
         keep_previous: keep what was there as :func:`previous`.
 
@@ -32,6 +34,7 @@ def commit(target: Path, chunks: Iterable[bytes | memoryview], keep_previous: bo
         StorageError: it could not be written; what was there before is there, or kept.
     """
     part = target.with_name(f".{target.name}.{os.getpid()}{PART}")
+    check_held(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -118,11 +121,40 @@ def lock(folder: Path, key: str = "resume", seconds: float = 0) -> "BaseFileLock
     holder = FileLock(folder / LOCK)
     try:
         holder.acquire(timeout=seconds)
+        _held[folder.absolute()] = holder, _identity(folder)
     except Timeout as error:
         raise SettingError(key, "another process is at this run", str(folder)) from error
     except OSError as error:
         raise StorageError(folder, error) from error
     return holder
+
+
+def check_held(path: Path) -> None:
+    """Raises if the locked folder of a file was renamed, removed or replaced by another.
+
+    Args:
+        path: what is to be written, or the folder itself.
+    """
+    place = path.absolute()
+    for folder in (place, *place.parents):
+        holder, identity = _held.get(folder, (None, None))
+        if holder is None:
+            continue
+        if not holder.is_locked:
+            del _held[folder]
+            continue
+        try:
+            same = _identity(folder) == identity
+        except OSError:
+            same = False
+        if not same:
+            text = "the folder was moved or removed during the run; what it had committed is in it"
+            raise StorageError(folder, text)
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    found = folder.stat()
+    return found.st_dev, found.st_ino
 
 
 def _sync_folder(folder: Path) -> None:
@@ -131,5 +163,8 @@ def _sync_folder(folder: Path) -> None:
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)
+        except OSError as error:
+            if error.errno not in NO_FOLDERS:
+                raise
         finally:
             os.close(descriptor)

@@ -26,6 +26,8 @@ def install() -> None:
     A text in a config may name another file; that is read as carefully as the first.
     """
     set_loader("yaml", load, (yaml.YAMLError,))
+    # Lightning's enumerations of texts, which may be a default, are written as those texts
+    yaml.SafeDumper.add_multi_representer(str, lambda to, text: to.represent_str(str.__str__(text)))
 
     def read_text(path: Any) -> str:
         try:

@@ -112,6 +112,7 @@ class Launcher:
         *words: str,
         stop_at: tuple[str, str, int] | None = None,
         env: dict[str, str] | None = None,
+        output: str = "output.txt",
     ) -> int:
         """Starts a command in a folder; returns its process id.
 
@@ -119,10 +120,11 @@ class Launcher:
             stop_at: kill it when a commit of the file of this name has reached this step for the
                 n-th time: (step, name, n).
             env: variables of its environment.
+            output: a file for what it prints; ``closed`` or ``broken`` for none.
         """
         folder.mkdir(parents=True, exist_ok=True)
         order = {"folder": str(folder), "words": list(map(str, words)), "stop_at": stop_at}
-        self._say(order | {"env": env or {}})
+        self._say(order | {"env": env or {}, "output": output})
         return int(self._answer())
 
     def wait(self) -> int:
@@ -168,19 +170,17 @@ def _launch() -> None:
         child = os.fork()
         if not child:
             os.environ.update(order["env"])
-            _child(order["folder"], order["words"], order["stop_at"])
+            _child(order["folder"], order["words"], order["stop_at"], order["output"])
         print(child, flush=True)
 
 
-def _child(folder: str, words: list[str], stop_at: list[Any] | None) -> None:
+def _child(folder: str, words: list[str], stop_at: list[Any] | None, output: str) -> None:
     from fedgkd_pl import storage
     from fedgkd_pl.__main__ import main
 
     os.chdir(folder)
-    output = os.open("output.txt", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-    for number in (1, 2):
-        os.dup2(output, number)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    _direct(output)
     if stop_at is not None:
         step, name, times = stop_at
         left = [times]
@@ -201,6 +201,21 @@ def _child(folder: str, words: list[str], stop_at: list[Any] | None) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _direct(output: str) -> None:
+    """Where a child's output goes."""
+    if output == "closed":
+        for number in (0, 1, 2):
+            os.close(number)
+        return
+    if output == "broken":
+        reader, writer = os.pipe()
+        os.close(reader)
+    else:
+        writer = os.open(output, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    for number in (1, 2):
+        os.dup2(writer, number)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -40,12 +41,13 @@ class RoundProgress(ProgressBar):
             args: as for ``print``.
             kwargs: as for ``print``.
         """
-        print(*args, **kwargs)
+        with suppress(OSError, ValueError):  # nobody reads, or it is closed
+            print(*args, **kwargs)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Opens the display."""
         self.first_round, self.started = trainer.current_epoch, time.perf_counter()
-        if self.enabled and sys.stdout.isatty():
+        if self.enabled and _on_terminal():
             self.live = Progress(
                 TextColumn("{task.description:>7}"),
                 BarColumn(bar_width=20),
@@ -93,7 +95,7 @@ class RoundProgress(ProgressBar):
             self.live.update(self.tasks["rounds"], completed=done, note=shown)
             self.live.update(self.tasks["clients"], note=time_left)
         elif self.enabled:
-            print(f"round {done}/{total}  {shown}  {time_left}", flush=True)
+            self.print(f"round {done}/{total}  {shown}  {time_left}", flush=True)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Closes the display."""
@@ -109,3 +111,8 @@ class RoundProgress(ProgressBar):
         if self.live:
             self.live.stop()
             self.live = None
+
+
+def _on_terminal() -> bool:
+    """Whether there is somebody to look; a daemon has no output at all."""
+    return sys.stdout is not None and not sys.stdout.closed and sys.stdout.isatty()

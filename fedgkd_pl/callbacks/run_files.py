@@ -3,9 +3,11 @@
 import csv
 import io
 import json
+import os
 import platform
 import time
 from collections import Counter
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from traceback import format_exception
@@ -18,7 +20,7 @@ from fedgkd_pl.engines.base import ClientFailure
 from fedgkd_pl.errors import RunFailed, StorageError
 from fedgkd_pl.federation.message import to_safetensors
 from fedgkd_pl.federation.server import FederatedServer
-from fedgkd_pl.storage import commit, write_text
+from fedgkd_pl.storage import check_held, commit, write_text
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 
@@ -118,6 +120,7 @@ class RunFiles(Callback):
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """What TensorBoard was told of the round must be on disk before the round is."""
+        check_held(self._folder(trainer))  # TensorBoard would write to whatever is there
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 logger.experiment.flush()
@@ -126,6 +129,13 @@ class RunFiles(Callback):
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Writes who failed in the round that was not finished, and an unexpected error."""
+        try:
+            check_held(self._folder(trainer))
+        except StorageError:
+            for logger in trainer.loggers:
+                if isinstance(logger, TensorBoardLogger):
+                    _leave(logger)
+            return
         if isinstance(exception, StorageError | OSError):
             return
         if self.failures:
@@ -175,6 +185,15 @@ class RunFiles(Callback):
         self._write(trainer, "metrics.csv", csv_text(columns, rows))
         if self.failures or (self._folder(trainer) / "failures.csv").exists():
             self._write(trainer, "failures.csv", csv_text(FAILURES, self.failures))
+
+
+def _leave(logger: TensorBoardLogger) -> None:
+    """Ends a logger whose folder has gone; what it wrote to one that took its name is removed."""
+    with suppress(OSError):
+        logger.experiment.close()
+    logger._experiment = None  # the Trainer would end it once more
+    for file in Path(logger.log_dir).glob(f"events.out.tfevents.*.{os.getpid()}.*"):
+        file.unlink(missing_ok=True)
 
 
 def _no_classes(values: Row) -> Row:

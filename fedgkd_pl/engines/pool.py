@@ -6,26 +6,26 @@ the parent's threads or accelerators comes along.
 """
 
 import io
-import os
 import pickle
 import signal
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing import util
 from multiprocessing.connection import Connection, wait
 from typing import Any, cast
 
 import cloudpickle
 import torch
-import torch.multiprocessing
 from fedgkd_pl.engines.base import Answer, ClientFailure, Session, schedule
+from fedgkd_pl.engines.shared import Memory, SharedTensors
 from fedgkd_pl.engines.worker import Worker, read
+from fedgkd_pl.errors import RunFailed
 from fedgkd_pl.federation.client_trainer import Job, quiet
 from fedgkd_pl.federation.kernels import numerics, set_numerics
 from fedgkd_pl.federation.message import Message, encode_state
-from fedgkd_pl.processes import context, wait_for_parent, without_main
+from fedgkd_pl.processes import context, ending_with_parent, without_main
 from torch import Tensor
 
 BEGUN = b">"
@@ -65,10 +65,20 @@ class Pool(Session):
         self.threads = threads
         self.timeout = timeout
         self.context = context(__name__)
-        self.message: Tensor | None = None
+        self.data = [t for t in vars(job.data.examples).values() if _can_be_shared(t)]
+        self.shared = SharedTensors(self.data)
+        self.message = Memory()
         self.workers: list[Place] = []
-        for place in range(workers):
-            self.workers.append(self._start(place))
+        # before multiprocessing waits for the end of workers that ignore its SIGTERM
+        self._end = util.Finalize(
+            self, _end, (self.workers, self.shared.memory, self.message), exitpriority=10
+        )
+        try:
+            for place in range(workers):
+                self.workers.append(self._start(place))
+        except BaseException:
+            self.close()
+            raise
 
     def run(self, message: Message, cohort: Sequence[int]) -> Iterator[Answer]:
         """See :meth:`Session.run`.
@@ -77,14 +87,13 @@ class Pool(Session):
             message: what every client gets.
             cohort: the clients' ids.
         """
-        encoded = bytearray(message.encode())
-        self.message = torch.frombuffer(encoded, dtype=torch.uint8).share_memory_()
+        self.message.write([message.encode()])  # nobody reads: all clients before have answered
         order = schedule(self.job, cohort)
         waiting = iter(order)
         done: dict[int, Answer] = {}
         try:
             for place in range(len(self.workers)):
-                self._tell(place, self.message)
+                self._tell(place, self.message.size)
                 self._assign(place, waiting)
             for client in order:
                 while client not in done:
@@ -100,28 +109,34 @@ class Pool(Session):
 
     def close(self) -> None:
         """See :meth:`Session.close`."""
-        for worker in self.workers:
-            worker.connection.close()  # a worker that reads the end of its connection ends
-        for worker in self.workers:
-            if worker.client is None:
-                worker.process.join(timeout=1)
-            _kill(worker)
-        self.workers = []
+        self._end()
 
     def _start(self, place: int) -> Place:
+        job = _dumps(_for_worker(self.job, place), self.data)
         ours, theirs = self.context.Pipe()
+        args = (theirs, self.threads, numerics(), self.shared, self.message)
         process = self.context.Process(
-            target=_work,
-            args=(theirs, self.threads, numerics()),
-            name=f"fedgkd-worker-{place}",
-            daemon=True,
+            **ending_with_parent(_work, *args), name=f"fedgkd-worker-{place}", daemon=True
         )
-        with without_main():
-            process.start()
-        theirs.close()
-        tensors = [self.job.data.examples.inputs, self.job.data.examples.targets]
-        ours.send((_dumps(_for_worker(self.job, place), tensors), tensors))
-        return Place(process, ours)
+        try:
+            with without_main():
+                process.start()
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        worker = Place(process, ours)
+        try:
+            ours.send_bytes(job)
+        except BaseException as error:
+            ours.close()
+            _kill(worker)
+            if isinstance(error, OSError):
+                reason = f"ended as it started (exit code {process.exitcode})"
+                raise RunFailed(f"a worker process {reason}") from error
+            raise
+        return worker
 
     def _tell(self, place: int, task: Any) -> None:
         """Sends a task; a worker that has died since its last one is replaced."""
@@ -137,8 +152,7 @@ class Pool(Session):
         _kill(self.workers[place])
         self.workers[place].connection.close()
         self.workers[place] = self._start(place)
-        if self.message is not None:
-            self.workers[place].connection.send(self.message)
+        self.workers[place].connection.send(self.message.size)
 
     def _assign(self, place: int, waiting: Iterator[int]) -> None:
         client = next(waiting, None)
@@ -190,10 +204,29 @@ class Pool(Session):
         return read(answer, worker.client, time.monotonic() - worker.given)
 
 
+def _end(workers: list[Place], *memories: Memory) -> None:
+    for worker in workers:
+        worker.connection.close()  # a worker that reads the end of its connection ends
+    for worker in workers:
+        if worker.client is None:
+            worker.process.join(timeout=1)
+        _kill(worker)
+    workers.clear()
+    for memory in memories:
+        memory.close()
+
+
 def _kill(worker: Place) -> None:
     if worker.process.is_alive():
         worker.process.kill()
     worker.process.join()
+
+
+def _can_be_shared(value: object) -> bool:
+    """Whether a value is a plain tensor in the host's memory; others travel by value."""
+    if type(value) is not Tensor or value.layout is not torch.strided:
+        return False
+    return value.device.type == "cpu" and not value.is_quantized
 
 
 def _for_worker(job: Job, number: int) -> Job:
@@ -205,37 +238,40 @@ def _for_worker(job: Job, number: int) -> Job:
     return replace(job, device=device, states={})
 
 
-def _work(connection: Connection, threads: int, settings: dict[str, Any]) -> None:
-    for number in signal.SIGINT, signal.SIGTERM:
-        signal.signal(number, signal.SIG_IGN)  # the parent's to answer
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+def _work(
+    connection: Connection,
+    threads: int,
+    settings: dict[str, Any],
+    shared: SharedTensors,
+    message: Memory,
+) -> None:
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)  # the parent's to answer
     set_numerics(settings, threads)
     with quiet():
-        _serve(connection)
+        _serve(connection, shared, message)
 
 
-def _serve(connection: Connection) -> None:
+def _serve(connection: Connection, shared: SharedTensors, memory: Memory) -> None:
     try:
-        job = connection.recv()
-        worker = Worker(lambda: _loads(*job))
-        message = None
+        job = connection.recv_bytes()
+        data = shared.tensors()
+        shared.memory.close()
+        worker = Worker(lambda: _loads(job, data))
+        size, message = 0, None
         while True:
             task = connection.recv()
-            if isinstance(task, Tensor):
-                message = Message.decode(task.numpy().tobytes())
+            if isinstance(task, int):  # there is a new message of so many bytes, maybe another soon
+                size, message = task, None
                 continue
             client, state = task
-            assert message is not None
+            if message is None:
+                message = Message.decode(memory.map(size)[:])
             begun = partial(connection.send_bytes, BEGUN)
             connection.send_bytes(worker.train(message, client, state, begun=begun))
     except (EOFError, OSError):
         return  # the pool was closed, or its process is gone
-
-
-def _end_with_parent() -> None:
-    """Ends a worker whose parent was killed, in the middle of a client too."""
-    wait_for_parent()
-    os._exit(1)
 
 
 def _dumps(job: Job, shared: list[Tensor]) -> bytes:
@@ -247,7 +283,11 @@ def _dumps(job: Job, shared: list[Tensor]) -> bytes:
             return places.get(id(value))
 
     buffer = io.BytesIO()
-    Pickler(buffer).dump(job)
+    try:
+        Pickler(buffer).dump(job)
+    except Exception as error:  # a user's net or loss may hold anything
+        text = f"the net, loss or data cannot be sent to another process ({error})"
+        raise pickle.PicklingError(f"{text}; engine.workers 1 needs none") from error
     return buffer.getvalue()
 
 

@@ -11,7 +11,6 @@ import re
 import shutil
 import signal
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from contextlib import redirect_stderr, suppress
@@ -34,7 +33,7 @@ from fedgkd_pl.experiments.tables import (
     to_markdown,
     to_rich,
 )
-from fedgkd_pl.processes import context, wait_for_parent, without_main
+from fedgkd_pl.processes import context, ending_with_parent, without_main
 from fedgkd_pl.reading import read_bytes
 from fedgkd_pl.settings import fixed_settings
 from fedgkd_pl.signals import Stopped
@@ -153,7 +152,8 @@ def _plan(study: Study, top: Path, extra: Sequence[str]) -> list[Task]:
     folders = [top / cell.name / "version_0" for cell in cells]
     processes = context(*PRELOAD)
     ours, theirs = processes.Pipe()
-    process = processes.Process(target=_look_at_all, args=(theirs, cells, folders), daemon=True)
+    look = ending_with_parent(_look_at_all, theirs, cells, folders)
+    process = processes.Process(**look, daemon=True)
     print(f"{study.name}: checking the settings of {len(cells)} cells", flush=True)
     _begin(process)
     theirs.close()
@@ -326,7 +326,8 @@ def _start(study: Study, task: Task, top: Path, processes: Any, jobs: int) -> No
         task.folder.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(task.folder.parent, error) from error
-    task.process = processes.Process(target=_run_cell, args=(words, task.folder, task.log, jobs))
+    run = ending_with_parent(_run_cell, words, task.folder, task.log, jobs)
+    task.process = processes.Process(**run)
     task.state, task.began, task.first = "running", time.monotonic(), done
     task.said = task.log.stat().st_size if task.log.exists() else 0
     _begin(task.process)
@@ -352,7 +353,6 @@ def _run_cell(words: list[str], folder: Path, log: Path, jobs: int) -> None:
     with log.open("ab", buffering=0) as file:
         for number in (1, 2):
             os.dup2(file.fileno(), number)
-    threading.Thread(target=_stop_with_parent, daemon=True).start()
     torch.set_num_threads(max(1, torch.get_num_threads() // jobs))
     if folder.exists():
         lock(folder, seconds=ORPHAN).release()  # of a study that was killed a moment ago
@@ -360,11 +360,6 @@ def _run_cell(words: list[str], folder: Path, log: Path, jobs: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def _stop_with_parent() -> None:
-    wait_for_parent()
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _finish(task: Task) -> None:
