@@ -151,10 +151,11 @@ def test_workers_end_with_their_parent_in_every_phase_of_their_life(tmp_path: Pa
 
 
 STUDY = """
-name: study
 config: digits/fedavg.yaml
+seeds: [0]
 set: {rounds: 100000, model.engine.workers: 2, model.local_epochs: 1000}
-axes: {seed: [0]}
+axes:
+  method: {FedAvg: {}}
 """
 
 
