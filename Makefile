@@ -38,7 +38,7 @@ test: $(STAMP)  ## the tests (the long ones: make test-slow)
 
 test-faults: $(STAMP)  ## 50 kills, signals and stops per method, full disks: an hour
 	@FEDGKD_TRIALS=50 $(BIN)/python -m pytest -v tests/test_faults.py \
-	  tests/test_client_failures.py tests/test_corpus.py
+	  tests/test_client_failures.py tests/test_corpus.py tests/test_ways_in.py
 
 fuzz: $(STAMP)  ## mutated configs, checkpoints and data files for 20 minutes
 	@$(BIN)/python -m tests.fuzz --minutes 20

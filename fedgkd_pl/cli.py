@@ -21,7 +21,7 @@ from fedgkd_pl.callbacks.run_files import RunFiles
 from fedgkd_pl.cli_checks import check_groups, check_meaning, check_monitors
 from fedgkd_pl.cli_help import common_flags
 from fedgkd_pl.cli_messages import cut, one_line, setting_error
-from fedgkd_pl.cli_paths import check_address, check_places, given
+from fedgkd_pl.cli_paths import check_address, check_places, given, takes_config
 from fedgkd_pl.cli_runs import (
     check_net,
     check_settings,
@@ -122,6 +122,7 @@ class FederatedCLI(LightningCLI):
         export: Path | None = None,
     ) -> None:
         self.words = [str(word) for word in args] if isinstance(args, list) else []
+        self.may_download = True
         self.only_partition = only_partition
         self.export = export
         self.folder = resume
@@ -208,19 +209,28 @@ class FederatedCLI(LightningCLI):
             require(config.ckpt_path is not None, "ckpt_path", "which model? give a checkpoint")
         if config.data.init_args.get("val_fraction") == 0:
             config.checkpoint.monitor = None  # nothing to choose a best round by
-        check_address(config, given(self.words, files=False))
+        check_address(config, given(self.words))
         file: Path | None = None
         if self.folder is not None:
-            self.users = given(self.words[3:])  # behind fit --config FOLDER/config.yaml
-            check_places(config, self.folder, self.users)
+            self._check_places(self.folder)
             self.lock = lock(self.folder)
             file = last_checkpoint(self.folder)
         if file is None and config.ckpt_path is not None:
             file = find_checkpoint(config.ckpt_path, Path(config.output_dir) / config.name)
             config.ckpt_path = str(file.absolute())
+            if self.folder is None:
+                parent = file.absolute().parent
+                self._check_places(parent.parent if parent.name == "checkpoints" else parent)
         if file is not None:
             self.checkpoint, file = load_checkpoint(file, self.folder)
         self.checkpoint_file = file
+
+    def _check_places(self, run: Path) -> None:
+        """Lets a run's own config decide nothing outside of the run's folder."""
+        if takes_config(self.words, run):
+            users = given(self.words, run)
+            check_places(self.config[self.subcommand], run, users)
+            self.may_download = "download" in {name for name, _ in users}
 
     def instantiate_classes(self) -> None:
         """Instantiates; what a constructor refuses is told with its whole key."""
@@ -230,7 +240,7 @@ class FederatedCLI(LightningCLI):
             raise
         except Exception as error:  # a constructor may not expect what it is given
             raise setting_error(error, flatten(self._dump())) from error
-        if self.folder is not None and "download" not in {name for name, _ in self.users}:
+        if not self.may_download:
             self.datamodule.download = False  # a run that was begun had its data
         devices = self.trainer.num_devices * self.trainer.num_nodes
         text = "the server takes one device; the engine spreads clients over all GPUs"

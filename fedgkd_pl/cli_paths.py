@@ -1,4 +1,4 @@
-"""What a run's folder may not decide alone when it is resumed: places elsewhere.
+"""What a run's folder may not decide alone when it is resumed or evaluated: places elsewhere.
 
 A folder may be a stranger's. Its ``config.yaml`` is taken for what is computed; a place outside of
 the folder, another machine or a service counts only if the user names it, too.
@@ -28,12 +28,13 @@ SERVICE = "the run's own config.yaml may not name a service; say so yourself"
 ADDRESS = "is where code is sent to and pickles come from: give it as a flag, not in a file"
 
 
-def given(words: Sequence[str], files: bool = True) -> Given:
+def given(words: Sequence[str], run: Path | None = None) -> Given:
     """What the words of a command say.
 
     Args:
         words: flags and their values.
-        files: and the configs among them.
+        run: the folder of a run: configs among the words count, unless they are its own. By
+            default none do.
     """
     found: Given = set()
     for place, word in enumerate(words):
@@ -42,22 +43,45 @@ def given(words: Sequence[str], files: bool = True) -> Given:
             continue
         value = value if equals else next(iter(words[place + 1 :]), "")
         if key == "--config":
-            found |= set(_texts(strict_yaml.read(value))) if files else set()
+            if run is not None and not is_within(value, run):
+                found |= set(_texts(strict_yaml.read(value)))
         else:
             found |= set(_texts(_value(value), key.rstrip("+").rpartition(".")[2].lstrip("-")))
             found.add((key.rstrip("+").rpartition(".")[2].lstrip("-"), value))
     return found
 
 
+def is_within(path: str | Path, folder: Path) -> bool:
+    """Whether a path, its links followed, leads into a folder.
+
+    Args:
+        path: of anything, which need not be there.
+        folder: of a run.
+    """
+    return Path(os.path.realpath(path)).is_relative_to(folder.resolve())
+
+
+def takes_config(words: Sequence[str], run: Path) -> bool:
+    """Whether a run's own config is among those that a command reads.
+
+    Args:
+        words: flags and their values.
+        run: the folder of the run.
+    """
+    pairs = zip(words, [*words[1:], ""], strict=True)
+    named = [value for word, value in pairs if word == "--config"]
+    named += [word.partition("=")[2] for word in words if word.startswith("--config=")]
+    return any(is_within(name, run) for name in named)
+
+
 def check_places(settings: Namespace, folder: Path, users: Given) -> None:
     """Refuses what would be written, removed or sent elsewhere because a run's folder says so.
 
     Args:
-        settings: of the run that is resumed.
+        settings: of the run that is resumed or evaluated.
         folder: of the run.
         users: what the user's words say, without the run's own config.
     """
-    home = folder.resolve()
     services = {value.rpartition(".")[2] for _, value in users}
     for group in ("trainer", "checkpoint"):
         for key, value in _leaves(settings[group], group):
@@ -66,7 +90,7 @@ def check_places(settings: Namespace, folder: Path, users: Given) -> None:
                 service = value.rpartition(".")[2]
                 if service in SERVICES and service not in services:
                     raise SettingError(key.removesuffix(".class_path"), SERVICE, value)
-            elif not _is_inside(value, home, name in PLACES) and (name, value) not in users:
+            elif not _is_inside(value, folder, name in PLACES) and (name, value) not in users:
                 raise SettingError(key.replace(".init_args", ""), TWICE, value)
 
 
@@ -102,7 +126,7 @@ def _is_inside(value: str, home: Path, is_place: bool) -> bool:
         return False
     if not is_place and not path.is_absolute():  # a part of a path that climbs
         return False
-    return Path(os.path.realpath(path)).is_relative_to(home)
+    return is_within(path, home)
 
 
 def _leaves(settings: Any, key: str) -> Iterator[tuple[str, str]]:

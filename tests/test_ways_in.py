@@ -238,7 +238,8 @@ def test_a_strangers_folder_brings_no_checkpoint_plugin(world: World) -> None:
     )
 
     def change(settings: dict[str, Any]) -> None:
-        settings["trainer"]["plugins"] = [IO | {"init_args": {"weights_only": False}}]
+        settings["trainer"]["plugins"] = [IO]
+        settings["weights_only"] = False
 
     world.config(change)
     err = world.refused("fit", "--resume", world.folder, "--rounds", "3")
@@ -379,6 +380,27 @@ def test_a_resumed_folder_names_no_place_for_its_best_round(world: World) -> Non
     world.config(lambda settings: settings["checkpoint"].update(dirpath=str(world.top)))
     err = world.refused("fit", "--resume", world.folder, "--rounds", "3")
     assert err.startswith("error: checkpoint.dirpath: the run's own config.yaml"), err
+
+
+@pytest.mark.parametrize("command", ["fit", "validate", "test", "predict"])
+def test_a_runs_own_config_names_no_place_for_other_commands(world: World, command: str) -> None:
+    world.config(lambda s: s["trainer"].update(_logger("CSVLogger", save_dir=str(world.top))))
+    words = ("--config", world.folder / "config.yaml", "--ckpt_path", world.folder)
+    err = world.refused(command, *words)
+    assert err.startswith("error: trainer.logger.save_dir: the run's own config.yaml"), err
+    if command == "validate":
+        code, _, err = world.run(command, *words, "--trainer.logger", "false")
+        assert code == 0, err
+
+
+def test_a_resumed_run_fetches_no_data(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It had them when it began; where to they would be written, its config says."""
+    data = {"class_path": "CIFAR10", "init_args": {"data_dir": str(world.top / "data")}}
+    world.config(lambda settings: settings.update(data=data))
+    fetched: list[object] = []
+    monkeypatch.setattr("fedgkd_pl.data.cifar.fetch", lambda *words: fetched.append(words))
+    code, _, err = world.run("fit", "--resume", world.folder, "--rounds", "3")
+    assert code == 2 and not fetched and not (world.top / "data").exists(), err
 
 
 def test_what_the_user_names_too_is_their_own(world: World) -> None:
