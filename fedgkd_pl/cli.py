@@ -19,6 +19,7 @@ from fedgkd_pl.callbacks.profile import RoundProfile
 from fedgkd_pl.callbacks.progress import RoundProgress
 from fedgkd_pl.callbacks.run_files import RunFiles
 from fedgkd_pl.cli_checks import check_groups, check_meaning, check_monitors
+from fedgkd_pl.cli_engines import engine_defaults, tell_dropped
 from fedgkd_pl.cli_help import common_flags
 from fedgkd_pl.cli_messages import cut, one_line, setting_error
 from fedgkd_pl.cli_runs import (
@@ -54,6 +55,7 @@ for _name in fedgkd_pl.__all__:
     getattr(fedgkd_pl, _name)  # imported, so that a config may name a class without its module
 only_these_packages()
 short_engines()
+engine_defaults()
 strict_yaml.install()
 
 
@@ -158,7 +160,9 @@ class FederatedCLI(LightningCLI):
             raise
         except Exception as error:  # jsonargparse does not expect everything
             raise SettingError("config", f"{type(error).__name__}: {cut(error, 400)}") from error
-        check_meaning(self.config[self.config.subcommand])
+        settings = self.config[self.config.subcommand]
+        check_meaning(settings)
+        tell_dropped(args, settings.model.init_args.get("engine"))  # type: ignore[arg-type]
 
     def _parse_ckpt_path(self) -> None:
         """Lightning would let a checkpoint's hyper-parameters beat the flags; ours holds none."""
