@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import logging
 import platform
 import time
 from collections import Counter
@@ -17,10 +18,12 @@ from fedgkd_pl.engines.base import ClientFailure
 from fedgkd_pl.errors import RunFailed, StorageError
 from fedgkd_pl.federation.message import to_safetensors
 from fedgkd_pl.federation.server import FederatedServer
+from fedgkd_pl.signals import stop_behind
 from fedgkd_pl.storage import commit, write_text
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 
+log = logging.getLogger("fedgkd_pl")
 Row = dict[str, float]
 FAILURES = ["round", "client", "reason", "traceback"]
 
@@ -129,7 +132,8 @@ class RunFiles(Callback):
             return
         if self.failures:
             self._write(trainer, "failures.csv", csv_text(FAILURES, self.failures))
-        if isinstance(exception, Exception) and not isinstance(exception, RunFailed):
+        expected = isinstance(exception, RunFailed) or stop_behind(exception) is not None
+        if isinstance(exception, Exception) and not expected:
             self._write(trainer, "error.txt", "".join(format_exception(exception)))
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -138,6 +142,8 @@ class RunFiles(Callback):
         model = to_safetensors(server.global_state())
         commit(self._folder(trainer) / "global.safetensors", [model])
         accuracies = accuracy_summary(list(self.rows.values()))
+        reasons = Counter(row["reason"] for row in self.failures).most_common(20)
+        trainings = len(self.rows) * server.datamodule.cohort_size
         summary = {
             "method": type(server).__name__,
             "dataset": server.datamodule.name,
@@ -146,9 +152,10 @@ class RunFiles(Callback):
             "rounds_asked": trainer.max_epochs,
             "bytes_down": server.bytes_down,
             "bytes_up": server.bytes_up,
+            "client_trainings": trainings,
             "failed_clients": len(self.failures),
             "failed_rounds": server.failed_rounds,
-            "failures": dict(Counter(row["reason"] for row in self.failures).most_common(20)),
+            "failures": dict(reasons),
             "wall_seconds": round(self.elapsed(), 3),
             "versions": _versions(),
         }
@@ -159,6 +166,11 @@ class RunFiles(Callback):
             logger.experiment.flush()
         (self._folder(trainer) / "error.txt").unlink(missing_ok=True)  # of an earlier session
         self._write(trainer, "summary.json", json.dumps(summary, indent=2) + "\n")
+        if reasons:
+            log.warning(
+                "%d of %d client trainings failed, most often: %s (failures.csv has them all)",
+                *(len(self.failures), trainings, reasons[0][0]),
+            )
 
     def _folder(self, trainer: Trainer) -> Path:
         return Path(self.folder or trainer.log_dir or trainer.default_root_dir)
