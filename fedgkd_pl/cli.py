@@ -19,6 +19,7 @@ from fedgkd_pl.callbacks.profile import RoundProfile
 from fedgkd_pl.callbacks.progress import RoundProgress
 from fedgkd_pl.callbacks.run_files import RunFiles
 from fedgkd_pl.cli_checks import check_groups, check_meaning, check_monitors
+from fedgkd_pl.cli_engines import engine_defaults, tell_dropped
 from fedgkd_pl.cli_help import common_flags
 from fedgkd_pl.cli_messages import cut, one_line, setting_error
 from fedgkd_pl.cli_paths import check_address, check_places, given, takes_config
@@ -57,6 +58,7 @@ for _name in fedgkd_pl.__all__:
     getattr(fedgkd_pl, _name)  # imported, so that a config may name a class without its module
 only_these()
 short_engines()
+engine_defaults()
 strict_yaml.install()
 
 
@@ -172,6 +174,7 @@ class FederatedCLI(LightningCLI):
         settings = self.config[self.config.subcommand]
         check_names(settings)
         check_meaning(settings)
+        tell_dropped(args, settings.model.init_args.get("engine"))  # type: ignore[arg-type]
 
     def _parse_ckpt_path(self) -> None:
         """Lightning would let a checkpoint's hyper-parameters beat the flags; ours holds none."""

@@ -25,6 +25,21 @@ class Stopped(BaseException):
         super().__init__(self.name)
 
 
+def stop_behind(error: BaseException | None) -> Stopped | None:
+    """The stop that an error comes from; extension modules wrap what a signal's handler raises.
+
+    Args:
+        error: what came of it, perhaps a SystemError.
+    """
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, Stopped):
+            return error
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return None
+
+
 @contextmanager
 def stoppable() -> Iterator[None]:
     """Turns the signals inside into :class:`Stopped`; does nothing outside the main thread.

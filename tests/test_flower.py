@@ -4,7 +4,9 @@ Here messages go from app to app within this process; tests/test_flower_net.py h
 """
 
 import csv
+import json
 import sys
+import time
 import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -190,8 +192,16 @@ def test_too_few_answers_change_nothing(runs: Runs) -> None:
 REFUSED = {
     "method": ({"method": "MOON"}, "this node takes part in MOON only, the server runs FedGKD"),
     "version": ({"version": "0.0.9"}, "this node takes part in 0.0.9 only, the server runs"),
-    "settings": ({"args": "--model.gamma 9"}, "settings: the server has"),
-    "data": ({"args": "--data.partition_seed 9"}, "settings: the server has"),
+    "settings": (
+        {"args": "--model.gamma 9"},
+        "settings: the server has model.gamma 0.2, this node 9.0",
+    ),
+    "data": (
+        {"args": "--data.partition_seed 9 --model.net.hidden [8]"},
+        "settings: the server has data.partition_seed null, this node 9; "
+        "model.net.hidden [16], this node [8]",
+    ),
+    "pinned": ({"settings": "?"}, "this node takes part in ? only, the server runs"),
     "clients": ({"client": 7}, "there are 5, from 0"),
     "nobody": ({}, "whom does this node stand for"),
     "own": ({"own-data": True}, "of which client?"),
@@ -234,6 +244,74 @@ def test_a_client_refuses_a_server_that_has_changed_since(loop: Loop) -> None:
     assert not reply.content.array_records
     told = [str(record["reason"]) for record in reply.content.config_records.values()]
     assert told and all("method: the server has FedAvg, this node FedGKD" in text for text in told)
+
+
+def test_a_server_that_has_changed_its_settings_is_told_which(runs: Runs) -> None:
+    """An operator pins settings; the node's folder knows what they were."""
+    nodes = {11: {"clients": "0 1 2 3 4", "state-dir": str(runs.folder / "node")}}
+    grid = runs.flower(runs.app("FedGKD", "--rounds", "1"), nodes)
+    pinned = str(next(content for _, _, content in grid.sent)["contract"]["settings"])
+    said = nodes[11] | {"settings": pinned}
+    words = ["--model.gamma", "0.5", "--model.engine.patience", "0", "--rounds", "1"]
+    known = {"node": "gamma 0.5, this node 0.2", "new": "its log has the server's settings"}
+    for name, text in known.items():
+        said["state-dir"] = str(runs.folder / name)
+        app = runs.folder / f"app-{name}"
+        where = ["--output_dir", str(runs.folder), "--name", name, "--model.max_failed_rounds", "2"]
+        assert main(["flower", str(app), *METHODS["FedGKD"], *NET, *BASE, *where, *words]) == 0
+        runs.flower(app, {11: said})
+        told = failures(runs.folder / name / "version_0")
+        assert len(told) == 4 and all(text in reason for _, _, reason in told), told
+        assert all("node 11 is, but refuses: settings: this node takes" in why for *_, why in told)
+
+
+def test_a_node_that_comes_back_trains_again(runs: Runs, caplog: pytest.LogCaptureFixture) -> None:
+    """It is gone in round 2 and asked again when it is there, which takes it a while to answer."""
+    replies: dict[str, tuple[float, Any]] = {}
+    gone: list[float] = []
+
+    def change(grid: Loop) -> None:
+        def answer(message: Any, node: int) -> Any:
+            if message.metadata.message_type == "query":
+                due = time.monotonic() + (1.2 if gone else 0)  # a process must start there
+                replies[message.metadata.message_id] = due, grid._answer(message, node)
+                return None
+            if node == 12 and message.metadata.group_id == "2":
+                gone.append(time.monotonic())
+                raise ConnectionError("it was killed")
+            return grid._answer(message, node)
+
+        def pull(numbers: Iterable[str]) -> Iterable[Any]:
+            for number in list(numbers):
+                if number in replies and time.monotonic() >= replies[number][0]:
+                    grid.replies[number] = replies.pop(number)[1]
+            return usual(numbers)
+
+        def connected() -> Iterable[int]:
+            asked = [m for kind, node, m in grid.sent if kind == "train" and node == 11]
+            away = gone and len(asked) < 3  # it is back when round 3 is done
+            return [11] if away else [11, 12]
+
+        usual, grid.answer = grid.pull_messages, answer
+        grid.pull_messages, grid.get_node_ids = pull, connected  # type: ignore[method-assign]
+
+    runs.flower(runs.app("MOON", "--rounds", "5"), change=change)
+    told = failures(runs.folder / "flower-MOON/version_0")
+    assert {round for round, *_ in told} == {"2", "3"}
+    assert gone and {int(client) % 2 for _, client, _ in told} == {1}
+
+
+def test_a_run_that_refused_clients_says_so_at_its_end(
+    runs: Runs, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = runs.app("FedGKD", "--model.engine.patience", "0", "--data.participation", "1")
+    refused = {"clients": "1 3", "args": "--model.gamma 9"}
+    runs.flower(app, {11: {"clients": "0 2 4"}, 12: refused})
+    summary = json.loads((runs.folder / "flower-FedGKD/version_0/summary.json").read_text())
+    assert (summary["client_trainings"], summary["failed_clients"]) == (15, 6)  # 3 rounds of 5
+    assert "6 of 15 client trainings failed, most often: no node that stands" in caplog.messages[-1]
+    assert "model.gamma 0.2, this node 9.0" in caplog.messages[-1]
+    assert sum("node 12 is not used" in text for text in caplog.messages) == 1
 
 
 class Killed(BaseException):

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import logging
 import os
 import platform
 import time
@@ -20,10 +21,12 @@ from fedgkd_pl.engines.base import ClientFailure
 from fedgkd_pl.errors import RunFailed, StorageError
 from fedgkd_pl.federation.message import to_safetensors
 from fedgkd_pl.federation.server import FederatedServer
+from fedgkd_pl.signals import stop_behind
 from fedgkd_pl.storage import check_held, commit, write_text
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 
+log = logging.getLogger("fedgkd_pl")
 Row = dict[str, float]
 FAILURES = ["round", "client", "reason", "traceback"]
 
@@ -49,6 +52,7 @@ class RunFiles(Callback):
         self.config = config or {}
         self.rows: dict[int, Row] = {}
         self.failures: list[dict[str, Any]] = []
+        self.trainings = 0  # of clients that were asked
         self.seconds = 0.0  # of earlier sessions
         self.started = time.perf_counter()
 
@@ -58,6 +62,7 @@ class RunFiles(Callback):
             "config": self.config,
             "rows": list(self.rows.values()),
             "failures": self.failures,
+            "trainings": self.trainings,
             "seconds": self.elapsed(),
         }
 
@@ -69,6 +74,7 @@ class RunFiles(Callback):
         """
         self.rows = {int(row["round"]): row for row in state_dict["rows"]}
         self.failures = state_dict["failures"]
+        self.trainings = state_dict.get("trainings", 0)
         self.seconds = state_dict["seconds"]
 
     def elapsed(self) -> float:
@@ -98,9 +104,12 @@ class RunFiles(Callback):
         values = (number, failure.client, failure.reason, failure.traceback[-2000:])
         self.failures.append(dict(zip(FAILURES, values, strict=True)))
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, _: int
+    ) -> None:
         """Starts the round's row with what the clients told."""
         server = _server(pl_module)
+        self.trainings += len(batch)
         self.rows[server.round] = {"round": server.round, **_no_classes(server.report)}
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -140,7 +149,8 @@ class RunFiles(Callback):
             return
         if self.failures:
             self._write(trainer, "failures.csv", csv_text(FAILURES, self.failures))
-        if isinstance(exception, Exception) and not isinstance(exception, RunFailed):
+        expected = isinstance(exception, RunFailed) or stop_behind(exception) is not None
+        if isinstance(exception, Exception) and not expected:
             self._write(trainer, "error.txt", "".join(format_exception(exception)))
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -149,6 +159,7 @@ class RunFiles(Callback):
         model = to_safetensors(server.global_state())
         commit(self._folder(trainer) / "global.safetensors", [model])
         accuracies = accuracy_summary(list(self.rows.values()))
+        reasons = Counter(row["reason"] for row in self.failures).most_common(20)
         summary = {
             "method": type(server).__name__,
             "dataset": server.datamodule.name,
@@ -157,9 +168,10 @@ class RunFiles(Callback):
             "rounds_asked": trainer.max_epochs,
             "bytes_down": server.bytes_down,
             "bytes_up": server.bytes_up,
+            "client_trainings": self.trainings,
             "failed_clients": len(self.failures),
             "failed_rounds": server.failed_rounds,
-            "failures": dict(Counter(row["reason"] for row in self.failures).most_common(20)),
+            "failures": dict(reasons),
             "diverged_round": diverged_round(trainer),
             "wall_seconds": round(self.elapsed(), 3),
             "versions": _versions(),
@@ -171,6 +183,11 @@ class RunFiles(Callback):
             logger.experiment.flush()
         (self._folder(trainer) / "error.txt").unlink(missing_ok=True)  # of an earlier session
         self._write(trainer, "summary.json", json.dumps(summary, indent=2) + "\n")
+        if reasons:
+            log.warning(
+                "%d of %d client trainings failed, most often: %s (failures.csv has them all)",
+                *(len(self.failures), self.trainings, reasons[0][0]),
+            )
 
     def _folder(self, trainer: Trainer) -> Path:
         return Path(self.folder or trainer.log_dir or trainer.default_root_dir)

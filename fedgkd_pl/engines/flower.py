@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 POLL = 0.5  # seconds
 MOST = 10**12  # samples of a client
 ASK_AGAIN = 60.0  # seconds, until a node that refused may have been mended
+JOIN = 60.0  # seconds that a round waits for nodes that have come back, to hear whose they are
 log = logging.getLogger("fedgkd_pl")
 
 
@@ -159,6 +160,8 @@ class Federation(Session):
         self.hosts: dict[int, int] = {}  # the node of every client that has one
         self.cards: dict[int, list[int]] = {}  # whom each node stands for
         self.asking: dict[str, int] = {}  # the nodes that have not answered yet, by message
+        self.since: dict[int, float] = {}  # when they were asked
+        self.refusals: dict[int, str] = {}  # what connected nodes have against it
         self.again: dict[int, float] = {}  # when to ask those again who refused or failed
         self.told: set[tuple[int, int]] = set()
         self.waited = False
@@ -178,7 +181,7 @@ class Federation(Session):
             if client in self.hosts:
                 asked.setdefault(self.hosts[client], []).append(client)
             else:
-                done[client] = ClientFailure(client, "no node that stands for it is connected")
+                done[client] = ClientFailure(client, self._nobody())
         answers = self._answers(message, asked)
         for client in order:
             while client not in done:
@@ -219,18 +222,32 @@ class Federation(Session):
                 break
             if pending:
                 time.sleep(min(POLL, left))
+                self._meet()  # who comes meanwhile is there for the next round
         for node in pending.values():
             reason = f"its node did not answer within {deadline:g} s"
             yield [ClientFailure(client, reason) for client in asked[node]]
 
+    def _nobody(self) -> str:
+        """Why a client has no node, as far as that is known: those that refuse do not say whose."""
+        text = "no node that stands for it is connected"
+        if not self.refusals:
+            return text
+        node, reason = min(self.refusals.items())
+        more = f", and {len(self.refusals) - 1} more" if self.refusals.keys() - {node} else ""
+        return f"{text}; node {node} is, but refuses: {reason[:300]}{more}"
+
     def _find(self, cohort: Sequence[int]) -> None:
-        """Learns who stands for whom; before the first round, waits for the cohort's nodes."""
+        """Learns who stands for whom; before the first round, waits for the cohort's nodes.
+
+        Later it waits only for nodes that are there and have just been asked: those that were
+        gone, and are back.
+        """
         end = time.monotonic() + (0 if self.waited else self.engine.patience)
         told = False
         while True:
             self._meet()
             missing = [client for client in cohort if client not in self.hosts]
-            if not missing or time.monotonic() >= end:
+            if not missing or (time.monotonic() >= end and not self._has_news()):
                 break
             if not told:
                 log.warning("waiting for the nodes of clients %s", missing)
@@ -238,12 +255,21 @@ class Federation(Session):
             time.sleep(POLL)
         self.waited = True
 
+    def _has_news(self) -> bool:
+        """Whether nodes have just been asked for the first time since they came."""
+        new = [self.since[node] for node in self.asking.values() if node not in self.refusals]
+        limit = min(JOIN, self.engine.patience)
+        return bool(new) and time.monotonic() < max(new) + limit
+
     def _meet(self) -> None:
         """Asks new nodes whom they stand for, and reads what has come; waits for nothing."""
         from flwr.app import ConfigRecord, RecordDict
 
         connected = set(self.grid.get_node_ids())
         self.cards = {n: clients for n, clients in self.cards.items() if n in connected}
+        self.refusals = {n: text for n, text in self.refusals.items() if n in connected}
+        self.asking = {number: n for number, n in self.asking.items() if n in connected}
+        self.again = {n: when for n, when in self.again.items() if n in connected}
         busy, now = {*self.cards, *self.asking.values()}, time.monotonic()
         content = RecordDict({"contract": ConfigRecord(asdict(self.contract))})
         for node in sorted(connected - busy):
@@ -251,6 +277,7 @@ class Federation(Session):
                 number = self._send("query", node, content, 0, max(300.0, self.engine.patience))
                 if number:
                     self.asking[number] = node
+                    self.since[node] = now
         for node, reply in self._replies(self.asking):
             clients: list[int] = []
             try:
@@ -262,11 +289,15 @@ class Federation(Session):
             except Exception as error:  # a node may send anything
                 reason = f"its answer cannot be read: {type(error).__name__}: {error}"
             if reason:
-                log.warning("node %d is not used: %s", node, reason)
+                if self.refusals.get(node) != reason:
+                    log.warning("node %d is not used: %s", node, reason)
+                self.refusals[node] = reason
                 self.again[node] = time.monotonic() + ASK_AGAIN
             else:
                 log.info("node %d stands for clients %s", node, clients)
                 self.cards[node] = clients
+                self.refusals.pop(node, None)
+        self.since = {n: when for n, when in self.since.items() if n in self.asking.values()}
         self.hosts = {}
         for node in sorted(self.cards):
             for client in self.cards[node]:

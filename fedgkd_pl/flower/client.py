@@ -15,12 +15,21 @@ from fedgkd_pl.errors import RunFailed, SettingError, require
 from fedgkd_pl.federation.kernels import channels_last, keep_memory
 from fedgkd_pl.federation.message import Message
 from fedgkd_pl.flower.prepared import Prepared, contract_of, words_of
-from fedgkd_pl.flower.records import Contract, Mark, pack_answers, unpack_contract, unpack_task
+from fedgkd_pl.flower.records import (
+    Contract,
+    Mark,
+    differing,
+    pack_answers,
+    unpack_contract,
+    unpack_task,
+)
 from fedgkd_pl.flower.states import States
+from fedgkd_pl.storage import write_text
 
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
 
+SETTINGS = "settings.json"  # what a node has agreed to, beside its clients' states
 log = logging.getLogger("fedgkd_pl")
 
 
@@ -134,6 +143,8 @@ def node_of(file: str, context: Any, asked: Contract) -> tuple[Node, list[int]]:
     for name in "version", "method", "settings":
         pinned = str(said.get(name, getattr(asked, name)))
         text = f"this node takes part in {pinned} only, the server runs {getattr(asked, name)}"
+        if name == "settings" and pinned != asked.settings:
+            text += _since(said, pinned, asked)
         require(pinned == getattr(asked, name), name, text)
     words = *words_of(file, context.run_config), *shlex.split(str(said.get("args", "")))
     owner = _owner(said)
@@ -143,6 +154,9 @@ def node_of(file: str, context: Any, asked: Contract) -> tuple[Node, list[int]]:
         raise SettingError("args", "not understood by this node, whose log says why") from error
     breach = node.contract.breach(asked)
     require(not breach, "contract", f"this node would not do what the server wants: {breach}")
+    folder = _folder(said, asked.settings)
+    if folder is not None and not (folder / SETTINGS).exists():
+        write_text(folder / SETTINGS, asked.fixed)  # to name what another server changes
     return node, clients_of(said, node.num_clients)
 
 
@@ -180,10 +194,25 @@ def clients_of(said: Mapping[str, Any], num_clients: int) -> list[int]:
     return clients
 
 
-def _states(context: Any, asked: Contract) -> States:
-    folder = context.node_config.get("state-dir")
+def _since(said: Mapping[str, Any], pinned: str, asked: Contract) -> str:
+    """What a server has changed since the settings that a node's operator has agreed to."""
+    folder = _folder(said, pinned)
+    if folder is None or not (folder / SETTINGS).is_file():
+        log.warning("the server's settings are %s", asked.fixed)
+        return "; its log has the server's settings"
+    kept = (folder / SETTINGS).read_text(encoding="utf-8")
+    return f": the server has {differing(asked.fixed, kept)}"
+
+
+def _folder(said: Mapping[str, Any], settings: str) -> Path | None:
+    """Where a node keeps what belongs to some settings; None for nowhere."""
+    folder = said.get("state-dir")
     # runs with other settings have states of their own; a resumed run has the same
-    return States(context.state, Path(str(folder)) / asked.settings[:16] if folder else None)
+    return Path(str(folder)) / settings[:16] if folder else None
+
+
+def _states(context: Any, asked: Contract) -> States:
+    return States(context.state, _folder(context.node_config, asked.settings))
 
 
 def _outwards(error: Exception) -> str:

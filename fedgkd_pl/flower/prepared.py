@@ -56,4 +56,5 @@ def contract_of(cli: FederatedCLI, own_data: bool = False) -> Contract:
         method=type(cli.model).__name__,
         settings=hashlib.sha256(text.encode()).hexdigest(),
         data="" if own_data else cli.datamodule.fingerprint(),
+        fixed=text,
     )

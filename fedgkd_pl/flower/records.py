@@ -5,16 +5,19 @@ FedProx, MOON, FedGKD with M=1), a message holds a single ArrayRecord each way, 
 differential privacy want it.
 """
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
+from fedgkd_pl.cli_messages import short
 from fedgkd_pl.engines.base import Answer, ClientFailure
 from fedgkd_pl.federation.answers import plain_seconds
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
+SHOWN = 5  # of the settings that differ
 RAW = "fedgkd_pl.bytes"  # how types are written that NumPy does not have
 RAW_TYPES = {"bfloat16": torch.bfloat16}
 MODEL, SECONDS = "model.", "seconds."
@@ -31,12 +34,14 @@ class Contract:
         method: its class.
         settings: the SHA-256 of all settings that decide the result.
         data: the SHA-256 of the partitioned data; empty where every node has data of its own.
+        fixed: the settings themselves, as JSON, to name the one that differs.
     """
 
     version: str
     method: str
     settings: str
     data: str
+    fixed: str = ""
 
     def breach(self, asked: "Contract") -> str:
         """Why this side cannot do what the other asks for; empty if it can.
@@ -44,11 +49,37 @@ class Contract:
         Args:
             asked: the server's.
         """
-        for name, value in asdict(asked).items():
-            mine = getattr(self, name)
+        for name in "version", "method", "settings", "data":
+            value, mine = getattr(asked, name), getattr(self, name)
             if mine != value and not (name == "data" and not mine):
-                return f"{name}: the server has {value[:16]}, this node {mine[:16]}"
+                differ = differing(asked.fixed, self.fixed) if name == "settings" else ""
+                differ = differ or f"{value[:16]}, this node {mine[:16]}"
+                return f"{name}: the server has {differ}"
         return ""
+
+
+def differing(asked: str, mine: str) -> str:
+    """The settings that differ, with both values; empty if they cannot be compared.
+
+    Args:
+        asked: the server's, as JSON.
+        mine: this node's.
+    """
+    try:
+        there, here = json.loads(asked), json.loads(mine)
+        keys = [k for k in sorted({*there, *here}) if there.get(k) != here.get(k)]
+    except (ValueError, TypeError, AttributeError):
+        return ""
+    pairs = [
+        f"{short(k)} {_cut(there.get(k))}, this node {_cut(here.get(k))}" for k in keys[:SHOWN]
+    ]
+    more = f"; {len(keys) - SHOWN} more differ" if len(keys) > SHOWN else ""
+    return "; ".join(pairs) + more
+
+
+def _cut(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 def to_arrays(state: State) -> ArrayRecord:
