@@ -27,7 +27,7 @@ RAY = {
     "timeout": None,
     "retries": 3,
 }
-FLOWER = {"deadline": 3600.0, "patience": 300.0, "threads": 1}
+FLOWER = {"deadline": 3600.0, "patience": 300.0, "threads": 1, "max_samples": None}
 NAMED = "--config local.yaml --model.engine"
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "a short name": (f"{NAMED} ray", "RayEngine", RAY),
