@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -170,6 +171,7 @@ def _launch() -> None:
         child = os.fork()
         if not child:
             os.environ.update(order["env"])
+            tempfile.tempdir = None  # asks for TMPDIR again
             _child(order["folder"], order["words"], order["stop_at"], order["output"])
         print(child, flush=True)
 
