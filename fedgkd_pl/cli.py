@@ -42,7 +42,7 @@ from fedgkd_pl.errors import RunFailed, SettingError, StorageError, require
 from fedgkd_pl.federation.checks import check_trainer
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.settings import fixed_settings, flatten
-from fedgkd_pl.signals import Stopped
+from fedgkd_pl.signals import Stopped, stop_behind
 from fedgkd_pl.storage import check_held, lock, write_text
 from filelock import BaseFileLock
 from jsonargparse import ActionYesNo
@@ -303,8 +303,12 @@ class FederatedCLI(LightningCLI):
             super()._run_subcommand(subcommand)
         except SettingError as error:
             raise setting_error(error, flatten(self._dump())) from error
-        except (Stopped, SIGTERMException) as error:  # Lightning's, where a destructor dropped ours
-            stop = error if isinstance(error, Stopped) else Stopped(signal.SIGTERM)
+        except (Stopped, SIGTERMException, SystemError) as error:
+            stop = stop_behind(error)
+            if isinstance(error, SIGTERMException):  # Lightning's, where a destructor dropped ours
+                stop = Stopped(signal.SIGTERM)
+            if stop is None:
+                raise
             if self.folder is not None:
                 stop.hint = f"go on with: fedgkd-pl fit --resume {quote(str(self.folder))}"
             raise stop from error

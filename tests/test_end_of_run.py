@@ -1,4 +1,4 @@
-"""A run in which clients failed says so at its end, and in its summary."""
+"""A run in which clients failed says so at its end and in its summary, with every engine."""
 
 import json
 import logging

@@ -1,8 +1,11 @@
 """The Ray engine: the bits of the local one, on one machine and on a cluster that loses parts."""
 
+import json
 import logging
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -12,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from fedgkd_pl import MLP, MOON, Digits, Dirichlet, FedAvg, FedGKD, LocalEngine, RayEngine
 from fedgkd_pl.engines.base import ClientFailure
@@ -36,6 +40,16 @@ def started() -> Iterator[None]:
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A home folder of their own, where the tests' own Ray leaves its token."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("home")
+        patch.setenv("MPLCONFIGDIR", str(tmp_path_factory.mktemp("matplotlib")))
+        patch.setenv("HOME", str(folder))
+        yield folder
 
 
 def train(method: str, engine: Any, *callbacks: Callback) -> Any:
@@ -192,6 +206,8 @@ def test_a_worker_killed_and_a_node_removed(
     with caplog.at_level(logging.WARNING, "fedgkd_pl"):
         there = run(RayEngine(ray_address=cluster.address, workers=2), kill, remove)
     assert kill.error is None and remove.error is None
+    line = "Ray: 2 of 2 workers train on 2 nodes, with 1 thread each; there is room for 2"
+    assert caplog.messages.count(line) == 1
     told = [text for text in caplog.messages if "trained again" in text]
     assert any(text.startswith("round 2:") for text in told)
     assert any(text.startswith("round 3:") for text in told)
@@ -201,9 +217,15 @@ def test_a_worker_killed_and_a_node_removed(
         assert same(state, there._client_states[client])
 
 
-def command(*words: str) -> subprocess.Popen[str]:
+def command(*words: str, **settings: Any) -> subprocess.Popen[str]:
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen([sys.executable, "-m", "fedgkd_pl", *words], **pipes)
+    return subprocess.Popen([sys.executable, "-m", "fedgkd_pl", *words], **pipes, **settings)
+
+
+def free_port() -> str:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return str(listener.getsockname()[1])
 
 
 def rays(parent: int) -> list[str]:
@@ -232,3 +254,205 @@ def test_a_ray_of_its_own_ends_with_the_run(tmp_path: Path) -> None:
     rest = command("fit", "--resume", folder, "--model.engine", "LocalEngine")
     assert rest.wait(200) == 0, rest.communicate()[0]
     assert rows.read_text() == (tmp_path / "whole/version_0/metrics.csv").read_text()
+
+
+# -- how it ends -------------------------------------------------------------------------------
+
+KICK = """
+import os, threading, time
+import psutil
+from lightning.pytorch import Callback
+
+
+class Kick(Callback):
+    def __init__(self, moment: str, number: int) -> None:
+        self.moment, self.number = moment, number
+        if moment == "start":
+            threading.Thread(target=self.when_ray_starts, daemon=True).start()
+
+    def kick(self) -> None:
+        print("kick", flush=True)
+        os.kill(os.getpid(), self.number)
+
+    def when_ray_starts(self) -> None:
+        while not any("raylet" in c.name() for c in psutil.Process().children(recursive=True)):
+            time.sleep(0.02)
+        self.kick()
+
+    def on_broadcast(self, trainer, module, message, cohort):
+        if message.round == 3 and self.moment == "broadcast":
+            self.kick()
+        if message.round == 3 and self.moment == "wait":
+            threading.Timer(0.05, self.kick).start()
+
+    def on_train_epoch_end(self, trainer, module):
+        if module.round == 3 and self.moment == "between":
+            self.kick()
+"""
+MOMENTS = [
+    ("start", signal.SIGTERM),
+    ("start", signal.SIGINT),
+    ("broadcast", signal.SIGTERM),
+    ("wait", signal.SIGTERM),
+    ("wait", signal.SIGINT),
+    ("between", signal.SIGTERM),
+]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The metrics of a run that nobody stops."""
+    folder = tmp_path_factory.mktemp("whole")
+    words = ["fit", "--config", "smoke.yaml", "--output_dir", str(folder), "--rounds", "5"]
+    made = command(*words, "--model.engine.workers", "1")
+    assert made.wait(200) == 0, made.communicate()[0]
+    return (folder / "smoke/version_0/metrics.csv").read_text()
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("moment, number", MOMENTS, ids=lambda value: str(value))
+def test_a_signal_ends_it_in_order(
+    moment: str, number: signal.Signals, whole: str, tmp_path: Path
+) -> None:
+    (tmp_path / "kick.py").write_text(KICK)
+    words = ["fit", "--import", "kick", "--config", "smoke.yaml", "--output_dir", str(tmp_path)]
+    words += ["--rounds", "5", "--trainer.callbacks+", "kick.Kick"]
+    words += ["--trainer.callbacks.moment", moment, "--trainer.callbacks.number", str(int(number))]
+    run = command(*words, "--model.engine", "ray", cwd=tmp_path)
+    assert run.stdout is not None
+    lines, since = [], 0.0
+    family: dict[int, psutil.Process] = {}
+    for line in run.stdout:
+        lines.append(line)
+        if line == "kick\n":
+            since = time.monotonic()
+            family = {p.pid: p for p in psutil.Process(run.pid).children(recursive=True)}
+    assert run.wait(60) == 128 + number, "".join(lines)
+    assert since and time.monotonic() - since < 10
+    left = psutil.wait_procs(family.values(), timeout=5)[1]
+    assert family and [process.name() for process in left] == []  # nor does it leave any behind
+    folder = tmp_path / "smoke/version_0"
+    if moment == "start":  # before anything was written
+        assert lines[-1] == f"stopped by {number.name}\n" and not folder.exists()
+        return
+    assert lines[-1].startswith(f"stopped by {number.name}; go on with: fedgkd-pl fit --resume")
+    assert not (folder / "error.txt").exists()
+    rest = ["--resume", str(folder), "--model.engine", "local", "--model.engine.workers", "1"]
+    again = command("fit", "--import", "kick", *rest, "--trainer.callbacks", "null", cwd=tmp_path)
+    assert again.wait(200) == 0, again.communicate()[0]
+    assert (folder / "metrics.csv").read_text() == whole
+
+
+# -- what it leaves, and who can reach it ------------------------------------------------------
+
+OWN = """
+import json, os, sys
+from pathlib import Path
+import psutil, ray, torch
+from fedgkd_pl import FedAvg, RayEngine
+
+def listening():
+    me = psutil.Process()
+    found = set()
+    for process in [me, *me.children(recursive=True)]:
+        try:
+            for one in process.net_connections("inet"):
+                if one.status == psutil.CONN_LISTEN:
+                    found.add(one.laddr.ip)
+        except psutil.Error:
+            pass
+    return sorted(found)
+
+@ray.remote
+def nothing():
+    return 1
+
+before = dict(os.environ)
+model = FedAvg(torch.nn.Linear(2, 2), engine=RayEngine())
+model.engine.check(model)
+assert ray.get(nothing.remote()) == 1
+token = os.environ.get("RAY_AUTH_TOKEN", "")
+heard = listening()
+model.engine.leave()
+changed = {k for k in before.keys() | os.environ.keys() if before.get(k) != os.environ.get(k)}
+ray.init(address=sys.argv[1], log_to_driver=False)  # of a cluster without tokens, afterwards
+print(json.dumps({
+    "heard": heard,
+    "token": len(token),
+    "changed": [name for name in changed if name.startswith(("RAY_AUTH", "RAY_ENABLE"))],
+    "home": sorted(str(path) for path in Path.home().rglob("*") if path.is_file()),
+    "nodes": len(ray.nodes()),
+}))
+"""
+
+
+@pytest.fixture
+def head(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
+    """Starts a cluster of one node, as its operator would; its address."""
+    found: list[psutil.Process] = []
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)  # which Ray sets where it starts one
+
+    def start(**variables: str) -> str:
+        port, client = free_port(), free_port()
+        words = ["start", "--head", "--port", port, "--ray-client-server-port", client]
+        words += ["--num-cpus", "1", "--include-dashboard", "false", "--disable-usage-stats"]
+        place = Path("/tmp") / f"ray-{os.getpid()}"  # Ray's sockets need short names
+        made = subprocess.run(
+            [str(Path(sys.executable).parent / "ray"), *words, "--temp-dir", str(place)],
+            env=os.environ | variables,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert made.returncode == 0, made.stdout + made.stderr
+        for process in psutil.process_iter(["cmdline"]):
+            if str(place) in " ".join(process.info["cmdline"] or []):
+                found.append(process)
+        assert found
+        return f"127.0.0.1:{port}"
+
+    yield start
+    for process in found:
+        if process.is_running():
+            process.kill()
+    psutil.wait_procs(found, timeout=10)
+    shutil.rmtree(Path("/tmp") / f"ray-{os.getpid()}", ignore_errors=True)
+
+
+@pytest.mark.ray
+def test_a_ray_of_its_own_leaves_nothing_and_listens_on_loopback(head: Any, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        (tmp_path / "home").mkdir()
+        patch.setenv("HOME", str(tmp_path / "home"))
+        address = head(RAY_AUTH_MODE="disabled")
+        (tmp_path / "own.py").write_text(OWN)
+        words = [sys.executable, str(tmp_path / "own.py"), address]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["heard"] and set(told["heard"]) <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
+    assert told["token"] == 64 and told["changed"] == [] and told["nodes"] == 1
+    assert told["home"] == []
+
+
+@pytest.mark.ray
+def test_a_cluster_that_wants_a_token(head: Any, tmp_path: Path) -> None:
+    token = "0123456789abcdef" * 4
+    address = head(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=token)
+    words = ["fit", "--config", "smoke.yaml", "--output_dir", str(tmp_path / "runs")]
+    words += ["--rounds", "1", "--model.engine", "ray", "--model.engine.ray_address", address]
+    wrong = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "f" * 64}
+    nowhere = {"RAY_AUTH_MODE": "token", "HOME": str(tmp_path)}
+    for variables in {}, wrong, nowhere:
+        start = time.monotonic()
+        run = command(*words, env=os.environ | variables)
+        told = run.communicate(timeout=120)[0]
+        assert run.returncode == 2 and told.count("\n") == 1, told
+        assert told.startswith("error: model.engine.ray_address: the cluster wants its token")
+        assert "RAY_AUTH_TOKEN" in told and time.monotonic() - start < 42
+    assert not (tmp_path / "runs").exists()
+    right = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+    run = command(*words, env=os.environ | right)
+    told = run.communicate(timeout=200)[0]
+    assert run.returncode == 0, told
+    assert "Ray: 1 of 1 workers train on 1 node, with 1 thread each; there is room for 1" in told

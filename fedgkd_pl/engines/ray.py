@@ -8,15 +8,19 @@ whose worker or node was lost is trained again somewhere else and answers the sa
 import logging
 import os
 import platform
+import secrets
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 import warnings
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import cloudpickle
@@ -28,6 +32,7 @@ from fedgkd_pl.errors import RunFailed, SettingError, require
 from fedgkd_pl.federation.client_trainer import Job, quiet
 from fedgkd_pl.federation.kernels import keep_memory, numerics, set_numerics
 from fedgkd_pl.federation.message import Message, encode_state
+from fedgkd_pl.signals import stop_behind
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
@@ -36,6 +41,22 @@ if TYPE_CHECKING:
 Blob = NDArray[np.uint8]  # bytes that Ray's workers read where they lie
 log = logging.getLogger("fedgkd_pl")
 PATIENCE = 60.0  # seconds without a worker, after which a line says what is waited for
+STARTING = 30.0  # seconds for all workers to start, after which a line counts those that have
+LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # "0": for no other machine, on Linux too
+TOKEN = (
+    "the cluster wants its token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or "
+    "RAY_AUTH_TOKEN_PATH, without which it is read from ~/.ray/auth_token"
+)
+UNKNOWN = "uthentication"  # in what Ray says where a token is missing or another one
+KNOCK_SECONDS = 30.0
+KNOCK = """
+import sys
+import ray
+try:
+    ray.init(address=sys.argv[1], log_to_driver=False)
+except Exception as error:
+    print(error, error.__cause__)
+"""
 
 
 class RayEngine(Engine):
@@ -79,6 +100,7 @@ class RayEngine(Engine):
         self.timeout = timeout
         self.retries = retries
         self.joined = False  # whether the connection is ours to end
+        self.surroundings = ExitStack()  # of a Ray of our own
 
     def check(self, server: "FederatedServer") -> None:
         """Joins the cluster, or starts one; see :meth:`Engine.check`.
@@ -88,17 +110,33 @@ class RayEngine(Engine):
         """
         import ray
 
-        if not ray.is_initialized():  # else it is the user's, who will also end it
-            _connect(self.ray_address)
-            self.joined = True
+        if ray.is_initialized():  # it is the user's, who will also end it
+            return
+        self.joined = True
+        with _stopped():
+            try:
+                self._join()
+            except BaseException:
+                self.leave()
+                raise
+
+    def _join(self) -> None:
+        address = self.ray_address or os.environ.get("RAY_ADDRESS", "local")
+        if address != "local":
+            _connect(address)
+            return
+        self.surroundings.enter_context(_own())
+        with _or_none():
+            _init({"address": "local", "num_cpus": cores(), "include_dashboard": False})
 
     def leave(self) -> None:
         """Leaves the cluster that :meth:`check` has joined."""
         import ray
 
-        if self.joined and ray.is_initialized():
+        if self.joined:  # or has begun to
             with _signals_kept():
                 ray.shutdown()
+        self.surroundings.close()
         self.joined = False
 
     def open(self, job: Job, cohort_size: int) -> Session:
@@ -125,6 +163,7 @@ class Actor:
         client: whom it trains; None while it starts.
         since: when it was asked.
         place: its machine and process, once it has started.
+        node: the cluster's name of the machine.
     """
 
     handle: Any
@@ -132,6 +171,7 @@ class Actor:
     client: int | None = None
     since: float = 0.0
     place: str = ""
+    node: str = ""
 
 
 class Cluster(Session):
@@ -152,8 +192,11 @@ class Cluster(Session):
         self.job = job
         self.actors: list[Actor] = []
         self.never_started = 0
+        self.opened = time.monotonic()
+        self.told = 0  # workers, of whom a line has told
         try:
-            self._open(job, cohort_size, gpus)
+            with _stopped():
+                self._open(job, cohort_size, gpus)
         except BaseException:
             self.close()
             raise
@@ -165,6 +208,7 @@ class Cluster(Session):
         )
         what = f"{engine.threads} cores" + (f" and {gpus:g} GPUs" if gpus else "")
         require(fit >= 1, "engine", f"no node of the Ray cluster has the {what} of a worker")
+        self.room = fit
         number = min(fit, cohort_size) if engine.workers == "auto" else engine.workers
         device = torch.device("cuda", 0) if gpus else torch.device("cpu")  # Ray shows no other
         nobody = job.data.only(-1, job.data.examples[torch.empty(0, dtype=torch.int64)])
@@ -183,30 +227,50 @@ class Cluster(Session):
             message: what every client gets.
             cohort: the clients' ids.
         """
-        broadcast = self.ray.put(_blob(message.encode()))
-        order = schedule(self.job, cohort)
-        waiting = deque(order)
-        lost: Counter[int] = Counter()
-        done: dict[int, Answer] = {}
         try:
-            for client in order:
-                while client not in done:
-                    for actor in self.actors:
-                        if actor.pending is None and waiting:
-                            self._ask(actor, waiting.popleft(), broadcast)
-                    for answer in self._answers(message.round, waiting, lost):
-                        done[answer.client] = answer
-                yield done.pop(client)
+            with _stopped():
+                yield from self._run(message, schedule(self.job, cohort))
         except BaseException:  # a stopped round leaves workers in the middle of something
             self.close()
             raise
 
+    def _run(self, message: Message, order: list[int]) -> Iterator[Answer]:
+        broadcast = self.ray.put(_blob(message.encode()))
+        waiting = deque(order)
+        lost: Counter[int] = Counter()
+        done: dict[int, Answer] = {}
+        for client in order:
+            while client not in done:
+                for actor in self.actors:
+                    if actor.pending is None and waiting:
+                        self._ask(actor, waiting.popleft(), broadcast)
+                for answer in self._answers(message.round, waiting, lost):
+                    done[answer.client] = answer
+                self._tell_workers()
+            yield done.pop(client)
+
+    def _tell_workers(self) -> None:
+        """Says once who trains: when all have started, or some and the others take their time."""
+        started = [actor for actor in self.actors if actor.place]
+        late = time.monotonic() - self.opened >= STARTING
+        complete = len(started) == len(self.actors)
+        if len(started) <= self.told or not (complete or (late and not self.told)):
+            return
+        nodes, threads = len({actor.node for actor in started}), self.engine.threads
+        log.warning(
+            "Ray: %d of %d workers train on %d node%s, with %d thread%s each; there is room for %d",
+            *(len(started), len(self.actors), nodes, "s" * (nodes > 1)),
+            *(threads, "s" * (threads > 1), self.room),
+        )
+        self.told = len(started)
+
     def close(self) -> None:
         """See :meth:`Session.close`."""
-        for actor in self.actors:
-            self._kill(actor)
-        self.actors = []
-        self.engine.leave()
+        with _stopped():
+            for actor in self.actors:
+                self._kill(actor)
+            self.actors = []
+            self.engine.leave()
 
     def _start(self) -> Actor:
         handle = self.kind.remote([self.packed], self.engine.threads, numerics())
@@ -247,7 +311,8 @@ class Cluster(Session):
                 continue
             actor.pending = actor.client = None
             if client is None:
-                self.never_started, actor.place = 0, answer
+                self.never_started = 0
+                actor.place, actor.node = answer
             else:
                 yield read(answer, client, time.monotonic() - actor.since)
         yield from self._late()
@@ -299,11 +364,14 @@ class _Worker:
         self.name = ""
         self.message: Message | None = None
 
-    def started(self) -> str:
-        """Where it is, once it is ready to train."""
+    def started(self) -> tuple[str, str]:
+        """Where it is, for people and for the cluster, once it is ready to train."""
+        import ray
+
         with quiet(), suppress(Exception):  # the first client will tell
             self.worker.prepare()
-        return f"{platform.node()}, process {os.getpid()}"
+        place = f"{platform.node()}, process {os.getpid()}"
+        return place, ray.get_runtime_context().get_node_id()
 
     def train(self, message: list[Any], client: int, state: bytes, part: Blob) -> bytes:
         """The answer of a client, for :func:`read`."""
@@ -337,23 +405,62 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
 
 
-def _connect(address: str | None) -> None:
-    """Joins a cluster, or starts one."""
+def _connect(address: str) -> None:
+    """Joins a cluster."""
+    _knock(address)
+    _init({"address": address})
+
+
+def _init(settings: dict[str, Any]) -> None:
     import ray
 
+    where = settings["address"]
+
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    settings: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
-    if address is not None:
-        settings["address"] = address
-        _knock(address)
-    elif "RAY_ADDRESS" not in os.environ:  # else Ray reads it
-        settings |= {"address": "local", "num_cpus": cores(), "include_dashboard": False}
+    settings |= {"logging_level": logging.ERROR, "log_to_driver": False}
     try:
-        with _signals_kept(), warnings.catch_warnings(action="ignore", category=FutureWarning):
+        with _signals_kept(), warnings.catch_warnings(action="ignore"):
             ray.init(**settings)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (ConnectionError, ValueError, RuntimeError, ray.exceptions.AuthenticationError) as error:
         reason = " ".join(str(error).split())
-        raise SettingError("ray_address", reason[:300], address) from error
+        if UNKNOWN in f"{reason} {error.__cause__}":
+            reason = TOKEN
+        elif where.startswith("ray://"):  # whose client says nothing of tokens
+            reason = f"{reason[:200]}; perhaps {TOKEN}"
+        raise SettingError("ray_address", reason[:400], where) from error
+
+
+@contextmanager
+def _own() -> Iterator[None]:
+    """The environment of a Ray of our own, which listens on loopback and leaves nothing behind.
+
+    Ray keeps a token in the home folder, by which the user's next cluster would want tokens, too.
+    """
+    from ray._private import ray_constants
+
+    names = "RAY_AUTH_TOKEN", "RAY_AUTH_MODE", LOOPBACK
+    before = {name: os.environ.get(name) for name in names}
+    if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    os.environ[LOOPBACK] = "0"
+    cluster, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = cluster
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        _forget_token()
+
+
+def _forget_token() -> None:
+    """Lets Ray read the environment again, for the next cluster of this process."""
+    from ray._raylet import AuthenticationTokenLoader, Config
+
+    Config.initialize("")  # first: else a thread that still ends would look for a token
+    AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _knock(address: str) -> None:
@@ -364,6 +471,19 @@ def _knock(address: str) -> None:
             socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
         except (OSError, OverflowError) as error:
             raise SettingError("ray_address", f"no Ray there: {error}", address) from error
+    if address.startswith("ray://"):
+        return
+    words = [sys.executable, "-c", KNOCK, address]  # a process, for all that Ray prints meanwhile
+    around = os.environ | {"RAY_NUM_REDIS_GET_RETRIES": "1"}
+    around.pop("RAY_JOB_CONFIG_JSON_ENV_VAR", None)  # it is not the job
+    try:
+        told = subprocess.run(
+            words, env=around, capture_output=True, text=True, timeout=KNOCK_SECONDS
+        ).stdout
+    except subprocess.TimeoutExpired as error:
+        text = f"no Ray there: no answer within {KNOCK_SECONDS:g} s"
+        raise SettingError("ray_address", text, address) from error
+    require(UNKNOWN not in told, "ray_address", TOKEN, address)
 
 
 @contextmanager
@@ -371,8 +491,65 @@ def _signals_kept() -> Iterator[None]:
     """Ray takes SIGTERM for itself; how a run ends is ours to say."""
     main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM)
+    taken = False
     try:
         yield
+    except SystemExit as error:
+        taken = error.code == signal.SIGTERM  # Ray's handler
+        if not taken:
+            raise
     finally:
         if main and before is not None:
             signal.signal(signal.SIGTERM, before)
+    if taken:
+        signal.raise_signal(signal.SIGTERM)
+
+
+@contextmanager
+def _or_none() -> Iterator[None]:
+    """Ends what a start leaves that is interrupted: Ray itself does not know of it yet.
+
+    Some of its processes would outlive the run by a minute.
+    """
+    before = _descendants()
+    try:
+        yield
+    except BaseException:
+        halted: set[int] = set()
+        while new := _descendants() - before - halted:  # none starts another meanwhile
+            _send(signal.SIGSTOP, new)
+            halted |= new
+        _send(signal.SIGKILL, halted)
+        raise
+
+
+def _send(number: int, processes: set[int]) -> None:
+    for process in processes:
+        with suppress(ProcessLookupError):  # it has ended
+            os.kill(process, number)
+
+
+def _descendants() -> set[int]:
+    """The processes below this one; none where the system does not show them."""
+    children: dict[int, list[int]] = {}
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            after_name = file.read_text(errors="replace").rpartition(")")[2].split()
+            children.setdefault(int(after_name[1]), []).append(int(file.parent.name))
+    found, waiting = set(), [os.getpid()]
+    while waiting:
+        below = children.get(waiting.pop(), [])
+        found.update(below)
+        waiting += below
+    return found
+
+
+@contextmanager
+def _stopped() -> Iterator[None]:
+    """Ray wraps what a signal's handler raises inside of it."""
+    try:
+        yield
+    except Exception as error:
+        if stop := stop_behind(error):
+            raise stop from error
+        raise
