@@ -133,10 +133,11 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return read_checkpoint(folder / "checkpoints/last.ckpt")["state_dict"]  # type: ignore[no-any-return]
 
 
+@pytest.mark.parametrize("precision", ["32-true", "64-true", "bf16-mixed"])
 @pytest.mark.parametrize("method", METHODS)
-def test_the_same_bits_as_the_local_engine(method: str, runs: Runs) -> None:
-    here = runs.local(method)
-    grid = runs.flower(runs.app(method))
+def test_the_same_bits_as_the_local_engine(method: str, precision: str, runs: Runs) -> None:
+    here = runs.local(method, "--trainer.precision", precision)
+    grid = runs.flower(runs.app(method, "--trainer.precision", precision))
     there = runs.folder / f"flower-{method}/version_0"
     assert same(weights(here), weights(there))
     assert (here / "metrics.csv").read_text() == (there / "metrics.csv").read_text()

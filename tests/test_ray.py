@@ -52,11 +52,11 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-def train(method: str, engine: Any, *callbacks: Callback) -> Any:
+def train(method: str, engine: Any, *callbacks: Callback, **flags: Any) -> Any:
     seed_everything(3, verbose=False)
     data = Digits(num_clients=7, partition=Dirichlet(alpha=0.5), participation=0.6, batch_size=20)
     model = METHODS[method](MLP(hidden=[16], projection=8), engine=engine, **LOCAL)
-    fit(model, data, 3, callbacks=list(callbacks))
+    fit(model, data, 3, callbacks=list(callbacks), **flags)
     return model
 
 
@@ -68,9 +68,11 @@ def test_an_address_where_nobody_is(run: Any, tmp_path: Path) -> None:
     assert err.count("\n") == 1 and list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("precision", ["32-true", "64-true", "bf16-mixed"])
 @pytest.mark.parametrize("method", METHODS)
-def test_the_same_bits_as_the_local_engine(method: str, started: None) -> None:
-    here, there = train(method, LocalEngine(1)), train(method, RayEngine(workers=2))
+def test_the_same_bits_as_the_local_engine(method: str, precision: str, started: None) -> None:
+    engines = LocalEngine(1), RayEngine(workers=2)
+    here, there = (train(method, engine, precision=precision) for engine in engines)
     assert same(here.net.state_dict(), there.net.state_dict())
     assert (here.bytes_down, here.bytes_up) == (there.bytes_down, there.bytes_up)
     assert here._client_states.keys() == there._client_states.keys()
