@@ -132,6 +132,27 @@ def test_a_node_killed_in_a_round_does_not_stop_the_run(net: Network, tmp_path: 
     assert rows(folder) == 3 and "1" not in {row["round"] for row in left_out}
 
 
+def test_a_node_that_was_killed_comes_back_and_trains(net: Network, tmp_path: Path) -> None:
+    def back() -> bool:
+        """Starts it until Flower, which takes it for alive for a minute, lets it in."""
+        if "node1" not in net.processes or net.processes["node1"].poll() is not None:
+            net.node(net.folder / "node1", config(net, 1))
+        return net.online() == 2
+
+    until(back, "node1, which the test before has killed", 200)
+    made = app(tmp_path, "MOON", "--rounds", "12", "--model.local_epochs", "100")
+    folder = tmp_path / "flower/version_0"
+    run = net.start(made)
+    until(lambda: rows(folder) >= 1, "round 1", 300)
+    net.kill("node1")
+    until(lambda: net.online() == 1, "Flower to notice", 200)
+    until(back, "node1 again", 200)
+    again = rows(folder) + 2  # the round that runs now is over, and another one was waited for
+    assert net.wait(run, 900)["status"] == "finished:completed", net.log("superlink")
+    late = {int(row["round"]) for row in failures(folder)}
+    assert late and max(late) < again < 12, (late, again)
+
+
 def test_flwr_run_simulates(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Flower simulates with Ray")
     here, made = local(tmp_path, "MOON"), app(tmp_path, "MOON")
