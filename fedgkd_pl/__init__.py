@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from fedgkd_pl.engines.flower import FlowerEngine as FlowerEngine
     from fedgkd_pl.engines.local import LocalEngine as LocalEngine
     from fedgkd_pl.engines.ray import RayEngine as RayEngine
+    from fedgkd_pl.federation.answers import Spec as Spec
     from fedgkd_pl.methods.fedavg import FedAvg as FedAvg
     from fedgkd_pl.methods.feddistill import FedDistill as FedDistill
     from fedgkd_pl.methods.feddistill import FedDistillPlus as FedDistillPlus
@@ -123,6 +124,7 @@ _HOME = {
     "RunFiles": "callbacks.run_files",
     "SST5": "data.sst5",
     "Shards": "data.partition",
+    "Spec": "federation.answers",
     "SplitNet": "models.heads",
     "TeacherAgreement": "callbacks.agreement",
     "TextClassifier": "models.text",
