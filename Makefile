@@ -47,10 +47,10 @@ fuzz: $(STAMP)  ## mutated configs, checkpoints and data files for 20 minutes
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$*]'
 	@touch $@
 
-test-ray: .venv/.ray  ## installs Ray; a cluster that loses workers and a node: five minutes
+test-ray: .venv/.ray  ## installs Ray; a cluster that loses workers and a node: ten minutes
 	@$(BIN)/python -m pytest -v tests/test_ray.py
 
-test-flower: .venv/.flower .venv/.ray  ## installs Flower; SuperLink and SuperNodes with TLS: 15 minutes
+test-flower: .venv/.flower .venv/.ray  ## installs Flower; SuperLink and SuperNodes with TLS: half an hour
 	@$(BIN)/python -m pytest -v tests/test_flower.py tests/test_flower_net.py
 
 test-slow: $(STAMP)  ## the long tests; the real data through FEDGKD_DATA=<dir>
