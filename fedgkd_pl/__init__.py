@@ -22,11 +22,6 @@ if TYPE_CHECKING:
     from fedgkd_pl.callbacks.local_models import LocalModels as LocalModels
     from fedgkd_pl.callbacks.profile import RoundProfile as RoundProfile
     from fedgkd_pl.callbacks.progress import RoundProgress as RoundProgress
-    from fedgkd_pl.callbacks.run_files import RunFiles as RunFiles
-    from fedgkd_pl.checkpoint import read_checkpoint as read_checkpoint
-    from fedgkd_pl.data.ag_news import AGNews as AGNews
-    from fedgkd_pl.data.cifar import CIFAR10 as CIFAR10
-    from fedgkd_pl.data.cifar import CIFAR100 as CIFAR100
     from fedgkd_pl.data.cohorts import AuthorsCohorts as AuthorsCohorts
     from fedgkd_pl.data.cohorts import BernoulliCohorts as BernoulliCohorts
     from fedgkd_pl.data.cohorts import Cohorts as Cohorts
@@ -35,7 +30,14 @@ if TYPE_CHECKING:
     from fedgkd_pl.data.cohorts import UniformCohorts as UniformCohorts
     from fedgkd_pl.data.cohorts import WeightedCohorts as WeightedCohorts
     from fedgkd_pl.data.datamodule import FederatedDataModule as FederatedDataModule
-    from fedgkd_pl.data.digits import Digits as Digits
+    from fedgkd_pl.data.datasets.ag_news import AGNews as AGNews
+    from fedgkd_pl.data.datasets.cifar import CIFAR10 as CIFAR10
+    from fedgkd_pl.data.datasets.cifar import CIFAR100 as CIFAR100
+    from fedgkd_pl.data.datasets.digits import Digits as Digits
+    from fedgkd_pl.data.datasets.sst5 import SST5 as SST5
+    from fedgkd_pl.data.datasets.text import TextDataModule as TextDataModule
+    from fedgkd_pl.data.datasets.tiny_imagenet import TinyImageNet as TinyImageNet
+    from fedgkd_pl.data.datasets.toy import Toy2D as Toy2D
     from fedgkd_pl.data.partition import IID as IID
     from fedgkd_pl.data.partition import ByKey as ByKey
     from fedgkd_pl.data.partition import Dirichlet as Dirichlet
@@ -44,11 +46,7 @@ if TYPE_CHECKING:
     from fedgkd_pl.data.partition import Shards as Shards
     from fedgkd_pl.data.published import AuthorsDirichlet as AuthorsDirichlet
     from fedgkd_pl.data.published import FromFile as FromFile
-    from fedgkd_pl.data.sst5 import SST5 as SST5
-    from fedgkd_pl.data.text import TextDataModule as TextDataModule
-    from fedgkd_pl.data.tiny_imagenet import TinyImageNet as TinyImageNet
-    from fedgkd_pl.data.toy import Toy2D as Toy2D
-    from fedgkd_pl.engines.flower import FlowerEngine as FlowerEngine
+    from fedgkd_pl.engines.flower.engine import FlowerEngine as FlowerEngine
     from fedgkd_pl.engines.local import LocalEngine as LocalEngine
     from fedgkd_pl.engines.ray import RayEngine as RayEngine
     from fedgkd_pl.federation.answers import Spec as Spec
@@ -71,24 +69,26 @@ if TYPE_CHECKING:
     from fedgkd_pl.models.resnet import ResNet50 as ResNet50
     from fedgkd_pl.models.resnet import ResNet56 as ResNet56
     from fedgkd_pl.models.text import TextClassifier as TextClassifier
+    from fedgkd_pl.runs.files import RunFiles as RunFiles
+    from fedgkd_pl.storage.checkpoint import read_checkpoint as read_checkpoint
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "AGNews": "data.ag_news",
+    "AGNews": "data.datasets.ag_news",
     "AuthorsCohorts": "data.cohorts",
     "AuthorsDirichlet": "data.published",
     "BernoulliCohorts": "data.cohorts",
     "ByKey": "data.partition",
-    "CIFAR10": "data.cifar",
-    "CIFAR100": "data.cifar",
+    "CIFAR10": "data.datasets.cifar",
+    "CIFAR100": "data.datasets.cifar",
     "Cohorts": "data.cohorts",
     "CohortsFromFile": "data.cohorts",
     "CyclicCohorts": "data.cohorts",
     "ClientDrift": "callbacks.drift",
     "Communication": "callbacks.communication",
     "Dashboard": "callbacks.dashboard",
-    "Digits": "data.digits",
+    "Digits": "data.datasets.digits",
     "Dirichlet": "data.partition",
     "FeatureMap": "callbacks.feature_map",
     "FedAvg": "methods.fedavg",
@@ -100,7 +100,7 @@ _HOME = {
     "FedGen": "methods.fedgen",
     "FedProx": "methods.fedprox",
     "FederatedDataModule": "data.datamodule",
-    "FlowerEngine": "engines.flower",
+    "FlowerEngine": "engines.flower.engine",
     "Forgetting": "callbacks.forgetting",
     "FromFile": "data.published",
     "IID": "data.partition",
@@ -121,19 +121,19 @@ _HOME = {
     "RayEngine": "engines.ray",
     "RoundProfile": "callbacks.profile",
     "RoundProgress": "callbacks.progress",
-    "RunFiles": "callbacks.run_files",
-    "SST5": "data.sst5",
+    "RunFiles": "runs.files",
+    "SST5": "data.datasets.sst5",
     "Shards": "data.partition",
     "Spec": "federation.answers",
     "SplitNet": "models.heads",
     "TeacherAgreement": "callbacks.agreement",
     "TextClassifier": "models.text",
-    "TextDataModule": "data.text",
-    "TinyImageNet": "data.tiny_imagenet",
-    "Toy2D": "data.toy",
+    "TextDataModule": "data.datasets.text",
+    "TinyImageNet": "data.datasets.tiny_imagenet",
+    "Toy2D": "data.datasets.toy",
     "UniformCohorts": "data.cohorts",
     "WeightedCohorts": "data.cohorts",
-    "read_checkpoint": "checkpoint",
+    "read_checkpoint": "storage.checkpoint",
 }
 __all__ = ["__version__", *sorted(_HOME)]
 

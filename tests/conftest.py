@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
+from fedgkd_pl.data.examples import Examples, Splits
 from fedgkd_pl.data.partition import Indices, Labels, Partition
-from fedgkd_pl.data.resident import Examples, Splits
 from fedgkd_pl.data.transforms import Scale
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 from torch import nn
@@ -101,7 +101,7 @@ def _no_seed_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def run(tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """The command line, in an empty folder: returns (exit code, stdout, stderr)."""
-    from fedgkd_pl.__main__ import main
+    from fedgkd_pl.cli.main import main
 
     monkeypatch.chdir(tmp_path)
 

@@ -35,7 +35,7 @@ def inject(model: Any, faults: list[Fault], seed: int = 0) -> Any:
 
     A client does not know its id; its seed, which is a function of (round, client), does.
     """
-    from fedgkd_pl.federation.seeds import derive
+    from fedgkd_pl.seeds import derive
 
     table = {derive(seed, "model", fault.round, fault.client): fault for fault in faults}
     honest = model.client
@@ -153,11 +153,11 @@ class Launcher:
 
 
 def _launch() -> None:
-    import fedgkd_pl.commands  # noqa: F401
+    import fedgkd_pl.cli.commands  # noqa: F401
     import sklearn.datasets  # noqa: F401
     import torch.utils.tensorboard  # noqa: F401
-    from fedgkd_pl.callbacks.event_files import rewind
-    from fedgkd_pl.data.heterogeneity import bubble_chart  # noqa: F401
+    from fedgkd_pl.plots.partition import bubble_chart  # noqa: F401
+    from fedgkd_pl.runs.events import rewind
 
     rewind(Path("/nonexistent"), [])  # imports TensorBoard's reader
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a job of a script
@@ -177,8 +177,8 @@ def _launch() -> None:
 
 
 def _child(folder: str, words: list[str], stop_at: list[Any] | None, output: str) -> None:
-    from fedgkd_pl import storage
-    from fedgkd_pl.__main__ import main
+    from fedgkd_pl.cli.main import main
+    from fedgkd_pl.storage import files as storage
 
     os.chdir(folder)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

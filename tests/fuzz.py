@@ -83,7 +83,7 @@ def answer(words: list[str], seconds: float = 60) -> tuple[int, str]:
     Raises:
         Late: it took too long.
     """
-    from fedgkd_pl.__main__ import main
+    from fedgkd_pl.cli.main import main
 
     def late(*_: Any) -> None:
         raise Late
@@ -154,7 +154,7 @@ def main() -> int:
     arguments = parser.parse_args()
     end = time.monotonic() + 60 * arguments.minutes
     chance = random.Random(arguments.seed)
-    import fedgkd_pl.commands  # noqa: F401
+    import fedgkd_pl.cli.commands  # noqa: F401
 
     from tests.test_hostile_data import FORMATS, small_texts
 

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 import torch
 from fedgkd_pl import FedAvg, FedDistillPlus, LocalEngine, RunFiles
-from fedgkd_pl.engines.base import ClientFailure, Engine, Session
+from fedgkd_pl.engines.base import Engine, Session
 from fedgkd_pl.engines.worker import read
 from fedgkd_pl.federation.aggregate import WeightedMean
-from fedgkd_pl.federation.message import ClientUpdate, Message
+from fedgkd_pl.federation.message import ClientFailure, ClientUpdate, Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -511,7 +511,7 @@ def test_where_the_server_does_not_know_how_much_clients_have_there_is_a_cap() -
 
 def test_a_huge_weight_in_the_mean_does_not_overflow() -> None:
     """1e12 samples, a million clients and the largest float that a model may have."""
-    from fedgkd_pl.engines.flower import MOST
+    from fedgkd_pl.engines.flower.engine import MOST
     from fedgkd_pl.federation.answers import like
 
     one = {"w": torch.zeros(1, dtype=torch.float64)}
@@ -573,7 +573,7 @@ def test_reports_of_feddistill_have_one_type_and_are_sums_in_single_precision() 
 def test_nodes_that_answer_what_they_should_not(tmp_path: Path) -> None:
     """In each round something else: the run is the one in which that node failed instead."""
     pytest.importorskip("flwr", reason="the extra flower is not installed")
-    from fedgkd_pl.flower.records import to_arrays
+    from fedgkd_pl.engines.flower.records import to_arrays
 
     from tests.test_flower import Runs, failures, weights
 
@@ -643,7 +643,7 @@ def test_nodes_with_data_of_their_own_need_a_cap(
 @pytest.mark.parametrize("number", [0, -1, 10**13])
 def test_a_cap_that_is_none(number: int) -> None:
     pytest.importorskip("flwr", reason="the extra flower is not installed")
-    from fedgkd_pl.engines.flower import FlowerEngine
+    from fedgkd_pl.engines.flower.engine import FlowerEngine
 
     with pytest.raises(ValueError, match="max_samples: must be from 1 to"):
         FlowerEngine(max_samples=number)

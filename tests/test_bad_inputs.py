@@ -287,7 +287,7 @@ NOT_OURS = [
     *(
         "torch.ops.load_library",
         "jsonargparse.set_parsing_settings",
-        "fedgkd_pl.commands.import_module",
+        "fedgkd_pl.cli.commands.import_module",
     ),
 ]
 
@@ -344,7 +344,7 @@ def test_a_process_says_one_line(tmp_path: Path) -> None:
 
 
 def test_yaml_means_what_it_meant() -> None:
-    from fedgkd_pl.strict_yaml import load
+    from fedgkd_pl.settings.strict_yaml import load
 
     text = "base: &base {a: 1e-3, b: on, c: 2024-01-01, d: ~}\nmore: {<<: *base, a: .5, e: 0x10}\n"
     base = {"a": 0.001, "b": True, "c": "2024-01-01", "d": None}
@@ -356,7 +356,7 @@ def test_yaml_means_what_it_meant() -> None:
 MINE = """
 import torch
 from fedgkd_pl import FederatedDataModule
-from fedgkd_pl.data.resident import Examples, Splits
+from fedgkd_pl.data.examples import Examples, Splits
 from fedgkd_pl.data.transforms import Scale
 
 

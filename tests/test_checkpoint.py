@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 import torch
-from fedgkd_pl import FedAvg, FedGKD, LocalEngine, read_checkpoint, storage
-from fedgkd_pl.callbacks.checkpoints import BestRound
-from fedgkd_pl.checkpoint import Damaged, SafeCheckpointIO, encode
+from fedgkd_pl import FedAvg, FedGKD, LocalEngine, read_checkpoint
 from fedgkd_pl.errors import SettingError, StorageError
-from fedgkd_pl.storage import previous
+from fedgkd_pl.runs.keep import BestRound
+from fedgkd_pl.storage import files as storage
+from fedgkd_pl.storage.checkpoint import CheckpointDamaged, SafeCheckpointIO, encode
+from fedgkd_pl.storage.files import previous
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -77,13 +78,13 @@ def test_every_cut_and_every_flipped_bit_is_noticed(saved: Path) -> None:
     chance = random.Random(0)
     for length in [0, 1, 7, 8, 39, len(content) - 1, *chance.sample(range(len(content)), 200)]:
         saved.write_bytes(content[:length])
-        with pytest.raises(Damaged):
+        with pytest.raises(CheckpointDamaged):
             read_checkpoint(saved)
     for place in chance.sample(range(8 * len(content)), 200):
         flipped = bytearray(content)
         flipped[place // 8] ^= 1 << place % 8
         saved.write_bytes(flipped)
-        with pytest.raises(Damaged):
+        with pytest.raises(CheckpointDamaged):
             read_checkpoint(saved)
         assert SafeCheckpointIO().load_checkpoint(saved)["global_step"] == 2  # the one before
 
@@ -111,7 +112,7 @@ def _resealed(content: bytes, change: Any) -> bytes:
 )
 def test_a_sound_file_of_something_else_is_refused(saved: Path, change: Any, answer: str) -> None:
     saved.write_bytes(_resealed(saved.read_bytes(), change))
-    with pytest.raises(Damaged, match=answer):
+    with pytest.raises(CheckpointDamaged, match=answer):
         read_checkpoint(saved)
 
 
@@ -124,14 +125,14 @@ def test_a_tree_of_something_else_is_refused(tree: str, tmp_path: Path) -> None:
     header = json.dumps({"__metadata__": metadata, "tree": entry, "sha256": digest}).encode()
     body = struct.pack("<Q", len(header)) + header + body
     (tmp_path / "a.ckpt").write_bytes(body + hashlib.sha256(body).digest())
-    with pytest.raises(Damaged, match="is not a checkpoint"):
+    with pytest.raises(CheckpointDamaged, match="is not a checkpoint"):
         read_checkpoint(tmp_path / "a.ckpt")
 
 
 def test_a_sparse_giant_is_not_read(saved: Path) -> None:
     with saved.open("r+b") as file:
         file.truncate(400 * 2**30)
-    with pytest.raises(Damaged, match="is cut off, or no checkpoint"):
+    with pytest.raises(CheckpointDamaged, match="is cut off, or no checkpoint"):
         read_checkpoint(saved)
 
 
@@ -144,7 +145,7 @@ def test_a_checkpoint_cannot_have_files_outside_removed(saved: Path) -> None:
     SafeCheckpointIO().save_checkpoint(content, saved)
     keep = ModelCheckpoint(saved.parent, save_last=True)
     trainer = quiet_trainer(max_epochs=5, callbacks=[keep], enable_checkpointing=True)
-    with pytest.raises(Damaged, match="names a file outside its folder"):
+    with pytest.raises(CheckpointDamaged, match="names a file outside its folder"):
         trainer.fit(FedGKD(linear(), **LOCAL), Table(), ckpt_path=saved)
     best = BestRound(saved.parent, monitor="val/acc", mode="max")
     best.load_state_dict(content["callbacks"][next(iter(content["callbacks"]))])
@@ -235,9 +236,9 @@ def test_hostile_checkpoints_are_refused_and_nothing_in_them_runs(
     canary = tmp_path / "canary"
     file = _hostile(kind, tmp_path, canary)
     if kind != "instantiator":  # plain text that nobody looks at
-        with pytest.raises(Damaged):
+        with pytest.raises(CheckpointDamaged):
             read_checkpoint(file)
-    with pytest.raises((Damaged, KeyError, SettingError)):
+    with pytest.raises((CheckpointDamaged, KeyError, SettingError)):
         FedAvg.load_from_checkpoint(file, net=linear(), **LOCAL)
     before = sorted(tmp_path.rglob("*"))
     for command in ("fit", "test", "predict"):

@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 from fedgkd_pl import MLP, Digits, Dirichlet, FedGKD, LocalEngine, __version__, read_checkpoint
-from fedgkd_pl.callbacks.run_files import accuracy_summary
+from fedgkd_pl.runs.files import accuracy_summary
 from lightning.pytorch import Trainer, seed_everything
 from safetensors.torch import load_file
 from torch.optim import SGD

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fedgkd_pl.__main__ import main
-from fedgkd_pl.config_files import available
+from fedgkd_pl.cli.main import main
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.experiments.groups import make_groups
 from fedgkd_pl.experiments.paper import paper_value
@@ -30,6 +29,7 @@ from fedgkd_pl.experiments.tables import (
     to_markdown,
     to_rich,
 )
+from fedgkd_pl.settings.files import available
 from rich.console import Console
 
 MINI = """

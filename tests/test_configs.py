@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from fedgkd_pl.__main__ import main
+from fedgkd_pl.cli.main import main
 
 from tests.conftest import REPO
 from tests.test_data import write_cifar

@@ -16,13 +16,13 @@ import pytest
 import torch
 import yaml
 from fedgkd_pl import Digits, Dirichlet, FedAvg, FedDistill, FedGKD, LocalEngine
-from fedgkd_pl.__main__ import main
 from fedgkd_pl.callbacks.agreement import TeacherAgreement
-from fedgkd_pl.callbacks.checkpoints import LastRound
 from fedgkd_pl.callbacks.dashboard import Dashboard, even_sample
 from fedgkd_pl.callbacks.drift import ClientDrift
+from fedgkd_pl.cli.main import main
 from fedgkd_pl.data.partition import ClientIndex
 from fedgkd_pl.errors import SettingError
+from fedgkd_pl.runs.keep import LastRound
 from lightning.pytorch import Callback
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from safetensors.torch import load_file
@@ -285,7 +285,7 @@ class Finish(Callback):
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, str]]:
     """The matrices and titles of what is drawn."""
-    import fedgkd_pl.experiments.figures as figures
+    import fedgkd_pl.plots.figures as figures
 
     charts: list[tuple[Any, str]] = []
     real = figures.confusion_chart

@@ -9,7 +9,7 @@ import pytest
 import torch
 from fedgkd_pl import CIFAR10, CIFAR100, IID, SST5, AGNews, Digits, TinyImageNet, Toy2D
 from fedgkd_pl.data.cohorts import CohortSampler, Population, UniformCohorts
-from fedgkd_pl.data.resident import Batches, Examples
+from fedgkd_pl.data.examples import Batches, Examples
 from fedgkd_pl.data.transforms import ImageTransform, Scale
 from fedgkd_pl.errors import SettingError
 

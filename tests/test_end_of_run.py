@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from fedgkd_pl import FedAvg, LocalEngine
-from fedgkd_pl.callbacks.run_files import RunFiles
 from fedgkd_pl.methods.fedavg import FedAvgClient
-from fedgkd_pl.signals import Stopped, stop_behind
+from fedgkd_pl.processes.signals import Stopped, stop_behind
+from fedgkd_pl.runs.files import RunFiles
 from torch.optim import SGD
 
 from tests.conftest import Table, fit, linear

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from fedgkd_pl.errors import StorageError
-from fedgkd_pl.storage import _sync_folder, commit, lock
+from fedgkd_pl.storage.files import _sync_folder, commit, lock
 
 from tests.conftest import REPO
 from tests.faults import Launcher
@@ -60,7 +60,7 @@ def wait_for(folder: Path, *names: str, process: Any = None) -> None:
 
 
 SERVER = """
-from fedgkd_pl.processes import context
+from fedgkd_pl.processes.start import context
 context("slow").Process(target=print).start()
 """
 SLOW = f"""
@@ -84,10 +84,10 @@ import multiprocessing, os, threading, time
 from pathlib import Path
 import torch
 from fedgkd_pl import FedAvg
-from fedgkd_pl.engines.pool import Pool
+from fedgkd_pl.engines.pool import PoolSession
 from fedgkd_pl.federation.client_trainer import Job
 from fedgkd_pl.federation.message import Message
-from fedgkd_pl.processes import context, ending_with_parent, without_main
+from fedgkd_pl.processes.start import context, ending_with_parent, without_main
 from tests.conftest import Table
 
 class Net(torch.nn.Module):
@@ -120,7 +120,7 @@ def pool(phase):
     model = FedAvg(Net(phase))
     trainer = {{"max_epochs": 1, "max_steps": -1}}
     job = Job(model.client(), Table().client_data, torch.device("cpu"), trainer, {{}})
-    made = Pool(job, 1, 1)
+    made = PoolSession(job, 1, 1)
     if phase != "waiting":
         made.message.write([Message(1, {{"global": model.net.state_dict()}}).encode()])
         made._tell(0, made.message.size)
@@ -232,20 +232,20 @@ def test_a_net_that_cannot_be_sent_ends_the_run(launcher: Launcher, tmp_path: Pa
 SCRIPT = f"""
 {HELD}
 from fedgkd_pl import FedAvg
-from fedgkd_pl.engines.pool import Pool
+from fedgkd_pl.engines.pool import PoolSession
 from fedgkd_pl.federation.client_trainer import Job
 from tests.conftest import Table
 
 def job(net):
     return Job(FedAvg(net).client(), Table().client_data, torch.device("cpu"), {{}}, {{}})
 
-class Second(Pool):
+class Second(PoolSession):
     def _start(self, place):
         if place:  # the first works, and ignores SIGTERM
             self.job = job(Net())
         return super()._start(place)
 
-forgotten = Pool(job(torch.nn.Linear(4, 3)), 1, 1)
+forgotten = PoolSession(job(torch.nn.Linear(4, 3)), 1, 1)
 Second(job(torch.nn.Linear(4, 3)), 2, 1)
 """
 
@@ -332,7 +332,8 @@ def test_a_run_through_a_real_pipe_and_as_a_real_daemon(tmp_path: Path) -> None:
 def test_an_output_that_does_not_block_is_waited_for(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    text = "from fedgkd_pl.output import kept_output\nwith kept_output(): print('x' * 300_000)"
+    text = "from fedgkd_pl.processes.output import kept_output\n"
+    text += "with kept_output(): print('x' * 300_000)"
     command = [sys.executable, "-c", text]
     process = subprocess.Popen(command, stdout=writer, env=ENV)
     os.close(writer)
@@ -375,8 +376,8 @@ def test_warnings_as_errors(workers: str, tmp_path: Path) -> None:
         f"python -W error -m fedgkd_pl {words}".replace("python", sys.executable), tmp_path
     )
     assert done.returncode == 0 and whole(tmp_path), done
-    text = "import warnings; from fedgkd_pl.output import only_our_warnings; only_our_warnings(); "
-    text += "warnings.warn('ours')"
+    text = "import warnings; from fedgkd_pl.processes.output import only_our_warnings; "
+    text += "only_our_warnings(); warnings.warn('ours')"
     done = shell(f'{sys.executable} -W error -c "{text}"', tmp_path)
     assert done.returncode == 1 and "UserWarning: ours" in done.stderr
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 from fedgkd_pl import MLP, Digits, Dirichlet, FedAvg, FedGKD, LocalEngine
-from fedgkd_pl.engines.base import ClientFailure, schedule
-from fedgkd_pl.engines.pool import Pool
+from fedgkd_pl.engines.base import schedule
+from fedgkd_pl.engines.pool import PoolSession
 from fedgkd_pl.errors import RunFailed, SettingError
 from fedgkd_pl.federation.answers import Spec, Specs
-from fedgkd_pl.federation.message import ClientUpdate, Message
+from fedgkd_pl.federation.message import ClientFailure, ClientUpdate, Message
 from fedgkd_pl.methods.fedavg import FedAvgClient
-from fedgkd_pl.settings import fixed_settings
+from fedgkd_pl.runs.settings import fixed_settings
 from lightning.pytorch import Callback
 from torch.optim import SGD
 
@@ -244,8 +244,12 @@ def test_pool_closes_its_processes() -> None:
 
 def test_auto_takes_what_cohort_andcores_allow(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[Any] = []
-    monkeypatch.setattr("fedgkd_pl.engines.local.InProcess", lambda job, threads: opened.append(1))
-    monkeypatch.setattr(Pool, "__init__", lambda self, job, workers, *_: opened.append(workers))
+    monkeypatch.setattr(
+        "fedgkd_pl.engines.local.InProcessSession", lambda job, threads: opened.append(1)
+    )
+    monkeypatch.setattr(
+        PoolSession, "__init__", lambda self, job, workers, *_: opened.append(workers)
+    )
     monkeypatch.setattr("fedgkd_pl.engines.local.cores", lambda: 4)
     job: Any = type("Job", (), {"device": torch.device("cpu")})
     for engine, cohort in [
@@ -271,7 +275,7 @@ def test_bad_workers(workers: int) -> None:
 SCRIPT = """
 from fedgkd_pl import Digits, FedAvg, LocalEngine
 from fedgkd_pl.methods.fedavg import FedAvgClient
-from fedgkd_pl.settings import fixed_settings
+from fedgkd_pl.runs.settings import fixed_settings
 from lightning.pytorch import Trainer
 from torch import nn
 from torch.optim import SGD

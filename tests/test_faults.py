@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from fedgkd_pl import read_checkpoint
-from fedgkd_pl.storage import previous
+from fedgkd_pl.storage.files import previous
 
 from tests.conftest import REPO
 from tests.faults import Launcher

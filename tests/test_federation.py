@@ -6,8 +6,8 @@ import pytest
 import torch
 from fedgkd_pl.federation.aggregate import WeightedMean
 from fedgkd_pl.federation.message import ClientUpdate, Message, decode_state, encode_state
-from fedgkd_pl.federation.seeds import derive
 from fedgkd_pl.federation.teachers import TeacherBuffer
+from fedgkd_pl.seeds import derive
 
 from tests.conftest import same
 

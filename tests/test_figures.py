@@ -15,9 +15,9 @@ import torch
 from fedgkd_pl import MLP, FedAvg, FedGKD, LocalEngine, RunFiles
 from fedgkd_pl.callbacks.feature_map import FeatureMap, embed
 from fedgkd_pl.errors import SettingError, StorageError
-from fedgkd_pl.experiments import figures as draw
-from fedgkd_pl.experiments.feature_maps import read_feature_map
 from fedgkd_pl.experiments.toy import sector, toy_figure
+from fedgkd_pl.plots import figures as draw
+from fedgkd_pl.plots.feature_maps import read_feature_map
 from lightning.pytorch import Callback, seed_everything
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger

@@ -15,17 +15,16 @@ from typing import Any
 
 import pytest
 import torch
-from fedgkd_pl.__main__ import main
-from fedgkd_pl.checkpoint import read_checkpoint
-from fedgkd_pl.engines.base import ClientFailure
+from fedgkd_pl.cli.main import main
 from fedgkd_pl.errors import RunFailed
-from fedgkd_pl.federation.message import ClientUpdate, Message, encode_state
+from fedgkd_pl.federation.message import ClientFailure, ClientUpdate, Message, encode_state
+from fedgkd_pl.storage.checkpoint import read_checkpoint
 
 from tests.conftest import same
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
+from fedgkd_pl.engines.flower.states import States
 from fedgkd_pl.flower import client_app, records, server_app
-from fedgkd_pl.flower.states import States
 from flwr.app import Array, ConfigRecord, Context, Error, RecordDict
 from flwr.app import Message as FlowerMessage
 from flwr.serverapp import Grid
@@ -497,7 +496,7 @@ def test_a_node_that_answers_nonsense_is_left_out(case: str, runs: Runs) -> None
 def test_a_node_is_asked_again_until_it_can_say_whom_it_stands_for(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("fedgkd_pl.engines.flower.ASK_AGAIN", 0.1)
+    monkeypatch.setattr("fedgkd_pl.engines.flower.engine.ASK_AGAIN", 0.1)
     tries: list[int] = []
 
     def change(message: Any, _: RecordDict) -> Any:
@@ -527,7 +526,7 @@ def test_errors_of_a_node_say_their_kind_only(runs: Runs) -> None:
         def train(self: Any, *_: Any) -> Any:
             raise KeyError("patient 4711")
 
-        monkeypatch.setattr("fedgkd_pl.flower.client.Node.train", train)
+        monkeypatch.setattr("fedgkd_pl.engines.flower.client_app.Node.train", train)
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         app = runs.app("FedGKD", "--rounds", "1")

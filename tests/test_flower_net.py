@@ -10,8 +10,8 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from fedgkd_pl.__main__ import main
-from fedgkd_pl.checkpoint import read_checkpoint
+from fedgkd_pl.cli.main import main
+from fedgkd_pl.storage.checkpoint import read_checkpoint
 
 from tests.conftest import same
 

@@ -23,12 +23,12 @@ import pytest
 import torch
 from fedgkd_pl import CIFAR10, SST5, AGNews, TinyImageNet
 from fedgkd_pl.data import files, tiny_imagenet, unpickle
-from fedgkd_pl.data.files import extract, fetch, read_checked
-from fedgkd_pl.data.resident import Examples, Splits, digest
+from fedgkd_pl.data.datasets.unpickle import unpickle_arrays
+from fedgkd_pl.data.downloads import extract, fetch, read_checked
+from fedgkd_pl.data.examples import Examples, Splits, digest
 from fedgkd_pl.data.transforms import Scale
-from fedgkd_pl.data.unpickle import unpickle_arrays
 from fedgkd_pl.errors import SettingError, StorageError
-from fedgkd_pl.federation.message import to_safetensors
+from fedgkd_pl.storage.tensors import to_safetensors
 from PIL import Image
 
 from tests.conftest import Given, Table, script
@@ -254,7 +254,7 @@ def test_a_killed_extraction_is_not_taken_for_a_dataset(tmp_path: Path) -> None:
     killed = script(
         "import os\n"
         "from pathlib import Path\n"
-        "from fedgkd_pl.data.files import extract\n"
+        "from fedgkd_pl.data.downloads import extract\n"
         "write = Path.write_bytes\n"
         "Path.write_bytes = lambda file, data: os._exit(9) if file.name == 'b' "
         "else write(file, data)\n"

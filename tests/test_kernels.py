@@ -14,19 +14,19 @@ from typing import Any
 import pytest
 import torch
 from fedgkd_pl import MLP, MOON, FedAvg, FedGKD, FedGKDVote, LocalEngine
-from fedgkd_pl.data.resident import Batches
+from fedgkd_pl.data.examples import Batches
 from fedgkd_pl.data.transforms import ImageTransform
 from fedgkd_pl.federation import server
 from fedgkd_pl.federation.client import FederatedClient
 from fedgkd_pl.federation.client_trainer import ClientTrainer, Job
-from fedgkd_pl.federation.kernels import (
+from fedgkd_pl.federation.message import Message, State
+from fedgkd_pl.federation.performance import (
     channels_last,
     fused,
     is_channels_last,
     missing_compiler,
     slow_precision,
 )
-from fedgkd_pl.federation.message import Message, State
 from fedgkd_pl.methods.fedavg import FedAvgClient
 from fedgkd_pl.methods.fedgkd import FedGKDClient
 from torch import Tensor, nn
@@ -360,7 +360,7 @@ def test_what_the_user_chose_stays() -> None:
 FAULTS = """
 import resource, sys, torch
 if sys.argv[1:]:
-    from fedgkd_pl.federation.kernels import keep_memory
+    from fedgkd_pl.federation.performance import keep_memory
     keep_memory()
 
 def step():

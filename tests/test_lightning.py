@@ -161,7 +161,7 @@ def test_metrics_are_those_of_their_definitions() -> None:
 
 
 def test_what_clients_report_is_spread_over_the_cohort() -> None:
-    from fedgkd_pl.federation.metrics import cohort_statistics
+    from fedgkd_pl.federation.evaluation import cohort_statistics
 
     reports = [{"loss": float(value)} for value in (1, 2, 3, 4, 10)]
     statistics = cohort_statistics(reports)

@@ -23,11 +23,11 @@ from fedgkd_pl import (
     ResNet50,
     TextClassifier,
 )
-from fedgkd_pl.data.resident import Examples, Splits
+from fedgkd_pl.data.examples import Examples, Splits
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.federation.message import Message
-from fedgkd_pl.federation.seeds import derive
 from fedgkd_pl.methods.fedgen import Generator, generator_loss
+from fedgkd_pl.seeds import derive
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.optim import SGD
 

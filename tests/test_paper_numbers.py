@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
-from fedgkd_pl.cli import FederatedCLI
-from fedgkd_pl.commands import prepare
+from fedgkd_pl.cli.commands import prepare
+from fedgkd_pl.settings.build import FederatedCLI
 
 from tests.conftest import REPO
 

@@ -20,14 +20,14 @@ from fedgkd_pl import (
     FedProx,
     LocalEngine,
 )
-from fedgkd_pl.data.resident import Examples, Splits
+from fedgkd_pl.data.examples import Examples, Splits
 from fedgkd_pl.data.transforms import ImageTransform
-from fedgkd_pl.engines.base import Answer, Session
-from fedgkd_pl.engines.local import InProcess
+from fedgkd_pl.engines.base import Session
+from fedgkd_pl.engines.local import InProcessSession
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.federation.client_trainer import ClientTrainer, Job
-from fedgkd_pl.federation.kernels import fused
-from fedgkd_pl.federation.message import ClientUpdate, Message, decode_state, encode_state
+from fedgkd_pl.federation.message import Answer, ClientUpdate, Message, decode_state, encode_state
+from fedgkd_pl.federation.performance import fused
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW
 
@@ -105,7 +105,7 @@ class Recorder(LocalEngine):
         self.job, self.seen = job, []
         seen = self.seen
 
-        class Recording(InProcess):
+        class Recording(InProcessSession):
             def run(self, message: Message, cohort: Sequence[int]) -> Iterator[Answer]:
                 given = message.encode()
                 states = {k: encode_state(v) for k, v in job.states.items()}

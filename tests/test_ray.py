@@ -18,9 +18,9 @@ from typing import Any
 import psutil
 import pytest
 from fedgkd_pl import MLP, MOON, Digits, Dirichlet, FedAvg, FedGKD, LocalEngine, RayEngine
-from fedgkd_pl.engines.base import ClientFailure
 from fedgkd_pl.engines.ray import _fit
 from fedgkd_pl.errors import SettingError
+from fedgkd_pl.federation.message import ClientFailure
 from fedgkd_pl.methods.fedavg import FedAvgClient
 from lightning.pytorch import Callback
 from torch.optim import SGD

@@ -9,8 +9,8 @@ import fedgkd_pl
 import pytest
 import torch
 import yaml
-from fedgkd_pl.cli_help import parameters
 from fedgkd_pl.experiments.study import read_study
+from fedgkd_pl.settings.help import parameters
 
 from tests.conftest import REPO, script
 

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from fedgkd_pl.__main__ import main
+from fedgkd_pl.cli.main import main
 from fedgkd_pl.experiments.runs import find_runs, read_run
 
 CALLBACKS = json.dumps(

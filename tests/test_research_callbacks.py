@@ -22,12 +22,12 @@ from fedgkd_pl.callbacks.drift import ClientDrift
 from fedgkd_pl.callbacks.export import FILES, ModelExport
 from fedgkd_pl.callbacks.forgetting import Forgetting
 from fedgkd_pl.callbacks.local_models import LocalModels
-from fedgkd_pl.data.resident import Examples, Splits
-from fedgkd_pl.data.text import TrimPadding
+from fedgkd_pl.data.datasets.text import TrimPadding
+from fedgkd_pl.data.examples import Examples, Splits
 from fedgkd_pl.data.transforms import Scale
-from fedgkd_pl.engines.base import ClientFailure, Engine, Session, schedule
+from fedgkd_pl.engines.base import Engine, Session, schedule
 from fedgkd_pl.errors import SettingError
-from fedgkd_pl.federation.message import ClientUpdate, Message, State
+from fedgkd_pl.federation.message import ClientFailure, ClientUpdate, Message, State
 from lightning.pytorch import Callback, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import Logger

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from fedgkd_pl import FedAvg, LocalEngine
-from fedgkd_pl.data.resident import Examples, Splits
+from fedgkd_pl.data.examples import Examples, Splits
 from fedgkd_pl.data.transforms import Scale
 from fedgkd_pl.engines import shared
 from fedgkd_pl.engines.shared import Memory, SharedTensors
@@ -131,7 +131,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from fedgkd_pl import FedAvg, LocalEngine
-from fedgkd_pl.data.resident import Examples, Splits
+from fedgkd_pl.data.examples import Examples, Splits
 from fedgkd_pl.data.transforms import Scale
 from lightning.pytorch import Callback, Trainer, seed_everything
 from tests.conftest import Table, quiet_trainer

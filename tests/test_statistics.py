@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from fedgkd_pl import FedAvg, LocalEngine, RunFiles
-from fedgkd_pl.callbacks.divergence import Divergence
 from fedgkd_pl.experiments.draw import participation
 from fedgkd_pl.experiments.groups import METHODS, make_groups
 from fedgkd_pl.experiments.paper import paper_row
@@ -31,6 +30,7 @@ from fedgkd_pl.experiments.tables import (
     to_markdown,
     to_rich,
 )
+from fedgkd_pl.federation.divergence import Divergence
 from lightning.pytorch.callbacks import ModelCheckpoint
 from rich.console import Console
 from torch.optim import SGD

@@ -292,7 +292,7 @@ def test_no_owner_is_lost_to_validation() -> None:
     """Twelve owners of 1 to 12 samples each: each keeps some, whatever is held out."""
     import numpy as np
     from fedgkd_pl import ByKey
-    from fedgkd_pl.data.resident import Splits
+    from fedgkd_pl.data.examples import Splits
 
     class Owned(Table):
         val_split = "stratified"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from fedgkd_pl import IID, SST5, AGNews, Dirichlet, FedGKD, LocalEngine, TextClassifier
-from fedgkd_pl.data.sst5 import parse_tree
-from fedgkd_pl.data.text import TrimPadding, load_tokenizer
+from fedgkd_pl.data.datasets.sst5 import parse_tree
+from fedgkd_pl.data.datasets.text import TrimPadding, load_tokenizer
 from fedgkd_pl.errors import SettingError
 
 from tests.conftest import fit, quiet_trainer
@@ -109,7 +109,7 @@ def test_tokenised_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vocab: 
     first = SST5(**settings, tokenizer=vocab)
     first.setup()
     with monkeypatch.context() as patch:
-        patch.setattr("fedgkd_pl.data.text.load_tokenizer", None)  # calling it would fail
+        patch.setattr("fedgkd_pl.data.datasets.text.load_tokenizer", None)  # calling it would fail
         again = SST5(**settings, tokenizer=vocab)
         again.setup()
         assert torch.equal(again.test.inputs, first.test.inputs)

@@ -24,14 +24,14 @@ import pytest
 import torch
 import yaml
 from fedgkd_pl import Digits, TextClassifier, read_checkpoint
-from fedgkd_pl.__main__ import main
-from fedgkd_pl.allowed import _things
-from fedgkd_pl.checkpoint import Damaged, SafeCheckpointIO
-from fedgkd_pl.cli_paths import PLACES
-from fedgkd_pl.data.text import load_tokenizer
+from fedgkd_pl.cli.main import main
+from fedgkd_pl.data.datasets.text import load_tokenizer
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.experiments.draw import KINDS as FIGURES
-from fedgkd_pl.storage import write_text
+from fedgkd_pl.settings.allowed import _things
+from fedgkd_pl.settings.places import PLACES
+from fedgkd_pl.storage.checkpoint import CheckpointDamaged, SafeCheckpointIO
+from fedgkd_pl.storage.files import write_text
 
 FLAGS = ("--model.engine.workers", "1", "--trainer.enable_progress_bar", "false")
 CALLBACKS = [
@@ -195,7 +195,7 @@ HOSTILE_NAMES: list[tuple[str, Any]] = [
     ("model.net", "torchmetrics.image.fid.FrechetInceptionDistance"),
     ("model.net", "transformers.AutoModel.from_pretrained"),
     ("model.net", "fedgkd_pl.read_checkpoint"),
-    ("model.net", "fedgkd_pl.data.files.extract"),
+    ("model.net", "fedgkd_pl.data.downloads.extract"),
     ("model.optimizer", "torch.optim.SGD.load_state_dict"),
     ("model.optimizer", "torch.optim.Optimizer.add_param_group"),
     (
@@ -399,7 +399,7 @@ def test_a_resumed_run_fetches_no_data(world: World, monkeypatch: pytest.MonkeyP
     data = {"class_path": "CIFAR10", "init_args": {"data_dir": str(world.top / "data")}}
     world.config(lambda settings: settings.update(data=data))
     fetched: list[object] = []
-    monkeypatch.setattr("fedgkd_pl.data.cifar.fetch", lambda *words: fetched.append(words))
+    monkeypatch.setattr("fedgkd_pl.data.datasets.cifar.fetch", lambda *words: fetched.append(words))
     code, _, err = world.run("fit", "--resume", world.folder, "--rounds", "3")
     assert code == 2 and not fetched and not (world.top / "data").exists(), err
 
@@ -448,7 +448,7 @@ def test_a_checkpoint_names_no_files_elsewhere(world: World, key: str, how: str)
 
     world.checkpoint(change)
     before = world.files()
-    with pytest.raises(Damaged, match="names a file outside its folder"):
+    with pytest.raises(CheckpointDamaged, match="names a file outside its folder"):
         SafeCheckpointIO().load_checkpoint(world.folder / "checkpoints" / "last.ckpt")
     if how != "absolute" or key == "best_k_models":
         code, _, err = world.run("fit", "--resume", world.folder, "--rounds", "4")
@@ -826,7 +826,7 @@ def test_feature_maps_are_checked(world: World, content: bytes) -> None:
 
 def test_data_is_not_loaded_from_a_pickle(world: World) -> None:
     torch.save({"x": Run(world.canary)}, world.top / "bad.ckpt")
-    with pytest.raises(Damaged):
+    with pytest.raises(CheckpointDamaged):
         Digits.load_from_checkpoint(world.top / "bad.ckpt")
     good = Digits.load_from_checkpoint(world.folder / "checkpoints" / "last.ckpt", num_clients=3)
     assert good.num_clients == 3

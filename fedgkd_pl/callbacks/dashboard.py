@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from fedgkd_pl.callbacks.run_files import RunFiles
+from fedgkd_pl.data.examples import Batches
 from fedgkd_pl.data.partition import ClientIndex, Indices
-from fedgkd_pl.data.resident import Batches
 from fedgkd_pl.errors import require
-from fedgkd_pl.federation.seeds import seeded
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.federation.teachers import FrozenNet
-from fedgkd_pl.storage import write_text
+from fedgkd_pl.runs.files import RunFiles
+from fedgkd_pl.seeds import seeded
+from fedgkd_pl.storage.files import write_text
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
@@ -102,7 +102,7 @@ class Dashboard(Callback):
                 write_projector(Path(logger.log_dir), features, labels, owners)
 
     def _draw(self, trainer: Trainer, server: FederatedServer) -> None:
-        from fedgkd_pl.experiments.figures import confusion_chart
+        from fedgkd_pl.plots.figures import confusion_chart
 
         number, confusion = self.undrawn["round"], self.undrawn["confusion"]
         self.undrawn = {}

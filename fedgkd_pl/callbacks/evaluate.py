@@ -5,7 +5,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
-from fedgkd_pl.data.resident import Batches, Examples
+from fedgkd_pl.data.examples import Batches, Examples
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.message import State
 from fedgkd_pl.federation.server import FederatedServer

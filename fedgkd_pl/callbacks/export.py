@@ -8,12 +8,12 @@ from importlib.util import find_spec
 from typing import Any, Literal
 
 import torch
-from fedgkd_pl.callbacks.run_files import output_folder
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.errors import SettingError, require
-from fedgkd_pl.federation.message import to_safetensors
 from fedgkd_pl.federation.server import FederatedServer
-from fedgkd_pl.storage import commit
+from fedgkd_pl.runs.files import output_folder
+from fedgkd_pl.storage.files import commit
+from fedgkd_pl.storage.tensors import to_safetensors
 from lightning.pytorch import Callback, Trainer
 from torch import Tensor, nn
 

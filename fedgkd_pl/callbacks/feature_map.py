@@ -5,16 +5,16 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from fedgkd_pl.callbacks.run_files import output_folder
 from fedgkd_pl.data.datamodule import FederatedDataModule
-from fedgkd_pl.data.resident import Batches, Examples
+from fedgkd_pl.data.examples import Batches, Examples
 from fedgkd_pl.errors import SettingError, require
-from fedgkd_pl.experiments.feature_maps import encode_feature_map
-from fedgkd_pl.experiments.figures import FeatureMapData, Floats, feature_map
 from fedgkd_pl.federation.message import ClientUpdate, State
-from fedgkd_pl.federation.seeds import seeded
 from fedgkd_pl.federation.server import FederatedServer
-from fedgkd_pl.storage import commit
+from fedgkd_pl.plots.feature_maps import encode_feature_map
+from fedgkd_pl.plots.figures import FeatureMapData, Floats, feature_map
+from fedgkd_pl.runs.files import output_folder
+from fedgkd_pl.seeds import seeded
+from fedgkd_pl.storage.files import commit
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 from fedgkd_pl.callbacks.evaluate import Split, SplitCallback
-from fedgkd_pl.callbacks.run_files import csv_text, run_folder
 from fedgkd_pl.federation.message import ClientUpdate, Message
 from fedgkd_pl.federation.server import FederatedServer
-from fedgkd_pl.storage import write_text
+from fedgkd_pl.runs.files import csv_text, run_folder
+from fedgkd_pl.storage.files import write_text
 from lightning.pytorch import LightningModule, Trainer
 
 FILE = "local_models.csv"

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from fedgkd_pl.federation.message import ClientUpdate
-from fedgkd_pl.reading import MB, read_bytes
-from fedgkd_pl.storage import write_text
+from fedgkd_pl.storage.files import write_text
+from fedgkd_pl.storage.reading import MB, read_bytes
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 FILE = "profile.csv"

@@ -6,8 +6,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-from fedgkd_pl.engines.base import ClientFailure
-from fedgkd_pl.federation.message import ClientUpdate
+from fedgkd_pl.federation.message import ClientFailure, ClientUpdate
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn

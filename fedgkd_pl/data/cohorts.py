@@ -21,7 +21,7 @@ import numpy as np
 from fedgkd_pl.data.partition import Partition
 from fedgkd_pl.data.published import AuthorsDirichlet, read_bounded
 from fedgkd_pl.errors import SettingError, require
-from fedgkd_pl.federation.seeds import derive
+from fedgkd_pl.seeds import derive
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ class ClientIndex(Sequence[Indices]):
         return counts
 
 
-class Alone(ClientIndex):
+class SingleClientIndex(ClientIndex):
     """One client, which owns all samples, and no other.
 
     Args:
@@ -92,6 +92,16 @@ class Alone(ClientIndex):
             client: its number.
         """
         return len(self[client])
+
+
+def largest_first(index: ClientIndex, cohort: Sequence[int]) -> list[int]:
+    """The order of a round: the largest client first, so that no long one starts last.
+
+    Args:
+        index: knows the clients' sizes.
+        cohort: the clients' ids, in any order.
+    """
+    return sorted(cohort, key=lambda client: (-index.size(client), client))
 
 
 class Partition(ABC):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from fedgkd_pl.data.partition import ClientIndex, Indices, Labels, Partition
 from fedgkd_pl.errors import SettingError, require
-from fedgkd_pl.reading import MB, read_bytes
+from fedgkd_pl.storage.reading import MB, read_bytes
 
 LARGEST_FILE = 1000 * MB
 GROUP = 10  # clients that share a draw
@@ -141,7 +141,7 @@ def export(index: ClientIndex, labels: Labels, path: Path) -> None:
         labels: of all samples, whose SHA-256 goes along.
         path: ``.json`` or ``.npz``.
     """
-    from fedgkd_pl.storage import commit
+    from fedgkd_pl.storage.files import commit
 
     made_for = labels_digest(labels)
     if path.suffix == ".npz":

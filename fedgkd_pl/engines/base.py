@@ -3,37 +3,17 @@
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
-from traceback import format_exception, format_exception_only
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fedgkd_pl.data.partition import ClientIndex
+from fedgkd_pl.data.partition import largest_first
 from fedgkd_pl.errors import require
-from fedgkd_pl.federation.answers import Form, Specs, plain_seconds
+from fedgkd_pl.federation.answers import Specs
 from fedgkd_pl.federation.client_trainer import Job
-from fedgkd_pl.federation.message import ClientUpdate, Message
+from fedgkd_pl.federation.message import Answer, Message
 
 if TYPE_CHECKING:
     from fedgkd_pl.federation.server import FederatedServer
-
-
-@dataclass(frozen=True)
-class ClientFailure:
-    """What comes back for a client that raised, died, ran out of time or answered nonsense.
-
-    Attributes:
-        client: its id.
-        reason: one line.
-        traceback: where it happened, if that is known.
-    """
-
-    client: int
-    reason: str
-    traceback: str = ""
-
-
-Answer = ClientUpdate | ClientFailure
 
 
 class Session(ABC):
@@ -86,48 +66,6 @@ class Engine(ABC):
         """
 
 
-def failure(client: int, error: Exception) -> ClientFailure:
-    """The failure of a client that raised.
-
-    Args:
-        client: its id.
-        error: what it raised.
-    """
-    reason = format_exception_only(error)[-1].splitlines()[0]
-    return ClientFailure(client, _one_line(reason), "".join(format_exception(error)))
-
-
-def checked(answer: Any, client: int, form: Form) -> Answer:
-    """What an engine gave for a client, if it is of the declared form, or why it is not.
-
-    All answers of all engines pass here, before a method or a callback sees them.
-
-    Args:
-        answer: what came, which may be anything.
-        client: who was asked.
-        form: what its answer must be.
-    """
-    try:
-        if isinstance(answer, ClientFailure):
-            return ClientFailure(client, _one_line(answer.reason), str(answer.traceback))
-        if not isinstance(answer, ClientUpdate):
-            return ClientFailure(client, f"its engine gave a {type(answer).__name__}")
-        fault = form.fault(answer, client)
-        if fault:
-            return ClientFailure(client, _one_line(fault))
-        answer.metrics = {name: float(value) for name, value in answer.metrics.items()}
-        answer.seconds = plain_seconds(answer.seconds)
-    except Exception as error:  # not even tensors and numbers
-        return failure(client, error)
-    return answer
-
-
-def _one_line(text: Any) -> str:
-    """For a log, a table and a terminal, whoever wrote it."""
-    plain = "".join(c if c.isprintable() else " " for c in str(text)[:5000])
-    return " ".join(plain.split())[:500]
-
-
 def schedule(job: Job, cohort: Sequence[int]) -> list[int]:
     """The order of a round: the largest client first, so that no long one starts last.
 
@@ -136,16 +74,6 @@ def schedule(job: Job, cohort: Sequence[int]) -> list[int]:
         cohort: the clients' ids, in any order.
     """
     return largest_first(job.data.index, cohort)
-
-
-def largest_first(index: ClientIndex, cohort: Sequence[int]) -> list[int]:
-    """The same, for whoever has no job.
-
-    Args:
-        index: knows the clients' sizes.
-        cohort: the clients' ids, in any order.
-    """
-    return sorted(cohort, key=lambda client: (-index.size(client), client))
 
 
 def needs(package: str, extra: str) -> None:

@@ -4,11 +4,12 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import torch
-from fedgkd_pl.engines.base import Answer, Engine, Session, cores, failure, schedule
+from fedgkd_pl.engines.base import Engine, Session, cores, schedule
 from fedgkd_pl.errors import require
+from fedgkd_pl.federation.answers import failure
 from fedgkd_pl.federation.client_trainer import ClientTrainer, Job, quiet
-from fedgkd_pl.federation.kernels import keep_memory, threads
-from fedgkd_pl.federation.message import Message
+from fedgkd_pl.federation.message import Answer, Message
+from fedgkd_pl.federation.performance import keep_memory, threads
 
 
 class LocalEngine(Engine):
@@ -51,13 +52,13 @@ class LocalEngine(Engine):
             places = {"cuda": torch.cuda.device_count(), "cpu": cores() // self.threads}
             workers = max(1, min(places.get(job.device.type, 1), cohort_size))
         if workers == 1 and self.timeout is None:  # only another process can be stopped
-            return InProcess(job, self.threads)
-        from fedgkd_pl.engines.pool import Pool
+            return InProcessSession(job, self.threads)
+        from fedgkd_pl.engines.pool import PoolSession
 
-        return Pool(job, workers, self.threads, self.timeout)
+        return PoolSession(job, workers, self.threads, self.timeout)
 
 
-class InProcess(Session):
+class InProcessSession(Session):
     """One client after the other in this process.
 
     Args:

@@ -18,21 +18,21 @@ from typing import Any, cast
 
 import cloudpickle
 import torch
-from fedgkd_pl.engines.base import Answer, ClientFailure, Session, schedule
+from fedgkd_pl.engines.base import Session, schedule
 from fedgkd_pl.engines.shared import Memory, SharedTensors
 from fedgkd_pl.engines.worker import Worker, read
 from fedgkd_pl.errors import RunFailed
 from fedgkd_pl.federation.client_trainer import Job, quiet
-from fedgkd_pl.federation.kernels import numerics, set_numerics
-from fedgkd_pl.federation.message import Message, encode_state
-from fedgkd_pl.processes import context, ending_with_parent, without_main
+from fedgkd_pl.federation.message import Answer, ClientFailure, Message, encode_state
+from fedgkd_pl.federation.performance import numerics, set_numerics
+from fedgkd_pl.processes.start import context, ending_with_parent, without_main
 from torch import Tensor
 
 BEGUN = b">"
 
 
 @dataclass
-class Place:
+class WorkerHandle:
     """A process of the pool, and what it is at.
 
     Attributes:
@@ -50,7 +50,7 @@ class Place:
     started: float | None = None
 
 
-class Pool(Session):
+class PoolSession(Session):
     """Processes that train clients side by side.
 
     Args:
@@ -68,7 +68,7 @@ class Pool(Session):
         self.data = [t for t in vars(job.data.examples).values() if _can_be_shared(t)]
         self.shared = SharedTensors(self.data)
         self.message = Memory()
-        self.workers: list[Place] = []
+        self.workers: list[WorkerHandle] = []
         # before multiprocessing waits for the end of workers that ignore its SIGTERM
         self._end = util.Finalize(
             self, _end, (self.workers, self.shared.memory, self.message), exitpriority=10
@@ -111,7 +111,7 @@ class Pool(Session):
         """See :meth:`Session.close`."""
         self._end()
 
-    def _start(self, place: int) -> Place:
+    def _start(self, place: int) -> WorkerHandle:
         job = _dumps(_for_worker(self.job, place), self.data)
         ours, theirs = self.context.Pipe()
         args = (theirs, self.threads, numerics(), self.shared, self.message)
@@ -126,7 +126,7 @@ class Pool(Session):
             raise
         finally:
             theirs.close()
-        worker = Place(process, ours)
+        worker = WorkerHandle(process, ours)
         try:
             ours.send_bytes(job)
         except BaseException as error:
@@ -204,7 +204,7 @@ class Pool(Session):
         return read(answer, worker.client, time.monotonic() - worker.given)
 
 
-def _end(workers: list[Place], *memories: Memory) -> None:
+def _end(workers: list[WorkerHandle], *memories: Memory) -> None:
     for worker in workers:
         worker.connection.close()  # a worker that reads the end of its connection ends
     for worker in workers:
@@ -216,7 +216,7 @@ def _end(workers: list[Place], *memories: Memory) -> None:
         memory.close()
 
 
-def _kill(worker: Place) -> None:
+def _kill(worker: WorkerHandle) -> None:
     if worker.process.is_alive():
         worker.process.kill()
     worker.process.join()

@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import cloudpickle
 import numpy as np
 import torch
-from fedgkd_pl.engines.base import Answer, ClientFailure, Engine, Session, cores, needs, schedule
+from fedgkd_pl.engines.base import Engine, Session, cores, needs, schedule
 from fedgkd_pl.engines.worker import Worker, read
 from fedgkd_pl.errors import RunFailed, SettingError, require
 from fedgkd_pl.federation.client_trainer import Job, quiet
-from fedgkd_pl.federation.kernels import keep_memory, numerics, set_numerics
-from fedgkd_pl.federation.message import Message, encode_state
-from fedgkd_pl.signals import stop_behind
+from fedgkd_pl.federation.message import Answer, ClientFailure, Message, encode_state
+from fedgkd_pl.federation.performance import keep_memory, numerics, set_numerics
+from fedgkd_pl.processes.signals import stop_behind
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class RayEngine(Engine):
         gpus = self.gpus
         if gpus is None:
             gpus = 1.0 if job.device.type == "cuda" else 0.0
-        return Cluster(self, job, cohort_size, gpus)
+        return RaySession(self, job, cohort_size, gpus)
 
 
 @dataclass(eq=False)
@@ -174,7 +174,7 @@ class Actor:
     node: str = ""
 
 
-class Cluster(Session):
+class RaySession(Session):
     """Actors on a cluster that train clients side by side.
 
     Args:

@@ -4,11 +4,10 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 
-from fedgkd_pl.data.resident import Examples
-from fedgkd_pl.engines.base import Answer, ClientFailure, failure
-from fedgkd_pl.federation.answers import plain_seconds
+from fedgkd_pl.data.examples import Examples
+from fedgkd_pl.federation.answers import failure, plain_seconds
 from fedgkd_pl.federation.client_trainer import ClientTrainer, Job
-from fedgkd_pl.federation.message import ClientUpdate, Message, decode_state
+from fedgkd_pl.federation.message import Answer, ClientFailure, ClientUpdate, Message, decode_state
 
 
 class Worker:

@@ -33,16 +33,21 @@ from fedgkd_pl.experiments.tables import (
     to_markdown,
     to_rich,
 )
-from fedgkd_pl.processes import context, ending_with_parent, without_main
-from fedgkd_pl.reading import read_bytes
-from fedgkd_pl.settings import fixed_settings
-from fedgkd_pl.signals import Stopped
-from fedgkd_pl.storage import check_folder, lock, write_text
+from fedgkd_pl.processes.signals import Stopped
+from fedgkd_pl.processes.start import context, ending_with_parent, without_main
+from fedgkd_pl.runs.settings import fixed_settings
+from fedgkd_pl.storage.files import check_folder, lock, write_text
+from fedgkd_pl.storage.reading import read_bytes
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-PRELOAD = ("fedgkd_pl.commands", "matplotlib.figure", "sklearn.datasets", "torch.utils.tensorboard")
+PRELOAD = (
+    "fedgkd_pl.cli.commands",
+    "matplotlib.figure",
+    "sklearn.datasets",
+    "torch.utils.tensorboard",
+)
 OURS = ("--resume", "--ckpt_path", "--name", "--print_config", "--trainer.fast_dev_run")
 ORPHAN = 20.0  # seconds for a cell to end whose study was killed
 SHOWN = 12  # cells in the live table
@@ -229,7 +234,7 @@ def _sound(folder: Path) -> Run | None:
 
 def _look_at_all(connection: Any, cells: list[Cell], folders: list[Path]) -> None:
     """In a process of its own: the rounds of every cell, or what is wrong with one."""
-    from fedgkd_pl.cli_runs import compare_settings
+    from fedgkd_pl.runs.resume import compare_settings
 
     known: dict[tuple[str, ...], tuple[int, dict[str, Any]]] = {}
     answers = []
@@ -255,8 +260,8 @@ def _look_at_all(connection: Any, cells: list[Cell], folders: list[Path]) -> Non
 
 def _look(words: list[str], trains: bool) -> tuple[int, dict[str, Any]] | str:
     """Rounds and deciding settings of a command, or its error; data and net are tried, too."""
-    from fedgkd_pl.cli import FederatedCLI
-    from fedgkd_pl.commands import run
+    from fedgkd_pl.cli.commands import run
+    from fedgkd_pl.settings.build import FederatedCLI
 
     found: list[tuple[int, dict[str, Any]]] = []
 
@@ -348,7 +353,7 @@ def _without_additions(words: list[str]) -> list[str]:
 def _run_cell(words: list[str], folder: Path, log: Path, jobs: int) -> None:
     """In a process of its own, with its share of the cores for evaluation."""
     import torch
-    from fedgkd_pl.__main__ import main
+    from fedgkd_pl.cli.main import main
 
     with log.open("ab", buffering=0) as file:
         for number in (1, 2):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from fedgkd_pl.errors import StorageError, require
 from fedgkd_pl.experiments.groups import ALPHA, PARTICIPATION, Group, make_groups
 from fedgkd_pl.experiments.runs import CLASSES, ROUNDS, Run, find_runs, natural, whole
-from fedgkd_pl.reading import printable
+from fedgkd_pl.storage.reading import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,7 +31,7 @@ def draw(kind: str, paths: Sequence[str], output: str) -> None:
         paths: run folders, or folders above them.
         output: the file, ``.svg``, ``.png`` or ``.pdf``.
     """
-    from fedgkd_pl.experiments.figures import FORMATS, save
+    from fedgkd_pl.plots.figures import FORMATS, save
 
     ending = Path(output).suffix.lower()
     require(ending in FORMATS, "output", f"must end in {', '.join(FORMATS)}", output)
@@ -71,8 +71,8 @@ def learning_curves(groups: Sequence[Group], column: str = "test/acc") -> "Figur
         groups: named.
         column: of ``metrics.csv``.
     """
-    from fedgkd_pl.experiments.figures import curve_panels
     from fedgkd_pl.experiments.report import panels_of
+    from fedgkd_pl.plots.figures import curve_panels
 
     panels = panels_of(groups, column, 100.0 if column.endswith("/acc") else 1.0)
     require(len(panels) > 0, "runs", f"no metrics.csv has {column}")
@@ -86,7 +86,7 @@ def participation(groups: Sequence[Group]) -> "Figure":
     Args:
         groups: named.
     """
-    from fedgkd_pl.experiments.figures import participation_panels
+    from fedgkd_pl.plots.figures import participation_panels
 
     panels: dict[str, dict[str, dict[float, list[float]]]] = {}
     for group in groups:
@@ -107,7 +107,7 @@ def partition(run: Run) -> "Figure":
     Args:
         run: whose clients.
     """
-    from fedgkd_pl.data.heterogeneity import bubble_chart
+    from fedgkd_pl.plots.partition import bubble_chart
 
     require("counts" in run.partition, "runs", "no partition.json in", run.folder)
     return bubble_chart(run.partition["counts"], str(run.partition.get("dataset", "")))
@@ -119,8 +119,8 @@ def features(groups: Sequence[Group]) -> "Figure":
     Args:
         groups: named.
     """
-    from fedgkd_pl.experiments.feature_maps import read_feature_map
-    from fedgkd_pl.experiments.figures import feature_map
+    from fedgkd_pl.plots.feature_maps import read_feature_map
+    from fedgkd_pl.plots.figures import feature_map
 
     maps = []
     for group in groups:
@@ -140,7 +140,7 @@ def clients(run: Run) -> "Figure":
     Args:
         run: which.
     """
-    from fedgkd_pl.experiments.figures import client_accuracies
+    from fedgkd_pl.plots.figures import client_accuracies
 
     rows = run.table("local_models.csv")
     require(len(rows) > 0, "runs", "no local_models.csv: train with LocalModels", run.folder)
@@ -162,7 +162,7 @@ def confusion(run: Run) -> "Figure":
         run: with ``predictions.csv``.
     """
     import numpy as np
-    from fedgkd_pl.experiments.figures import confusion_chart
+    from fedgkd_pl.plots.figures import confusion_chart
 
     rows = run.table("predictions.csv")
     require(len(rows) > 0, "runs", "no predictions.csv: run fedgkd-pl predict", run.folder)

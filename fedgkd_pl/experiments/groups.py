@@ -8,8 +8,9 @@ from typing import Any
 from fedgkd_pl.experiments.paper import numbers, paper_row
 from fedgkd_pl.experiments.protocol import differences, joined, plain_settings, protocol, same
 from fedgkd_pl.experiments.runs import Run
-from fedgkd_pl.reading import printable
-from fedgkd_pl.settings import CALMER, fixed_settings
+from fedgkd_pl.federation.divergence import CALMER
+from fedgkd_pl.runs.settings import fixed_settings
+from fedgkd_pl.storage.reading import printable
 
 METHODS = {
     "FedDistillPlus": "FedDistill+",

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedgkd_pl.settings import flatten
+from fedgkd_pl.runs.settings import flatten
 
 MARKS = "†‡§¶‖"
 LABELS = {  # the settings behind the columns of paper.csv

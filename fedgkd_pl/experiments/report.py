@@ -14,9 +14,9 @@ from fedgkd_pl.experiments.paper import TITLE
 from fedgkd_pl.experiments.protocol import Footnotes
 from fedgkd_pl.experiments.runs import Run, find_runs
 from fedgkd_pl.experiments.tables import FEWER, measure_name, spread
-from fedgkd_pl.reading import printable
-from fedgkd_pl.settings import CALMER
-from fedgkd_pl.storage import write_text
+from fedgkd_pl.federation.divergence import CALMER
+from fedgkd_pl.storage.files import write_text
+from fedgkd_pl.storage.reading import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -195,7 +195,7 @@ def write_page(
         table: a table in HTML to begin with, such as a study's.
         notes: to put below the table of all.
     """
-    from fedgkd_pl.experiments.figures import to_svg
+    from fedgkd_pl.plots.figures import to_svg
 
     groups = make_groups(runs)
     sections = []
@@ -234,8 +234,8 @@ def figures(groups: Sequence[Group]) -> Iterator[Section]:
     Args:
         groups: named.
     """
-    from fedgkd_pl.data.heterogeneity import bubble_chart
-    from fedgkd_pl.experiments import figures as draw
+    from fedgkd_pl.plots import figures as draw
+    from fedgkd_pl.plots.partition import bubble_chart
 
     single = len({group.panel for group in groups}) == 1
     for column, name, title, text in (

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgkd_pl.errors import SettingError
-from fedgkd_pl.reading import MB, printable, read_bytes, read_json
+from fedgkd_pl.storage.reading import MB, printable, read_bytes, read_json
 
 Summary = dict[str, Any]
 ACCURACIES = {
@@ -78,7 +78,7 @@ class Run:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """All settings, nested; empty where the run does not say."""
-        from fedgkd_pl import strict_yaml
+        from fedgkd_pl.settings import strict_yaml
 
         file = self.folder / "config.yaml"
         try:

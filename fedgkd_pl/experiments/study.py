@@ -14,9 +14,9 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from fedgkd_pl.config_files import resolve
 from fedgkd_pl.errors import SettingError, require
-from fedgkd_pl.reading import printable
+from fedgkd_pl.settings.files import resolve
+from fedgkd_pl.storage.reading import printable
 
 Settings = Mapping[str, Any]  # dotted keys, as `fedgkd-pl fit` takes them; `config` names files
 MEASURE = re.compile(r"best|final|last10|at_best_val|round[1-9]\d{,8}")
@@ -134,7 +134,7 @@ def read_study(path: str) -> Study:
     Args:
         path: a file, or the name of one of ours such as ``studies/digits.yaml``.
     """
-    from fedgkd_pl import strict_yaml
+    from fedgkd_pl.settings import strict_yaml
 
     file = resolve(path)
     content = strict_yaml.read(file)

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from fedgkd_pl.data.toy import Toy2D, sector
+from fedgkd_pl.data.datasets.toy import Toy2D, sector
 from fedgkd_pl.engines.local import LocalEngine
 from fedgkd_pl.errors import require
-from fedgkd_pl.experiments.figures import Boundary, decision_boundaries
 from fedgkd_pl.federation.client_trainer import quiet
 from fedgkd_pl.federation.message import ClientUpdate, State
-from fedgkd_pl.federation.seeds import derive, seeded
 from fedgkd_pl.methods.fedavg import FedAvg
 from fedgkd_pl.methods.fedgkd import FedGKD
 from fedgkd_pl.models.mlp import MLP
+from fedgkd_pl.plots.figures import Boundary, decision_boundaries
+from fedgkd_pl.seeds import derive, seeded
 from lightning.pytorch import Callback, LightningModule, Trainer
 from numpy.typing import NDArray
 from torch.optim import Adam

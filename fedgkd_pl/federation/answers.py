@@ -4,10 +4,11 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from math import inf, isfinite
+from traceback import format_exception, format_exception_only
 from typing import Any
 
 import torch
-from fedgkd_pl.federation.message import ClientUpdate, State
+from fedgkd_pl.federation.message import Answer, ClientFailure, ClientUpdate, State
 from torch import Tensor
 
 # Lightning takes "…/dataloader_idx_…" for its own
@@ -194,3 +195,45 @@ def _group_fault(what: str, tensors: Any, specs: Specs) -> str:
         if fault := spec.fault(tensors[name]):
             return f"its {name} {fault}"
     return ""
+
+
+def failure(client: int, error: Exception) -> ClientFailure:
+    """The failure of a client that raised.
+
+    Args:
+        client: its id.
+        error: what it raised.
+    """
+    reason = format_exception_only(error)[-1].splitlines()[0]
+    return ClientFailure(client, _one_line(reason), "".join(format_exception(error)))
+
+
+def checked(answer: Any, client: int, form: Form) -> Answer:
+    """What an engine gave for a client, if it is of the declared form, or why it is not.
+
+    All answers of all engines pass here, before a method or a callback sees them.
+
+    Args:
+        answer: what came, which may be anything.
+        client: who was asked.
+        form: what its answer must be.
+    """
+    try:
+        if isinstance(answer, ClientFailure):
+            return ClientFailure(client, _one_line(answer.reason), str(answer.traceback))
+        if not isinstance(answer, ClientUpdate):
+            return ClientFailure(client, f"its engine gave a {type(answer).__name__}")
+        fault = form.fault(answer, client)
+        if fault:
+            return ClientFailure(client, _one_line(fault))
+        answer.metrics = {name: float(value) for name, value in answer.metrics.items()}
+        answer.seconds = plain_seconds(answer.seconds)
+    except Exception as error:  # not even tensors and numbers
+        return failure(client, error)
+    return answer
+
+
+def _one_line(text: Any) -> str:
+    """For a log, a table and a terminal, whoever wrote it."""
+    plain = "".join(c if c.isprintable() else " " for c in str(text)[:5000])
+    return " ".join(plain.split())[:500]

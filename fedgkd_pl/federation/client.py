@@ -7,9 +7,9 @@ from copy import deepcopy
 from typing import Any
 
 import torch
-from fedgkd_pl.data.resident import Batch, Batches
-from fedgkd_pl.federation.kernels import fused, is_channels_last
+from fedgkd_pl.data.examples import Batch, Batches
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
+from fedgkd_pl.federation.performance import fused, is_channels_last
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.model_helpers import is_overridden

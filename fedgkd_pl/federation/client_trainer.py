@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from fedgkd_pl.data.resident import ClientData
+from fedgkd_pl.data.examples import ClientData
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
-from fedgkd_pl.federation.seeds import derive, seeded
+from fedgkd_pl.seeds import derive, seeded
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import SingleDeviceStrategy
@@ -60,7 +60,7 @@ class ClientTrainer:
                 **job.trainer,
                 accelerator=job.device.type,
                 devices=1 if job.device.index is None else [job.device.index],
-                strategy=Resident(job.device),
+                strategy=StayOnDevice(job.device),
                 plugins=[LightningEnvironment()],  # a client is no node of a cluster's job
                 logger=False,
                 enable_checkpointing=False,
@@ -103,7 +103,7 @@ class ClientTrainer:
         return update
 
 
-class Resident(SingleDeviceStrategy):
+class StayOnDevice(SingleDeviceStrategy):
     """A module that stays on its device from client to client.
 
     Lightning's own moves it to the host after every ``fit`` and empties the GPU's cache.

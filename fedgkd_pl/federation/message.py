@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from fedgkd_pl.storage.tensors import to_safetensors
 from torch import Tensor
 
 State = dict[str, Tensor]
@@ -106,6 +107,24 @@ class ClientUpdate:
         return cls(**info, weights=weights, extra=extra, state=state)
 
 
+@dataclass(frozen=True)
+class ClientFailure:
+    """What comes back for a client that raised, died, ran out of time or answered nonsense.
+
+    Attributes:
+        client: its id.
+        reason: one line.
+        traceback: where it happened, if that is known.
+    """
+
+    client: int
+    reason: str
+    traceback: str = ""
+
+
+Answer = ClientUpdate | ClientFailure
+
+
 def encode_state(state: State) -> bytes:
     """A client's state as one safetensors blob.
 
@@ -126,24 +145,6 @@ def decode_state(blob: bytes) -> State:
 
 def _nbytes(state: Mapping[str, Tensor]) -> int:
     return sum(tensor.nbytes for tensor in state.values())
-
-
-def to_safetensors(state: State) -> bytes:
-    """Tensors as one safetensors blob; tied weights are written under each of their names.
-
-    Args:
-        state: tensors by name, on any device.
-    """
-    from safetensors.torch import save
-
-    seen: set[int] = set()
-    plain: State = {}
-    for name, tensor in state.items():
-        tensor = tensor.detach().cpu().contiguous()
-        place = tensor.untyped_storage().data_ptr()
-        plain[name] = tensor.clone() if place in seen else tensor
-        seen.add(place)
-    return bytes(save(plain))
 
 
 def _encode(groups: Mapping[str, State], info: dict[str, Any]) -> bytes:

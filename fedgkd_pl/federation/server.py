@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
-from fedgkd_pl.callbacks.divergence import Divergence
-from fedgkd_pl.checkpoint import SafeCheckpointIO, load_newest
 from fedgkd_pl.data.cohorts import Population
 from fedgkd_pl.data.datamodule import FederatedDataModule
-from fedgkd_pl.data.resident import Batch
-from fedgkd_pl.engines.base import Answer, ClientFailure, checked, largest_first
+from fedgkd_pl.data.examples import Batch
+from fedgkd_pl.data.partition import largest_first
 from fedgkd_pl.errors import RunFailed, SettingError, require
-from fedgkd_pl.federation.answers import USES, Form, Spec, Specs, like
+from fedgkd_pl.federation.answers import USES, Form, Spec, Specs, checked, like
 from fedgkd_pl.federation.checks import check_scheduler, check_trainer, first_not_finite
 from fedgkd_pl.federation.client_trainer import Job
-from fedgkd_pl.federation.kernels import channels_last, missing_compiler, slow_precision
-from fedgkd_pl.federation.message import ClientUpdate, Message, State
-from fedgkd_pl.federation.metrics import Evaluation, cohort_statistics
+from fedgkd_pl.federation.divergence import Divergence
+from fedgkd_pl.federation.evaluation import Evaluation, cohort_statistics
+from fedgkd_pl.federation.message import Answer, ClientFailure, ClientUpdate, Message, State
+from fedgkd_pl.federation.performance import channels_last, missing_compiler, slow_precision
+from fedgkd_pl.storage.checkpoint import SafeCheckpointIO, load_newest
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins import Precision
 from torch import Tensor, nn

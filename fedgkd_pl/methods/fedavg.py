@@ -13,8 +13,8 @@ from fedgkd_pl.engines.base import Engine
 from fedgkd_pl.engines.local import LocalEngine
 from fedgkd_pl.federation.aggregate import WeightedMean
 from fedgkd_pl.federation.client import FederatedClient, Objective
-from fedgkd_pl.federation.kernels import threads
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
+from fedgkd_pl.federation.performance import threads
 from fedgkd_pl.federation.server import FederatedServer
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn

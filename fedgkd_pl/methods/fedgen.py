@@ -22,11 +22,11 @@ from fedgkd_pl.errors import require
 from fedgkd_pl.federation.answers import Spec, Specs
 from fedgkd_pl.federation.client import Objective
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
-from fedgkd_pl.federation.seeds import derive
 from fedgkd_pl.federation.teachers import FrozenNet
 from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient, accuracy
 from fedgkd_pl.methods.fedgkd import distillation
 from fedgkd_pl.models.heads import require_classifier
+from fedgkd_pl.seeds import derive
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
-from fedgkd_pl.data.resident import Batches
+from fedgkd_pl.data.examples import Batches
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.client import Objective
 from fedgkd_pl.federation.message import Message, State

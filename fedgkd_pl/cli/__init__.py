@@ -1,0 +1,1 @@
+"""The command line: from argv to an exit code, and nothing else."""

@@ -1,0 +1,65 @@
+"""``fedgkd-pl partition``: who would hold what."""
+
+import json
+from pathlib import Path
+
+from fedgkd_pl.data.datamodule import FederatedDataModule
+from fedgkd_pl.data.heterogeneity import effective_classes
+from fedgkd_pl.data.published import export
+from fedgkd_pl.plots.partition import SHOWN, bubble_chart
+
+WIDTH = 20  # classes that fit a terminal's table
+
+
+def show_partition(data: FederatedDataModule, folder: Path, exported: Path | None = None) -> None:
+    """Prints the table and writes ``<dataset>.json``, ``.png`` and ``.svg``.
+
+    Args:
+        data: the data of a config.
+        folder: where to write.
+        exported: where to write who owns which sample, for ``FromFile``.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    data.prepare_data()
+    data.setup()
+    summary = data.summary()
+    counts, figures = summary["counts"], summary["heterogeneity"]
+    classes = summary["num_classes"]
+    table = Table(title=f"{data.name}: samples of each class, by client")
+    table.add_column("client", justify="right")
+    table.add_column("samples", justify="right")
+    table.add_column("effective classes", justify="right")
+    for number in range(min(classes, WIDTH)):
+        table.add_column(str(number), justify="right")
+    for client, row in enumerate(counts[:SHOWN]):
+        effective = f"{effective_classes([row])[0]:.1f}" if sum(row) else "-"
+        cells = [str(count) if count else "·" for count in row[:WIDTH]]
+        table.add_row(str(client), str(sum(row)), effective, *cells)
+    console = Console(width=None if Console().is_terminal else 60 + 6 * min(classes, WIDTH))
+    console.print(table)
+    if len(counts) > SHOWN or classes > WIDTH:
+        console.print(f"(the first {SHOWN} of {len(counts)} clients, {WIDTH} of {classes} classes)")
+    lines = {
+        "clients, in a round": f"{data.num_clients}, {data.cohort_size}",
+        "validation, test": f"{summary['num_val']}, {summary['num_test']}",
+        "effective classes": f"{figures['effective_classes']:.2f} of {classes} per client",
+        "total variation": f"{figures['total_variation']:.3f} from all labels (0 alike, 1 apart)",
+        "sizes": f"{figures['size_min']:.0f} to {figures['size_max']:.0f}, "
+        f"σ {figures['size_std']:.0f}",
+    }
+    for name, text in lines.items():
+        console.print(f"{name:<22}{text}", highlight=False)
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / data.name
+    target.with_suffix(".json").write_text(json.dumps(summary) + "\n", encoding="utf-8")
+    title = f"{data.name}, {figures['effective_classes']:.1f} effective classes per client"
+    chart = bubble_chart(counts, title)
+    for suffix in (".png", ".svg"):
+        chart.savefig(target.with_suffix(suffix), dpi=150)
+    console.print(f"wrote {target}.json, .png and .svg", highlight=False)
+    if exported is not None:
+        clients = data.client_data
+        export(clients.index, clients.examples.targets.numpy(), exported)
+        console.print(f"wrote {exported}: data.partition FromFile reads it", highlight=False)

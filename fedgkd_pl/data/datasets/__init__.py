@@ -1,0 +1,1 @@
+"""The datasets that come with the package, one file each."""

@@ -1,0 +1,96 @@
+"""SST-5: the Stanford Sentiment Treebank, sentences only."""
+
+import re
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from fedgkd_pl.data.datasets.text import TextDataModule, Texts
+from fedgkd_pl.data.downloads import extract, fetch, read_text
+from fedgkd_pl.errors import SettingError, require
+
+LEAF = re.compile(r"\([0-4] ([^()]+)\)")
+BRANCHES = re.compile(r"\(([0-4]) [0-4() ]*")  # what is left of a tree without its leaves
+ESCAPED = {
+    "``": '"',
+    "''": '"',
+    "-LRB-": "(",
+    "-RRB-": ")",
+    "-LSB-": "[",
+    "-RSB-": "]",
+    "\\/": "/",
+    "\\*": "*",
+}
+
+
+class SST5(TextDataModule):
+    """SST-5: 8,544 sentences of films' reviews in five degrees of sentiment.
+
+    All training sentences go to the clients; the treebank's own 1,101 are the validation set and
+    its 2,210 the test set. Only whole sentences are used, the label being the root's.
+
+    Args:
+        data_dir: the folder that holds, or is to hold, ``train.txt``, ``dev.txt``, ``test.txt``.
+        download: fetch the treebank if it is not there.
+        kwargs: those of :class:`TextDataModule`.
+    """
+
+    name = "sst5"
+    num_classes = 5
+    val_split = "last"
+    URL = "https://nlp.stanford.edu/sentiment/trainDevTestTrees_PTB.zip"
+    SHA256 = {  # noqa: RUF012  (the zip has no published checksum, its files do not change)
+        "train": "e2f3f41b0b1e6d4dddc0effe3bfc2d27ed8928079aa9a03d652311614fc5feb7",
+        "val": "0e9336aed6e4730e19f58d00a77b3f0297efdb755f7b5e598c98a05e3f97ea40",
+        "test": "6e54806dee95cf80cd918e7dfb3f6770f6df24bf826f289a4d1f709e1c8f6761",
+    }
+    FILES = {"train": "train.txt", "val": "dev.txt", "test": "test.txt"}  # noqa: RUF012
+
+    def __init__(self, data_dir: str = "data/sst5", download: bool = True, **kwargs: Any) -> None:
+        super().__init__(data_dir, **kwargs)
+        self.download = download
+
+    def files(self) -> list[Path]:
+        """See :meth:`TextDataModule.files`."""
+        return [self.data_dir / name for name in self.FILES.values()]
+
+    def prepare_data(self) -> None:
+        """Downloads the treebank if it is missing and that is allowed."""
+        if all(file.is_file() for file in self.files()):
+            return
+        instead = "put the treebank's train.txt, dev.txt and test.txt into it"
+        if self.download:
+            archive = self.data_dir / "trainDevTestTrees_PTB.zip"
+            fetch(self.URL, archive, None, instead)
+            extract(archive, None, [f"trees/{n}" for n in self.FILES.values()], self.data_dir)
+        for file in self.files():
+            require(
+                file.is_file(), "data_dir", f"{file.name} is missing: {instead}", str(self.data_dir)
+            )
+
+    def texts(self) -> dict[str, Texts]:
+        """See :meth:`TextDataModule.texts`."""
+        found: dict[str, Texts] = {}
+        for split, name in self.FILES.items():
+            content = read_text(self.data_dir / name, self.SHA256[split])
+            trees = [line for line in content.splitlines() if line.strip()]
+            parsed = [parse_tree(tree, f"{name}:{row}") for row, tree in enumerate(trees, 1)]
+            found[split] = ([text for text, _ in parsed], [label for _, label in parsed])
+        return found
+
+
+def parse_tree(tree: str, where: str) -> tuple[str, int]:
+    """The sentence and the root's label of a tree in Penn Treebank brackets.
+
+    Args:
+        tree: such as ``(3 (2 Good) (2 film))``.
+        where: file and line, for the error.
+    """
+    root, words = BRANCHES.fullmatch(LEAF.sub("", tree)), LEAF.findall(tree)
+    depths = list(accumulate((sign == "(") - (sign == ")") for sign in tree))
+    if root is None or not words or depths[-1] or 0 in depths[:-1]:
+        raise SettingError("data_dir", f"{where} is not a tree with a label of 0 to 4")
+    sentence = " ".join(words)
+    for escaped, plain in ESCAPED.items():
+        sentence = sentence.replace(escaped, plain)
+    return sentence, int(root.group(1))

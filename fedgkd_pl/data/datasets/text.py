@@ -1,0 +1,193 @@
+"""Texts as token ids: tokenised once, cached, padded per batch."""
+
+import hashlib
+from abc import abstractmethod
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from fedgkd_pl.data.datamodule import FederatedDataModule
+from fedgkd_pl.data.downloads import read_checked, read_text
+from fedgkd_pl.data.examples import Examples, Splits
+from fedgkd_pl.data.validation import check_splits
+from fedgkd_pl.errors import SettingError, StorageError, require
+from fedgkd_pl.storage.files import commit
+from torch import Tensor, nn
+
+Texts = tuple[list[str], list[int]]  # the texts and their labels
+
+
+class TrimPadding:
+    """Cuts a batch to its longest text.
+
+    Args:
+        pad_id: the token that fills rows up.
+    """
+
+    random = False
+
+    def __init__(self, pad_id: int) -> None:
+        self.pad_id = pad_id
+
+    def __call__(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
+        """The ids, batch × longest; nothing is random.
+
+        Args:
+            ids: batch × maximal length, filled up on the right.
+            generator: not used.
+        """
+        longest = int((ids != self.pad_id).sum(dim=1).max())
+        return ids[:, : max(1, longest)].long()
+
+
+class TextDataModule(FederatedDataModule):
+    """Base of the text datasets; a dataset is a subclass with :meth:`texts` and :meth:`files`.
+
+    Args:
+        data_dir: the folder of the dataset's files.
+        tokenizer: a Hugging Face name, a local folder, or a ``vocab.txt`` of WordPieces.
+        max_length: longer texts are cut to this many tokens.
+        kwargs: those of :class:`FederatedDataModule`.
+    """
+
+    def __init__(
+        self,
+        data_dir: str,
+        tokenizer: str = "distilbert-base-uncased",
+        max_length: int = 128,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        require(max_length >= 2, "max_length", "must be at least 2", max_length)
+        self.data_dir = Path(data_dir).expanduser()
+        self.tokenizer = tokenizer
+        self.max_length = max_length
+
+    @abstractmethod
+    def files(self) -> list[Path]:
+        """The files that the texts come from; a change of theirs makes a new cache."""
+
+    @abstractmethod
+    def texts(self) -> dict[str, Texts]:
+        """The texts and labels of ``train``, ``test`` and, where there is one, ``val``."""
+
+    def load(self) -> Splits:
+        """See :meth:`FederatedDataModule.load`."""
+        from safetensors import SafetensorError
+
+        self.prepare_data()
+        cache = self.data_dir / "tokenised" / f"{self.name}-{self._cache_key()}.tokens"
+        with suppress(ValueError, KeyError, RuntimeError, SafetensorError):  # none, or damaged
+            sealed = read_checked(cache, None)
+            if hashlib.sha256(sealed[32:]).digest() == sealed[:32]:
+                return self._splits(sealed[32:])
+        blob = self._tokenise()
+        inside = cache.parent.resolve().is_relative_to(self.data_dir.resolve())
+        with suppress(StorageError):  # a folder that cannot be written to: tokenise again next time
+            if inside:  # and no link of a stranger's to elsewhere
+                commit(cache, [hashlib.sha256(blob).digest(), blob])
+        return self._splits(blob)
+
+    def _splits(self, blob: bytes) -> Splits:
+        """What a cache holds, checked again: a checksum keeps damage out, not ill will."""
+        from safetensors.torch import load
+
+        tensors = load(blob)
+        self.pad_id = int(tensors["pad_id"])
+        ids = [tensor for name, tensor in tensors.items() if name.endswith("/ids")]
+        self.top_id = max(int(tensor.max()) for tensor in ids)
+        for tensor in ids:
+            if tensor.ndim != 2 or tensor.shape[1] > self.max_length or int(tensor.min()) < 0:
+                raise ValueError("not token ids")
+        transform = TrimPadding(self.pad_id)
+        found = {
+            split: Examples(tensors[f"{split}/ids"], tensors[f"{split}/labels"], transform)
+            for split in ("train", "test", "val")
+            if split != "val" or "val/ids" in tensors
+        }
+        splits = Splits(found["train"], found["test"], found.get("val"))
+        check_splits(splits, self.num_classes)
+        return splits
+
+    def check_net(self, net: nn.Module) -> None:
+        """Refuses a net with fewer words, or another padding, than the tokenizer.
+
+        Args:
+            net: the model to be trained.
+        """
+        words, pad_id = getattr(net, "vocab_size", None), getattr(net, "pad_id", self.pad_id)
+        require(
+            words is None or self.top_id < words,
+            "tokenizer",
+            f"gives token {self.top_id}, the net knows {words}: use the encoder's own tokenizer",
+            self.tokenizer,
+        )
+        require(
+            pad_id == self.pad_id,
+            "tokenizer",
+            f"pads with token {self.pad_id}, the net expects {pad_id}",
+            self.tokenizer,
+        )
+
+    def _cache_key(self) -> str:
+        """Of all that decides the ids, without loading the tokenizer."""
+        digest = hashlib.sha256(repr((self.tokenizer, self.max_length, self.cut())).encode())
+        local = Path(self.tokenizer)
+        own = [local / name for name in ("tokenizer.json", "vocab.txt", "tokenizer_config.json")]
+        for file in [local, *own, *self.files()]:
+            if file.is_file():
+                digest.update(hashlib.sha256(read_checked(file, None)).digest())
+        return digest.hexdigest()[:16]
+
+    def cut(self) -> Any:
+        """Whatever else of the settings decides which texts there are."""
+        return None
+
+    def _tokenise(self) -> bytes:
+        from fedgkd_pl.storage.tensors import to_safetensors
+
+        tokenizer = load_tokenizer(self.tokenizer)
+        tensors: dict[str, Tensor] = {}
+        for split, (texts, labels) in self.texts().items():
+            require(len(texts) > 0, "data_dir", f"{self.name} has no {split} samples")
+            encoded = tokenizer(
+                texts,
+                truncation=True,
+                max_length=self.max_length,
+                padding="longest",
+                padding_side="right",
+                return_attention_mask=False,
+                return_tensors="pt",
+            )
+            tensors[f"{split}/ids"] = encoded["input_ids"].int()
+            tensors[f"{split}/labels"] = torch.tensor(labels, dtype=torch.int64)
+        tensors["pad_id"] = torch.tensor(tokenizer.pad_token_id)
+        return to_safetensors(tensors)
+
+
+def load_tokenizer(name: str) -> Any:
+    """A Hugging Face tokenizer.
+
+    Args:
+        name: a name on the hub, a local folder, or a ``vocab.txt`` of WordPieces.
+    """
+    try:
+        from transformers import AutoTokenizer, BertTokenizer
+    except ImportError as error:
+        raise SettingError("tokenizer", "text needs pip install 'fedgkd-pl[text]'", name) from error
+    try:
+        if Path(name).is_file():
+            words = read_text(Path(name), None).splitlines()
+            found: Any = BertTokenizer(vocab={word: number for number, word in enumerate(words)})
+        else:
+            found = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        found(["a text"], padding="longest")  # it can: not all have a token to fill up with
+    except Exception as error:  # a damaged one fails in any way
+        raise SettingError(
+            "tokenizer",
+            "not found here nor on the hub, or damaged, or without a padding token: "
+            "give a local folder or a vocab.txt",
+            name,
+        ) from error
+    return found

@@ -1,0 +1,65 @@
+"""The paper's two-dimensional toy: four classes in a square, a region of it per client."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from fedgkd_pl.data.datamodule import FederatedDataModule
+from fedgkd_pl.data.examples import Examples, Splits
+from fedgkd_pl.data.partition import ByKey, Partition
+from fedgkd_pl.data.transforms import Scale
+from fedgkd_pl.errors import require
+from numpy.typing import NDArray
+
+
+class Toy2D(FederatedDataModule):
+    """Points of (−4, 4)² whose class is their quadrant; every client sees one sector of the plane.
+
+    The sectors start on a diagonal, so with four clients each sees parts of two classes and none
+    of the others: what a client learns of them it can only keep from the global model.
+
+    Args:
+        num_clients: how many sectors, each a client.
+        num_samples: points that the clients share.
+        partition: by sector; any other works too.
+        kwargs: those of :class:`FederatedDataModule`.
+    """
+
+    name = "toy2d"
+    num_classes = 4
+
+    def __init__(
+        self,
+        num_clients: int = 4,
+        num_samples: int = 800,
+        partition: Partition = ByKey(),  # noqa: B008
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(num_clients=num_clients, partition=partition, **kwargs)
+        require(num_samples >= 1, "num_samples", "must be at least 1", num_samples)
+        self.num_samples = num_samples
+
+    def load(self) -> Splits:
+        """See :meth:`FederatedDataModule.load`."""
+        rng = np.random.default_rng(0)  # the same points whatever the seed
+        train, val, test = (rng.uniform(-4, 4, (n, 2)) for n in (self.num_samples, 400, 2000))
+        owners = sector(train, self.num_clients)
+        return Splits(_examples(train), _examples(test), _examples(val), owners)
+
+
+def sector(points: NDArray[np.floating], num_clients: int) -> NDArray[np.int64]:
+    """The client whose part of the plane each point lies in.
+
+    Args:
+        points: points × 2.
+        num_clients: how many sectors.
+    """
+    turned = (np.arctan2(points[:, 1], points[:, 0]) - np.pi / 4) % (2 * np.pi)
+    places: NDArray[np.int64] = (turned / (2 * np.pi) * num_clients).astype(np.int64)
+    return places
+
+
+def _examples(points: "np.ndarray[Any, np.dtype[np.float64]]") -> Examples:
+    quadrant = (points[:, 0] < 0) + 2 * (points[:, 1] < 0)
+    inputs = torch.from_numpy(points.astype(np.float32))
+    return Examples(inputs, torch.from_numpy(quadrant.astype(np.int64)), Scale(1))

@@ -1,0 +1,154 @@
+"""Data that stays in memory as tensors, and the batches cut from it on the device."""
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from fedgkd_pl.data.partition import ClientIndex, SingleClientIndex
+from fedgkd_pl.seeds import derive
+from numpy.typing import NDArray
+from torch import Tensor
+
+Batch = tuple[Tensor, ...]  # inputs, labels and, where known already, what teachers say of them
+# x and the generator of the batch's randomness (None: no augmentation) → the net's input
+Transform = Callable[[Tensor, torch.Generator | None], Tensor]
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Inputs and labels of one split; ``inputs`` may be raw bytes, which ``transform`` reads."""
+
+    inputs: Tensor
+    targets: Tensor
+    transform: Transform
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, rows: Tensor | slice) -> "Examples":
+        return replace(self, inputs=self.inputs[rows], targets=self.targets[rows])
+
+    @property
+    def repeat(self) -> bool:
+        """Whether every pass sees the same inputs.
+
+        A transform's class says so by ``random = False``; a subclass, which may draw what its base
+        does not, must say so again.
+        """
+        told = "random" in vars(type(self.transform))
+        return told and self.transform.random is False  # type: ignore[attr-defined]
+
+    def to(self, device: torch.device) -> "Examples":
+        """The same examples on ``device``.
+
+        Args:
+            device: where the batches are wanted.
+        """
+        return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device))
+
+
+@dataclass(frozen=True)
+class Splits:
+    """What a dataset loads.
+
+    Attributes:
+        train: what the clients share.
+        test: the official test set.
+        val: the official validation set; without one the server keeps a part of ``train``.
+        keys: the natural owner of every training sample, where the data knows it.
+    """
+
+    train: Examples
+    test: Examples
+    val: Examples | None = None
+    keys: NDArray[np.int64] | None = None
+
+
+def digest(*tensors: Tensor) -> str:
+    """The SHA-256 of tensors: of their bytes, shapes and types.
+
+    Args:
+        tensors: any, of at least one dimension; read in pieces and not copied.
+    """
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(f"{tensor.dtype} {tuple(tensor.shape)};".encode())
+        for rows in tensor.detach().split(4096):
+            found.update(rows.cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return found.hexdigest()
+
+
+class Batches:
+    """One pass over examples per iteration, in batches.
+
+    Args:
+        examples: the examples.
+        batch_size: rows per batch; the last one may be smaller.
+        generator: shuffles and augments every pass; without it the order is as stored and
+            nothing is augmented.
+    """
+
+    def __init__(
+        self, examples: Examples, batch_size: int, generator: torch.Generator | None = None
+    ) -> None:
+        self.examples = examples
+        self.batch_size = batch_size
+        self.generator = generator
+        self.taught: Tensor | None = None  # one row a sample, which then comes with the batches
+
+    def __len__(self) -> int:
+        return math.ceil(len(self.examples) / self.batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        examples, generator = self.examples, self.generator
+        if generator is None:
+            order = torch.arange(len(examples))
+        else:
+            order = torch.randperm(len(examples), generator=generator)
+        for rows in order.to(examples.targets.device).split(self.batch_size):
+            inputs = examples.transform(examples.inputs[rows], generator)
+            if self.taught is None:
+                yield inputs, examples.targets[rows]
+            else:
+                yield inputs, examples.targets[rows], self.taught[rows]
+
+
+@dataclass
+class ClientData:
+    """All that clients train on: the resident examples and who owns which."""
+
+    examples: Examples
+    index: ClientIndex
+    batch_size: int
+    seed: int
+
+    def batches(self, client: int, round: int) -> Batches:
+        """The batches of one client in one round: a function of (seed, round, client).
+
+        Args:
+            client: the client's id.
+            round: the round, from 1.
+        """
+        generator = torch.Generator().manual_seed(derive(self.seed, "batches", round, client))
+        return Batches(self.owned(client), self.batch_size, generator)
+
+    def owned(self, client: int) -> Examples:
+        """The examples of one client.
+
+        Args:
+            client: its id.
+        """
+        rows = torch.from_numpy(self.index[client]).to(self.examples.targets.device)
+        return self.examples[rows]
+
+    def only(self, client: int, examples: Examples) -> "ClientData":
+        """The data of one client, where nobody else's is.
+
+        Args:
+            client: its id.
+            examples: all of its examples.
+        """
+        return replace(self, examples=examples, index=SingleClientIndex(client, len(examples)))

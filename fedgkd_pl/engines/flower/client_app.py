@@ -1,0 +1,223 @@
+"""The ClientApp: a node's clients, trained where their data is."""
+
+import logging
+import shlex
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import fedgkd_pl
+from fedgkd_pl.cli.commands import prepare
+from fedgkd_pl.engines.flower.contract import Prepared, contract_of, words_of
+from fedgkd_pl.engines.flower.records import (
+    Contract,
+    Mark,
+    differing,
+    pack_answers,
+    unpack_contract,
+    unpack_task,
+)
+from fedgkd_pl.engines.flower.states import States
+from fedgkd_pl.engines.local import InProcessSession
+from fedgkd_pl.errors import RunFailed, SettingError, require
+from fedgkd_pl.federation.message import Answer, ClientFailure, Message
+from fedgkd_pl.federation.performance import channels_last, keep_memory
+from fedgkd_pl.storage.files import write_text
+
+if TYPE_CHECKING:
+    from flwr.clientapp import ClientApp
+
+SETTINGS = "settings.json"  # what a node has agreed to, beside its clients' states
+log = logging.getLogger("fedgkd_pl")
+
+
+def make(file: str, mods: list[Any] | None) -> "ClientApp":
+    """See :func:`fedgkd_pl.flower.client_app`.
+
+    Args:
+        file: the app's ``__file__``.
+        mods: Flower's modifiers.
+    """
+    from flwr.app import ConfigRecord, RecordDict
+    from flwr.app import Message as FlowerMessage
+    from flwr.clientapp import ClientApp
+
+    app = ClientApp()
+
+    @app.query()  # type: ignore[untyped-decorator]
+    def meet(message: Any, context: Any) -> Any:
+        clients: list[int] = []
+        refuses = ""
+        try:
+            clients = node_of(file, context, unpack_contract(message.content))[1]
+        except Exception as error:
+            refuses = _outwards(error)
+        card = ConfigRecord({"clients": clients, "refuses": refuses})
+        return FlowerMessage(RecordDict({"node": card}), reply_to=message)
+
+    @app.train(mods=mods)  # type: ignore[untyped-decorator]
+    def train(message: Any, context: Any) -> Any:
+        task, since = unpack_task(message.content)
+        try:
+            asked = unpack_contract(message.content)
+            node, clients = node_of(file, context, asked)
+            answers = node.train(task, since, clients, _states(context, asked))
+        except Exception as error:
+            reason = _outwards(error)
+            answers = [ClientFailure(client, reason) for client in since]
+        return FlowerMessage(pack_answers(answers), reply_to=message)
+
+    return app
+
+
+class Node:
+    """What a node's process holds: the data, a net, a Trainer.
+
+    Args:
+        words: the app's, and the node's own behind them.
+        owner: the client whose data all training data here is; None if the data is that of all.
+        config: what the words' file holds, so that another one makes another node.
+    """
+
+    def __init__(self, words: tuple[str, ...], owner: int | None, config: bytes) -> None:
+        keep_memory()
+        cli = Prepared(prepare([*words, "--ckpt_path", "null"])[0])  # a checkpoint is the server's
+        self.num_clients = cli.datamodule.num_clients
+        channels_last(cli.model.net, cli.model.some_inputs(cli.datamodule))  # as the server's
+        job = cli.model.job(cli.trainer, cli.datamodule)
+        if owner is not None:
+            text = "must say how many samples a client with data of its own may have at most"
+            require(cli.model.engine.max_samples is not None, "max_samples", text)
+            job.data = job.data.only(owner, cli.datamodule.all_training_examples())
+        self.contract = contract_of(cli, owner is not None)
+        self.session = InProcessSession(job, cli.model.engine.threads)
+
+    def train(
+        self, message: Message, since: Mapping[int, Mark], clients: list[int], kept: States
+    ) -> list[Answer]:
+        """What clients answer.
+
+        Args:
+            message: what the server sent.
+            since: whom to train, and the mark of the state that each goes on from.
+            clients: whom the node stands for.
+            kept: what they have kept.
+        """
+        answers: list[Answer] = []
+        states = {}
+        for client, mark in since.items():
+            try:
+                require(client in clients, "client", "this node stands for others", client)
+                states[client] = kept.find(client, mark)
+            except (SettingError, RunFailed) as error:
+                answers.append(ClientFailure(client, str(error)))
+        self.session.job.states = states
+        for answer in self.session.run(message, list(states)):
+            if isinstance(answer, ClientFailure):
+                log.error("client %d: %s", answer.client, answer.traceback or answer.reason)
+                kind = answer.reason.split(":")[0]
+                answer = ClientFailure(answer.client, f"{kind} (its node's log says more)")
+            else:
+                mark = since[answer.client]
+                answer.state = kept.add(answer.client, message.round, answer.state, mark)
+            answers.append(answer)
+        return answers
+
+
+_cached = lru_cache(maxsize=1)(Node)  # for processes that get several messages
+
+
+def node_of(file: str, context: Any, asked: Contract) -> tuple[Node, list[int]]:
+    """The node of a context and whom it stands for; refuses what its operator did not agree to.
+
+    Args:
+        file: the app's ``__file__``.
+        context: Flower's.
+        asked: the server's contract.
+    """
+    said = context.node_config
+    text = f"the server runs fedgkd_pl {asked.version}, this node {fedgkd_pl.__version__}"
+    require(asked.version == fedgkd_pl.__version__, "version", text)
+    for name in "version", "method", "settings":
+        pinned = str(said.get(name, getattr(asked, name)))
+        text = f"this node takes part in {pinned} only, the server runs {getattr(asked, name)}"
+        if name == "settings" and pinned != asked.settings:
+            text += _since(said, pinned, asked)
+        require(pinned == getattr(asked, name), name, text)
+    words = *words_of(file, context.run_config), *shlex.split(str(said.get("args", "")))
+    owner = _owner(said)
+    try:
+        node = _cached(words, owner, Path(words[2]).read_bytes())
+    except SystemExit as error:  # the parser has told the node's log what is wrong
+        raise SettingError("args", "not understood by this node, whose log says why") from error
+    breach = node.contract.breach(asked)
+    require(not breach, "contract", f"this node would not do what the server wants: {breach}")
+    folder = _folder(said, asked.settings)
+    if folder is not None and not (folder / SETTINGS).exists():
+        write_text(folder / SETTINGS, asked.fixed)  # to name what another server changes
+    return node, clients_of(said, node.num_clients)
+
+
+def _owner(said: Mapping[str, Any]) -> int | None:
+    """The client whose data a node has; None if the data is that of all."""
+    own_data = said.get("own-data", False)
+    require(isinstance(own_data, bool), "own-data", "is true or false", own_data)
+    if not own_data:
+        return None
+    one = isinstance(said.get("client"), int) and "clients" not in said
+    require(one, "own-data", "of which client? say client=0, and no clients=")
+    return int(said["client"])
+
+
+def clients_of(said: Mapping[str, Any], num_clients: int) -> list[int]:
+    """The clients that a node stands for.
+
+    Args:
+        said: the node's config: ``client=3``, ``clients="0 3 5"``, or ``partition-id=1
+            num-partitions=2`` for every second client from 1 on.
+        num_clients: how many there are in all.
+    """
+    try:
+        if "client" in said or "clients" in said:
+            given = f"{said.get('client', '')} {said.get('clients', '')}"
+            clients = sorted({int(word) for word in given.replace(",", " ").split()})
+        else:
+            first, step = int(said["partition-id"]), int(said["num-partitions"])
+            clients = list(range(first, num_clients, step))
+    except (KeyError, ValueError) as error:
+        text = "whom does this node stand for? --node-config 'client=0' or 'clients=\"0 1\"'"
+        raise SettingError("node-config", text) from error
+    outside = [client for client in clients if not 0 <= client < num_clients]
+    require(not outside, "client", f"there are {num_clients}, from 0", outside)
+    return clients
+
+
+def _since(said: Mapping[str, Any], pinned: str, asked: Contract) -> str:
+    """What a server has changed since the settings that a node's operator has agreed to."""
+    folder = _folder(said, pinned)
+    if folder is None or not (folder / SETTINGS).is_file():
+        log.warning("the server's settings are %s", asked.fixed)
+        return "; its log has the server's settings"
+    kept = (folder / SETTINGS).read_text(encoding="utf-8")
+    return f": the server has {differing(asked.fixed, kept)}"
+
+
+def _folder(said: Mapping[str, Any], settings: str) -> Path | None:
+    """Where a node keeps what belongs to some settings; None for nowhere."""
+    folder = said.get("state-dir")
+    # runs with other settings have states of their own; a resumed run has the same
+    return Path(str(folder)) / settings[:16] if folder else None
+
+
+def _states(context: Any, asked: Contract) -> States:
+    return States(context.state, _folder(context.node_config, asked.settings))
+
+
+def _outwards(error: Exception) -> str:
+    """What the server is told of an error: our own texts, and no others, which may show data."""
+    if isinstance(error, SettingError | RunFailed):
+        log.warning("this node refuses: %s", error)
+        return str(error)
+    log.error("this node fails", exc_info=error)
+    return f"{type(error).__name__} (its node's log says more)"

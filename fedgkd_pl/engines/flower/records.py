@@ -1,0 +1,235 @@
+"""What crosses between organisations, as Flower's own records: arrays and plain values, no pickles.
+
+A model is one ArrayRecord. Where one model goes down and one comes back for one client (FedAvg,
+FedProx, MOON, FedGKD with M=1), a message holds a single ArrayRecord each way, as Flower's mods for
+differential privacy want it.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import torch
+from fedgkd_pl.federation.answers import plain_seconds
+from fedgkd_pl.federation.message import Answer, ClientFailure, ClientUpdate, Message, State
+from fedgkd_pl.runs.settings import short
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+SHOWN = 5  # of the settings that differ
+RAW = "fedgkd_pl.bytes"  # how types are written that NumPy does not have
+RAW_TYPES = {"bfloat16": torch.bfloat16}
+MODEL, SECONDS = "model.", "seconds."
+Mark = tuple[int, int]  # of a state: round and checksum; (0, 0) for nothing kept yet
+SINCE = "kept by its node"  # the name of what stands for a state on the server
+
+
+@dataclass(frozen=True)
+class Contract:
+    """What both sides must agree on before a client trains.
+
+    Attributes:
+        version: of fedgkd_pl.
+        method: its class.
+        settings: the SHA-256 of all settings that decide the result.
+        data: the SHA-256 of the partitioned data; empty where every node has data of its own.
+        fixed: the settings themselves, as JSON, to name the one that differs.
+    """
+
+    version: str
+    method: str
+    settings: str
+    data: str
+    fixed: str = ""
+
+    def breach(self, asked: "Contract") -> str:
+        """Why this side cannot do what the other asks for; empty if it can.
+
+        Args:
+            asked: the server's.
+        """
+        for name in "version", "method", "settings", "data":
+            value, mine = getattr(asked, name), getattr(self, name)
+            if mine != value and not (name == "data" and not mine):
+                differ = differing(asked.fixed, self.fixed) if name == "settings" else ""
+                differ = differ or f"{value[:16]}, this node {mine[:16]}"
+                return f"{name}: the server has {differ}"
+        return ""
+
+
+def differing(asked: str, mine: str) -> str:
+    """The settings that differ, with both values; empty if they cannot be compared.
+
+    Args:
+        asked: the server's, as JSON.
+        mine: this node's.
+    """
+    try:
+        there, here = json.loads(asked), json.loads(mine)
+        keys = [k for k in sorted({*there, *here}) if there.get(k) != here.get(k)]
+    except (ValueError, TypeError, AttributeError):
+        return ""
+    pairs = [
+        f"{short(k)} {_cut(there.get(k))}, this node {_cut(here.get(k))}" for k in keys[:SHOWN]
+    ]
+    more = f"; {len(keys) - SHOWN} more differ" if len(keys) > SHOWN else ""
+    return "; ".join(pairs) + more
+
+
+def _cut(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+def to_arrays(state: State) -> ArrayRecord:
+    """Tensors as a record.
+
+    Args:
+        state: tensors by name, on any device.
+    """
+    return ArrayRecord({name: _to_array(tensor) for name, tensor in state.items()})
+
+
+def _to_array(tensor: torch.Tensor) -> Array:
+    tensor = tensor.detach().cpu().contiguous()
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name not in RAW_TYPES:
+        return Array(tensor.numpy())
+    data = tensor.flatten().view(torch.uint8).numpy().tobytes()
+    return Array(name, tuple(tensor.shape), RAW, data)
+
+
+def from_arrays(record: ArrayRecord) -> State:
+    """The inverse of :func:`to_arrays`.
+
+    Args:
+        record: what came.
+    """
+    return {name: _from_array(array) for name, array in record.items()}
+
+
+def _from_array(array: Array) -> torch.Tensor:
+    if array.stype != RAW:
+        return torch.from_numpy(array.numpy())
+    kind = RAW_TYPES[array.dtype]
+    if 0 in array.shape:
+        return torch.empty(array.shape, dtype=kind)
+    return torch.frombuffer(bytearray(array.data), dtype=kind).reshape(array.shape)
+
+
+def pack_message(message: Message, contract: Contract) -> dict[str, Any]:
+    """What every node gets in a round.
+
+    Args:
+        message: what every client gets.
+        contract: the server's.
+    """
+    records: dict[str, Any] = {MODEL + n: to_arrays(state) for n, state in message.models.items()}
+    records["numbers"] = MetricRecord(dict(message.numbers))
+    records["contract"] = ConfigRecord(asdict(contract))
+    return records
+
+
+def pack_task(common: Mapping[str, Any], round: int, since: Mapping[int, Mark]) -> RecordDict:
+    """What one node gets.
+
+    Args:
+        common: what :func:`pack_message` made.
+        round: the round.
+        since: whom to train, and the mark of the state that each goes on from.
+    """
+    marks = [part for mark in since.values() for part in mark]
+    task = ConfigRecord({"round": round, "clients": list(since), "marks": marks})
+    return RecordDict({**common, "task": task})
+
+
+def unpack_task(content: RecordDict) -> tuple[Message, dict[int, Mark]]:
+    """The inverse of :func:`pack_task`, without the contract.
+
+    Args:
+        content: what came.
+    """
+    task: Any = content["task"]
+    models = {
+        name.removeprefix(MODEL): from_arrays(record)
+        for name, record in content.array_records.items()
+        if name.startswith(MODEL)
+    }
+    numbers: Any = dict(content["numbers"])
+    marks = zip(task["marks"][::2], task["marks"][1::2], strict=True)
+    return Message(task["round"], models, numbers), dict(zip(task["clients"], marks, strict=True))
+
+
+def unpack_contract(content: RecordDict) -> Contract:
+    """The server's contract.
+
+    Args:
+        content: what came.
+    """
+    said = content["contract"]  # of another version perhaps, with other fields
+    return Contract(**{name.name: str(said.get(name.name, "")) for name in fields(Contract)})
+
+
+def pack_answers(answers: Iterable[Answer]) -> RecordDict:
+    """What a node answers: the mark of a state, which stays, and no traceback, which may show data.
+
+    Args:
+        answers: of its clients.
+    """
+    records: dict[str, Any] = {}
+    for answer in answers:
+        name = str(answer.client)
+        if isinstance(answer, ClientFailure):
+            records[f"{name}.failure"] = ConfigRecord({"reason": answer.reason})
+            continue
+        records[f"{name}.weights"] = to_arrays(answer.weights)
+        if answer.extra:
+            records[f"{name}.extra"] = to_arrays(answer.extra)
+        seconds = {SECONDS + key: float(value) for key, value in answer.seconds.items()}
+        records[f"{name}.metrics"] = MetricRecord({**answer.metrics, **seconds})
+        mark = answer.state[SINCE].tolist() if answer.state else []
+        counts = {"num_samples": answer.num_samples, "mark": mark}
+        records[f"{name}.counts"] = MetricRecord(counts)
+    return RecordDict(records)
+
+
+def unpack_answers(content: RecordDict, clients: Sequence[int]) -> list[Answer]:
+    """The inverse of :func:`pack_answers`, for those who were asked and nobody else.
+
+    Args:
+        content: what came.
+        clients: who was asked.
+    """
+    answers: list[Answer] = []
+    for client in clients:
+        try:
+            answers.append(_unpack_answer(content, client))
+        except Exception as error:  # a node may send anything
+            reason = f"its node's answer cannot be read: {type(error).__name__}: {error}"
+            answers.append(ClientFailure(client, reason))
+    return answers
+
+
+def _unpack_answer(content: RecordDict, client: int) -> Answer:
+    name = str(client)
+    if f"{name}.failure" in content:
+        return ClientFailure(client, str(content[f"{name}.failure"]["reason"])[:500])
+    if f"{name}.weights" not in content:
+        return ClientFailure(client, "its node did not answer for it")
+    values: Any = dict(content[f"{name}.metrics"])
+    counts: Any = content[f"{name}.counts"]
+    extra = content.array_records.get(f"{name}.extra", {})
+    mark = list(counts["mark"])
+    if mark and [type(part) for part in mark] != [int, int]:
+        raise ValueError("not the mark of a state")
+    return ClientUpdate(
+        client=client,
+        num_samples=counts["num_samples"],
+        weights=from_arrays(content[f"{name}.weights"]),
+        metrics={k: v for k, v in values.items() if not k.startswith(SECONDS)},
+        extra=from_arrays(extra),
+        state={SINCE: torch.tensor(mark)} if mark else {},
+        seconds=plain_seconds(
+            {k.removeprefix(SECONDS): v for k, v in values.items() if k.startswith(SECONDS)}
+        ),
+    )

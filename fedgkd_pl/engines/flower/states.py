@@ -1,0 +1,100 @@
+"""What clients keep between rounds, which never leaves their node.
+
+The server knows a mark of it, the round and a checksum, and says with every task which one a client
+goes on from: after a round that did not count, or a resume, that is not the latest.
+"""
+
+import hashlib
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from fedgkd_pl.engines.flower.records import SINCE, Mark, from_arrays, to_arrays
+from fedgkd_pl.errors import RunFailed
+from fedgkd_pl.federation.message import State, decode_state, encode_state
+from fedgkd_pl.storage.files import commit
+
+KEPT = 3  # of each client, with the one it goes on from: a server that resumes may go rounds back
+
+
+class States:
+    """The states of a node's clients, in Flower's Context and, for other runs to find, on disk.
+
+    Flower gives every run a new Context, and a server that was killed goes on in a new run.
+
+    Args:
+        records: the Context's.
+        folder: where they are on disk, too; None for nowhere.
+    """
+
+    def __init__(self, records: Any, folder: Path | None = None) -> None:
+        self.records = records
+        self.folder = folder
+
+    def find(self, client: int, mark: Mark) -> State:
+        """The state that a client goes on from.
+
+        Args:
+            client: its id.
+            mark: of the state.
+        """
+        if mark == (0, 0):
+            return {}
+        name = _name(client, mark)
+        if name in self.records:
+            return from_arrays(self.records[name])
+        if self.folder is not None and (self.folder / name).is_file():
+            state = decode_state((self.folder / name).read_bytes())
+            if _checksum(state) == mark[1]:
+                return state
+        hint = "" if self.folder else " (a node keeps it for a server that resumes with state-dir)"
+        raise RunFailed(f"its node has lost what it kept since round {mark[0]}{hint}")
+
+    def add(self, client: int, round: int, state: State, since: Mark = (0, 0)) -> State:
+        """Keeps a new state, the one it came from and those before, and lets go of others.
+
+        What is later than the one it came from is of rounds that did not count.
+
+        Args:
+            client: its id.
+            round: of the state.
+            state: what to keep.
+            since: the mark of the state that it came from.
+
+        Returns:
+            What stands for it on the server.
+        """
+        if not state:
+            return {}
+        mark = round, _checksum(state)
+        name = _name(client, mark)
+        self.records[name] = to_arrays(state)
+        for old in _old(list(self.records), client, name, since):
+            del self.records[old]
+        if self.folder is not None:
+            commit(self.folder / name, [encode_state(state)])
+            names = [file.name for file in self.folder.iterdir()]
+            for old in _old(names, client, name, since):
+                (self.folder / old).unlink(missing_ok=True)
+        return {SINCE: torch.tensor(mark)}
+
+
+def _checksum(state: State) -> int:
+    return int.from_bytes(hashlib.sha256(encode_state(state)).digest()[:7], "big")
+
+
+def _name(client: int, mark: Mark) -> str:
+    return f"client-{client}-round-{mark[0]}-{mark[1]:x}.safetensors"
+
+
+def _old(names: list[str], client: int, new: str, since: Mark) -> list[str]:
+    """Those of a client that no server will ask for any more."""
+    found = {
+        name: int(match[1])
+        for name in names
+        if (match := re.match(rf"client-{client}-round-(\d+)-[0-9a-f]+\.safetensors$", name))
+    }
+    before = sorted((round, name) for name, round in found.items() if round <= since[0])
+    kept = {new, _name(client, since), *(name for _, name in before[1 - KEPT :])}
+    return [name for name in found if name not in kept]

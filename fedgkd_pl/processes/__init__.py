@@ -1,0 +1,1 @@
+"""Processes of our own: how they start, print, stop and end."""

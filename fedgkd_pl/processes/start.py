@@ -1,0 +1,120 @@
+"""Processes of our own: forked from a server that has everything imported, ended with us."""
+
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from multiprocessing import util
+from multiprocessing.connection import wait
+from types import ModuleType
+from typing import Any
+
+from fedgkd_pl.processes.output import keep_output, only_our_warnings
+
+PRELOAD = "_FEDGKD_PL_PRELOAD"  # for fedgkd_pl.processes.preload: our id, then modules
+SOCKET_NAME = 70  # bytes of a folder that leave room for the name of a socket, of 92 at least
+
+
+def context(*modules: str) -> Any:
+    """How to start processes: forked from a server process where there is such a thing.
+
+    So they cost an import once, and nothing of this process's threads or accelerators comes along.
+
+    Args:
+        modules: what the server process imports before.
+    """
+    fork = "forkserver" in multiprocessing.get_all_start_methods()
+    chosen = multiprocessing.get_context("forkserver" if fork else "spawn")
+    if fork:
+        chosen.set_forkserver_preload(["fedgkd_pl.processes.preload"])
+        os.environ[PRELOAD] = " ".join([str(os.getpid()), *modules])
+        _short_socket_names()
+    return chosen
+
+
+def _short_socket_names() -> None:
+    """Takes another folder for multiprocessing's sockets where TMPDIR is too long for them."""
+    if len(os.fsencode(tempfile.gettempdir())) <= SOCKET_NAME:
+        return
+    before = tempfile.tempdir
+    for folder in ("/tmp", "/var/tmp", os.getcwd()):
+        tempfile.tempdir = folder
+        try:
+            with suppress(OSError):  # not to be written to
+                util.get_temp_dir()  # makes one, and is asked again for every socket
+                return
+        finally:
+            tempfile.tempdir = before
+
+
+@contextmanager
+def without_main() -> Iterator[None]:
+    """Starts a process that does not import the user's script again.
+
+    multiprocessing would, and a script without an ``if __name__ == "__main__"`` would then start
+    processes of its own. What a process needs of ``__main__`` must travel by value (cloudpickle).
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def ending_with_parent(target: Callable[..., None], *args: Any) -> dict[str, Any]:
+    """The arguments of a Process that ends with this one, before it has imported anything, too.
+
+    Args:
+        target: a function of a module, which is imported when the process is watched already.
+        args: of the function; unpickling them should import little.
+    """
+    return {"target": _watched, "args": (target.__module__, target.__qualname__, args)}
+
+
+def _watched(module: str, name: str, args: tuple[Any, ...]) -> None:
+    end_with_parent()
+    keep_output()
+    only_our_warnings()
+    getattr(import_module(module), name)(*args)
+
+
+def end_with_parent() -> None:
+    """Has this process killed when the one that started it ends, however it did.
+
+    The kernel does it, in the middle of anything, where it can signal that a pipe was closed
+    (Linux): a thread waits for a long call that does not let others run. The thread is for other
+    systems, and for a pipe that a fork of the parent's holds open.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None or parent.pid is None:
+        return
+    sentinel = parent.sentinel
+    if sys.platform == "linux":
+        import fcntl
+
+        fcntl.fcntl(sentinel, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(sentinel, fcntl.F_SETSIG, signal.SIGKILL)
+        flags = fcntl.fcntl(sentinel, fcntl.F_GETFL)
+        fcntl.fcntl(sentinel, fcntl.F_SETFL, flags | os.O_ASYNC)
+    watched = [sentinel]
+    if hasattr(os, "pidfd_open"):
+        try:
+            watched.append(os.pidfd_open(parent.pid))
+        except ProcessLookupError:
+            os._exit(1)
+        except OSError:  # a sandbox without it
+            pass
+    if wait(watched, 0):  # it ended before anybody looked
+        os._exit(1)
+
+    def end() -> None:
+        wait(watched)
+        os._exit(1)
+
+    threading.Thread(target=end, daemon=True).start()

@@ -1,0 +1,292 @@
+"""What a run leaves in its folder, beside checkpoints and the TensorBoard file."""
+
+import csv
+import io
+import json
+import logging
+import os
+import platform
+import time
+from collections import Counter
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from traceback import format_exception
+from typing import Any
+
+import fedgkd_pl
+from fedgkd_pl.errors import RunFailed, StorageError
+from fedgkd_pl.federation.divergence import diverged_round
+from fedgkd_pl.federation.message import ClientFailure
+from fedgkd_pl.federation.server import FederatedServer
+from fedgkd_pl.plots.partition import bubble_chart
+from fedgkd_pl.processes.signals import stop_behind
+from fedgkd_pl.storage.files import check_held, commit, write_text
+from fedgkd_pl.storage.tensors import to_safetensors
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+
+log = logging.getLogger("fedgkd_pl")
+Row = dict[str, float]
+FAILURES = ["round", "client", "reason", "traceback"]
+
+
+class RunFiles(Callback):
+    """Writes ``partition.json``, ``metrics.csv``, ``global.safetensors`` and ``summary.json``.
+
+    Where clients fail, ``failures.csv`` says which and why. All rows travel in the checkpoint, so
+    a resumed run's files are those of a run that was never stopped.
+
+    Args:
+        folder: where to; by default that of the Trainer's logger.
+        config: the settings that decide the result, kept in the checkpoint so that a resume with
+            other ones can be refused.
+    """
+
+    def __init__(
+        self,
+        folder: str | None = None,
+        config: dict[str, Any] | None = None,
+    ) -> None:
+        self.folder = folder
+        self.config = config or {}
+        self.rows: dict[int, Row] = {}
+        self.failures: list[dict[str, Any]] = []
+        self.trainings = 0  # of clients that were asked
+        self.seconds = 0.0  # of earlier sessions
+        self.started = time.perf_counter()
+
+    def state_dict(self) -> dict[str, Any]:
+        """For the checkpoint."""
+        return {
+            "config": self.config,
+            "rows": list(self.rows.values()),
+            "failures": self.failures,
+            "trainings": self.trainings,
+            "seconds": self.elapsed(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """From the checkpoint.
+
+        Args:
+            state_dict: what :meth:`state_dict` gave.
+        """
+        self.rows = {int(row["round"]): row for row in state_dict["rows"]}
+        self.failures = state_dict["failures"]
+        self.trainings = state_dict.get("trainings", 0)
+        self.seconds = state_dict["seconds"]
+
+    def elapsed(self) -> float:
+        """Seconds of training, over all sessions of the run."""
+        return self.seconds + time.perf_counter() - self.started
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Writes who owns what, and drops the rows of rounds that were never committed."""
+        self.started = time.perf_counter()
+        self._write_rows(trainer)
+        begun = (self._folder(trainer) / "partition.json").exists()
+        summary = _server(pl_module).datamodule.summary()
+        if isinstance(trainer.logger, TensorBoardLogger) and not begun:
+            chart = bubble_chart(summary["counts"], summary["dataset"])
+            trainer.logger.experiment.add_figure("partition", chart)
+            for row in self.rows.values():  # of the run that this one goes on from
+                values = {name: value for name, value in row.items() if name != "round"}
+                trainer.logger.log_metrics(values, int(row["round"]))
+            trainer.logger.experiment.flush()
+        self._write(trainer, "partition.json", json.dumps(summary) + "\n")
+
+    def on_client_failed(
+        self, trainer: Trainer, pl_module: LightningModule, failure: ClientFailure, _: int
+    ) -> None:
+        """Records who was left out and why."""
+        number = _server(pl_module).round
+        values = (number, failure.client, failure.reason, failure.traceback[-2000:])
+        self.failures.append(dict(zip(FAILURES, values, strict=True)))
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, _: int
+    ) -> None:
+        """Starts the round's row with what the clients told."""
+        server = _server(pl_module)
+        self.trainings += len(batch)
+        self.rows[server.round] = {"round": server.round, **_no_classes(server.report)}
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Adds the evaluation to the round's row, before a checkpoint may be written."""
+        row = self.rows.get(_server(pl_module).round)
+        if row is None or trainer.sanity_checking:
+            return
+        row |= _no_classes(_server(pl_module).report)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Writes the rows, with what callbacks after this one logged."""
+        server = _server(pl_module)
+        self.rows[server.round] |= _no_classes(server.report)
+        self._write_rows(trainer)
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """What TensorBoard was told of the round must be on disk before the round is."""
+        check_held(self._folder(trainer))  # TensorBoard would write to whatever is there
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                logger.experiment.flush()
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Writes who failed in the round that was not finished, and an unexpected error."""
+        try:
+            check_held(self._folder(trainer))
+        except StorageError:
+            for logger in trainer.loggers:
+                if isinstance(logger, TensorBoardLogger):
+                    _leave(logger)
+            return
+        if isinstance(exception, StorageError | OSError):
+            return
+        if self.failures:
+            self._write(trainer, "failures.csv", csv_text(FAILURES, self.failures))
+        expected = isinstance(exception, RunFailed) or stop_behind(exception) is not None
+        if isinstance(exception, Exception) and not expected:
+            self._write(trainer, "error.txt", "".join(format_exception(exception)))
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Writes the global model and the summary; also of a run that only lacked these."""
+        server = _server(pl_module)
+        model = to_safetensors(server.global_state())
+        commit(self._folder(trainer) / "global.safetensors", [model])
+        accuracies = accuracy_summary(list(self.rows.values()))
+        reasons = Counter(row["reason"] for row in self.failures).most_common(20)
+        summary = {
+            "method": type(server).__name__,
+            "dataset": server.datamodule.name,
+            "seed": server.datamodule.seed,
+            **accuracies,
+            "rounds_asked": trainer.max_epochs,
+            "bytes_down": server.bytes_down,
+            "bytes_up": server.bytes_up,
+            "client_trainings": self.trainings,
+            "failed_clients": len(self.failures),
+            "failed_rounds": server.failed_rounds,
+            "failures": dict(reasons),
+            "diverged_round": diverged_round(trainer),
+            "wall_seconds": round(self.elapsed(), 3),
+            "versions": _versions(),
+        }
+        logger = trainer.logger
+        if isinstance(logger, TensorBoardLogger) and accuracies["best_test_acc"] is not None:
+            scores = {f"hp/{k}": v for k, v in accuracies.items() if k.endswith("test_acc")}
+            logger.log_hyperparams(self.config, scores)  # TensorBoard's HPARAMS page
+            logger.experiment.flush()
+        (self._folder(trainer) / "error.txt").unlink(missing_ok=True)  # of an earlier session
+        self._write(trainer, "summary.json", json.dumps(summary, indent=2) + "\n")
+        if reasons:
+            log.warning(
+                "%d of %d client trainings failed, most often: %s (failures.csv has them all)",
+                *(len(self.failures), self.trainings, reasons[0][0]),
+            )
+
+    def _folder(self, trainer: Trainer) -> Path:
+        return Path(self.folder or trainer.log_dir or trainer.default_root_dir)
+
+    def _write(self, trainer: Trainer, name: str, text: str) -> None:
+        write_text(self._folder(trainer) / name, text)
+
+    def _write_rows(self, trainer: Trainer) -> None:
+        columns = ["round", "val/acc", "val/loss", "test/acc", "test/loss"]
+        columns += sorted({name for row in self.rows.values() for name in row} - set(columns))
+        rows = [self.rows[number] for number in sorted(self.rows)]
+        self._write(trainer, "metrics.csv", csv_text(columns, rows))
+        if self.failures or (self._folder(trainer) / "failures.csv").exists():
+            self._write(trainer, "failures.csv", csv_text(FAILURES, self.failures))
+
+
+def _leave(logger: TensorBoardLogger) -> None:
+    """Ends a logger whose folder has gone; what it wrote to one that took its name is removed."""
+    with suppress(OSError):
+        logger.experiment.close()
+    logger._experiment = None  # the Trainer would end it once more
+    for file in Path(logger.log_dir).glob(f"events.out.tfevents.*.{os.getpid()}.*"):
+        file.unlink(missing_ok=True)
+
+
+def _no_classes(values: Row) -> Row:
+    """Without what is told of every class: that is TensorBoard's."""
+    return {name: value for name, value in values.items() if "/class" not in name}
+
+
+def run_folder(trainer: Trainer) -> Path | None:
+    """Where ``metrics.csv`` is; None for a run that has none.
+
+    Args:
+        trainer: of the run.
+    """
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, RunFiles):
+            return callback._folder(trainer)
+    return None
+
+
+def output_folder(trainer: Trainer) -> Path:
+    """Where a callback puts its files: beside ``metrics.csv``, or where Lightning logs.
+
+    Args:
+        trainer: of the run.
+    """
+    return run_folder(trainer) or Path(trainer.log_dir or trainer.default_root_dir)
+
+
+def csv_text(columns: list[str], rows: list[Any]) -> str:
+    """Rows as CSV.
+
+    Args:
+        columns: their order.
+        rows: values by column; what is missing stays empty.
+    """
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, columns)
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def accuracy_summary(rows: list[Row]) -> dict[str, float | None]:
+    """The numbers people report, from the rows of ``metrics.csv``.
+
+    The paper's number is the best test accuracy over rounds, which picks its round on the test
+    set; ``test_acc_at_best_val`` picks it on the validation set.
+
+    Args:
+        rows: one per round.
+    """
+    tested = [row for row in rows if "test/acc" in row]
+    final = rows[-1].get("test/acc") if rows else None  # of the last model, or of none
+    last_10 = [row["test/acc"] for row in tested[-10:]]
+    best = max(tested, key=lambda row: row["test/acc"], default=None)
+    validated = [row for row in tested if "val/acc" in row]
+    chosen = max(validated, key=lambda row: row["val/acc"], default=None)
+    return {
+        "rounds": len(rows),
+        "best_test_acc": best["test/acc"] if best else None,
+        "best_round": int(best["round"]) if best else None,
+        "final_test_acc": final,
+        "mean_last_10_test_acc": sum(last_10) / len(last_10) if last_10 else None,
+        "test_acc_at_best_val": chosen["test/acc"] if chosen else None,
+    }
+
+
+def _server(module: LightningModule) -> FederatedServer:
+    assert isinstance(module, FederatedServer)
+    return module
+
+
+def _versions() -> dict[str, str]:
+    packages = ("torch", "lightning", "torchvision", "torchmetrics", "numpy")
+    return {
+        "fedgkd_pl": fedgkd_pl.__version__,
+        "python": platform.python_version(),
+        **{name: version(name) for name in packages},
+    }

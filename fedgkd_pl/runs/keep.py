@@ -1,0 +1,91 @@
+"""The two checkpoints of a run: its best round and its last."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from fedgkd_pl.storage.checkpoint import CheckpointDamaged, read_checkpoint
+from fedgkd_pl.storage.files import commit
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+SCORES = ("val/", "test/")
+
+
+class BestRound(ModelCheckpoint):
+    """Lightning's ModelCheckpoint, which a resume into a new folder does not make forgetful."""
+
+    scored = -1  # the last epoch that was validated
+    source: Path | None = None  # the folder of the checkpoint that the run goes on from
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes the best rounds so far over, files and all; Lightning would start anew.
+
+        Files come from :attr:`source` only, wherever a stranger's checkpoint says that they are.
+
+        Args:
+            state_dict: what an earlier run saved.
+        """
+        if self.dirpath:
+            kept: dict[str, Any] = state_dict["best_k_models"]
+            here = {path: str(Path(self.dirpath) / Path(path).name) for path in kept}
+            for path, new in here.items():
+                there = self.source / Path(path).name if self.source else None
+                if there is not None and not os.path.lexists(new) and _is_checkpoint(there):
+                    commit(Path(new), [there.read_bytes()])
+            state_dict = state_dict | {
+                "dirpath": self.dirpath,
+                "best_model_path": here.get(state_dict["best_model_path"], ""),
+                "best_k_models": {here[path]: score for path, score in kept.items()},
+                "kth_best_model_path": here.get(state_dict["kth_best_model_path"], ""),
+                "last_model_path": "",
+            }
+        super().load_state_dict(state_dict)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Remembers that this round has a score.
+
+        Args:
+            trainer: Lightning's.
+            pl_module: Lightning's.
+        """
+        self.scored = trainer.current_epoch
+        super().on_validation_end(trainer, pl_module)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Does not take an old score for that of a round without validation.
+
+        Args:
+            trainer: Lightning's.
+            pl_module: Lightning's.
+        """
+        if self.scored == trainer.current_epoch or not str(self.monitor).startswith(SCORES):
+            super().on_train_epoch_end(trainer, pl_module)
+
+
+def _is_checkpoint(path: Path) -> bool:
+    """Whether a file may be taken over; a hostile checkpoint may name any."""
+    try:
+        read_checkpoint(path)
+    except CheckpointDamaged:
+        return False
+    return True
+
+
+class LastRound(ModelCheckpoint):
+    """``last.ckpt``, written after every round.
+
+    ModelCheckpoint's own ``save_last`` is written only with a new best one.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            filename="last", save_on_train_epoch_end=True, enable_version_counter=False
+        )
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Needs nothing of an earlier run; Lightning would warn of its folder.
+
+        Args:
+            state_dict: what an earlier run saved.
+        """

@@ -1,0 +1,236 @@
+"""jsonargparse explains an error in a tree of lines; people want one, with the key and the fix."""
+
+import inspect
+import re
+import sys
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Any
+
+import fedgkd_pl
+from fedgkd_pl.errors import SettingError
+from fedgkd_pl.runs.settings import short
+from fedgkd_pl.settings.allowed import WHY, is_slip
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+TOP = ("rounds", "name", "output_dir", "seed_everything", "model", "data", "trainer", "checkpoint")
+GROUPS = {"trainer": Trainer, "checkpoint": ModelCheckpoint}
+NO_GROUP = "expected settings below it, key: value"
+NO_CLASS = "expected the name of a class"
+
+
+def one_line(message: str) -> str:
+    """``key: reason (got value)`` of a parser's message.
+
+    Args:
+        message: the parser's, in as many lines as it likes.
+    """
+    key, text = _innermost(message)
+    got = _first(r"(?:Got|Given) value: (.*?)(?:\. Got value: .*|$)", text) or ""
+    got = _first(r"val='(.*)'\)$", got) or got
+    text = " ".join(text.split())
+    if unknown := _first(r"Option '([^']+)' is not accepted", text):
+        return f"{_join(key, unknown)}: no such setting{_near(unknown, message)}"
+    if unknown := _first(r"does not accept option '([^']+)'", text):
+        return f"{unknown}: no such setting{_near_top(unknown)}"
+    if unknown := _first(r"unrecognized arguments?: (.*)", text):
+        name = unknown.split()[0].lstrip("-").split("=")[0]
+        return f"{name}: no such setting{_near_top(name)} (got {cut(unknown)})"
+    if linked := _first(r"argument rounds --> (\S+):", text):
+        return f"{linked}: is set by --rounds"
+    if missing := _first(r"arguments are required: (?:\w+\.(?=model|data))?([^\s,]+)", text):
+        return f"{_join(key, missing)}: must be given"
+    key = key or "config"
+    if path := _first(r"Importing '([^']+)' is not allowed", text):
+        slip = is_slip(path)
+        return f"{key}: {f'no such class{_near_class(path)}' if slip else WHY} (got {cut(path)})"
+    if several := _first(r"(Give the full class path to avoid ambiguity: [\w., ]*\w)", text):
+        return f"{key}: {several}"
+    if "object has no attribute 'keys'" in text:
+        return f"{key}.init_args: {NO_GROUP}"
+    if re.search(r"unhashable type|is not iterable", text):
+        return f"{key}.class_path: {NO_CLASS} (got {cut(got)})"
+    if file := _first(r"Unable to load config \"(.*)\"", text):
+        return f"{key}: {NO_GROUP} (got {cut(file)})"
+    if base := _first(r"(?:a subclass of|that returns) (?:Union\[)?(?:<class ')?(\w+)", text):
+        path = _first(r"(?:Import path |Expected ')([\w.]+)'? (?:does not|to be)", text) or got
+        return f"{key}: gives no {base} (got {cut(path)})"
+    if wrong := _first(
+        r"(?:Not of type \w+: |(?=Invalid content))(.*?)(?: - | Given value|$)", text
+    ):
+        return f"{key}: {wrong}"
+    path = _first(r"class_path '([^']*)': (?:No module|module|type object)", text)
+    path = path or _first(r"class: (?:No module|module|type object).* Got value: (.*)", text)
+    path = path or _first(r"import path (?:string|format):(.*?)(?: - | Given |$)", text)
+    expected = _expected(text)
+    if path and not re.search(r"\b(int|float|bool|one of)\b", expected):
+        return f"{key}: no such class{_near_class(path.strip())} (got {cut(path)})"
+    if expected and got == "None":
+        return f"{key}: must be given: {expected}"
+    if expected:
+        return f"{key}: expected {expected} (got {cut(got)})"
+    noise = (
+        r"Does not validate .*? Errors:|Given value type: .*|Expected a <class 'NoneType'>|"
+        r"Problem with given class_path '[^']*':|Expected a path but .* invalid"
+    )
+    return f"{key}: {cut(re.sub(noise, '', text).strip(' -'), 400)}"
+
+
+def _innermost(message: str) -> tuple[str, str]:
+    """The deepest key of the tree, dotted, and what is said of it."""
+    lines = message.splitlines()
+    path: list[tuple[int, str]] = []
+    best: tuple[list[str], str] = ([], message)
+    for number, line in enumerate(lines):
+        found = re.search(r'Parser key "([^"]+)"(?: element \d+)?:(.*)', line)
+        if not found:
+            continue
+        indent = len(line) - len(line.lstrip(" -"))
+        while path and (path[-1][0] >= indent or path[-1][1] == found[1]):
+            path.pop()
+        path.append((indent, found[1]))
+        if len(path) >= len(best[0]):
+            below = []
+            for other in lines[number + 1 :]:
+                if other.strip() and len(other) - len(other.lstrip(" ")) <= indent:
+                    break
+                below.append(other)
+            best = [name for _, name in path], "\n".join([found[2], *below])
+    return short(".".join(best[0])), best[1].strip() or message
+
+
+def setting_error(error: Exception, settings: dict[str, Any]) -> SettingError:
+    """A constructor's refusal, with the whole key of the setting at fault.
+
+    Args:
+        error: the refusal, as jsonargparse passes it on.
+        settings: all settings by dotted key.
+    """
+    causes = [error]
+    while cause := causes[-1].__cause__ or causes[-1].__context__:
+        causes.append(cause)  # type: ignore[arg-type]
+    cause = next((cause for cause in causes if isinstance(cause, SettingError)), None)
+    if cause is None:
+        line = next(iter(str(causes[-1]).splitlines()), "")
+        text = f"{type(causes[-1]).__name__}: {cut(line, 400)}"
+        return SettingError(_at_fault(_raised_in(causes[-1], settings), text, settings), text)
+    found = {
+        key[: key.index(f".{cause.key}") + len(cause.key) + 1]
+        for key, value in settings.items()
+        if f".{cause.key}." in f"{key}." and (not cause.has_value or value == cause.got)
+    }
+    key = short(found.pop()) if len(found) == 1 else cause.key
+    if cause.has_value:
+        return SettingError(key, cause.reason, cause.got)
+    return SettingError(_at_fault(key, cause.reason, settings), cause.reason)
+
+
+def cut(value: Any, length: int = 100) -> str:
+    """A value's beginning, in one line.
+
+    Args:
+        value: anything.
+        length: characters to keep.
+    """
+    text = " ".join(str(value).split())
+    return text if len(text) <= length else text[:length] + " ..."
+
+
+def _raised_in(error: BaseException, settings: dict[str, Any]) -> str:
+    """The group whose class raised an error that names no setting."""
+    key, trace = "config", error.__traceback__
+    while trace is not None:
+        raising = trace.tb_frame.f_locals.get("self")
+        groups = [group for group, class_ in GROUPS.items() if isinstance(raising, class_)]
+        for setting, value in settings.items():
+            name = str(value).rpartition(".")[2]
+            if setting.endswith(".class_path") and name == type(raising).__name__:
+                groups.append(short(setting.removesuffix(".class_path")))
+        key = groups[0] if groups else key
+        trace = trace.tb_next
+    return key
+
+
+def _at_fault(group: str, reason: str, settings: dict[str, Any]) -> str:
+    """The one setting of a group that an explanation names, or whose value it shows."""
+    below = {short(key): value for key, value in settings.items()}
+    below = {key: value for key, value in below.items() if key.startswith(f"{group}.")}
+    named = {key for key in below if _has_word(reason, key.rpartition(".")[2])}
+    shown = {
+        key
+        for key, value in below.items()
+        if (isinstance(value, str) and value and _has_word(reason, value))
+        or reason.endswith(f": {value}")
+    }
+    return next((keys.pop() for keys in (named & shown, named, shown) if len(keys) == 1), group)
+
+
+def _has_word(text: str, word: str) -> bool:
+    return re.search(rf"(?<![\w.-]){re.escape(word)}(?!\.?\w)", text) is not None
+
+
+def _expected(text: str) -> str:
+    names: list[str] = []
+    text = re.sub(r"Subtypes: \[.*?Errors:", "", text)
+    factory = r"Type typing\.Callable\[\[.*?\], (?:typing\.Union\[)?[\w.]*\b(\w+)"
+    class_, choices = r"Expected an? <class '[\w.]*?(\w+)'>", r"typing\.Literal\[(.*?)\]"
+    kinds = f"{class_}|{choices}|Not a valid subclass of (\\w+)|{factory}"
+    for plain, literals, base, product in re.findall(kinds, text):
+        name = plain or (f"one of {literals}" if literals else _a(base or product))
+        if name not in ("NoneType", "a Tensor", *names):
+            names.append(name)
+    return " or ".join(names)
+
+
+def _a(name: str) -> str:
+    return f"an {name}" if name[0] in "AEIOU" else f"a {name}"
+
+
+def _join(key: str, name: str) -> str:
+    return f"{key}.{name}" if key else name
+
+
+def _first(pattern: str, text: str) -> str | None:
+    match = re.search(pattern, text, re.MULTILINE)
+    return match.group(1) if match else None
+
+
+def _near(name: str, message: str) -> str:
+    """A suggestion from the arguments of the class that has no such one."""
+    flat = " ".join(message.split())
+    path = _first(r"given class_path '([\w.]+)': Option", flat)
+    path = path or _first(r"Option .*?class_path='([\w.]+)'", flat) or ""
+    module, _, class_ = path.rpartition(".")
+    names = _arguments(getattr(sys.modules.get(module), class_, None))
+    has = f" of {class_}, which has {', '.join(sorted(names))}" if names else ""
+    return _guess(name, names) or has
+
+
+def _near_top(name: str) -> str:
+    group, _, name = name.rpartition(".")
+    return _guess(name, _arguments(GROUPS[group]) if group in GROUPS else TOP)
+
+
+def _near_class(path: str) -> str:
+    module, _, name = path.rpartition(".")
+    return _guess(name, dir(sys.modules.get(module)) if module else fedgkd_pl.__all__)
+
+
+def _arguments(class_: Any) -> set[str]:
+    """What a class or function takes, down to where it stops passing arguments on."""
+    bases = getattr(class_, "__mro__", ())
+    makers = [vars(base)["__init__"] for base in bases if "__init__" in vars(base)]
+    names: set[str] = set()
+    for maker in makers or [class_] * inspect.isfunction(class_):
+        parameters = inspect.signature(maker).parameters.values()
+        names |= {p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            break
+    return names - {"self", "params"}
+
+
+def _guess(name: str, names: Iterable[str]) -> str:
+    same = {known.lower(): known for known in names}
+    near = get_close_matches(name.lower(), same, n=1)
+    return f", did you mean {same[near[0]]}?" if near else ""

@@ -1,0 +1,363 @@
+"""Checkpoints: a commit of plain values and tensors, with a checksum over every bit.
+
+A file of ours is a safetensors file that any reader of that format opens. Beside the tensors it
+has their structure and all plain values as JSON, in a tensor of bytes called ``tree``; its last 32
+bytes, a tensor too, are the SHA-256 of all bytes before them.
+Nothing in it can be run. Lightning's own ``.ckpt`` files are read as well, as plain data.
+"""
+
+import hashlib
+import json
+import logging
+import re
+import stat
+import struct
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from fedgkd_pl.errors import StorageError
+from fedgkd_pl.storage.files import commit, previous
+from fedgkd_pl.storage.reading import printable
+from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
+from torch import Tensor
+
+FORMAT, VERSION = "fedgkd_pl", "1"
+DIGEST, TREE = "sha256", "tree"
+ZIP = b"PK\x03\x04"
+LARGEST_HEADER = 100_000_000  # of the safetensors format
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+# Constructor arguments: engines, nets, functions. A method is built from its config instead.
+_NEVER_READ = (
+    *("hyper_parameters", "hparams_name", "hparams_type"),
+    *("datamodule_hyper_parameters", "datamodule_hparams_name"),
+)
+# The files of a ModelCheckpoint, beside best_k_models.
+KEPT = ("best_model_path", "kth_best_model_path", "last_model_path")
+# What reading something else may raise.
+_NOT_OURS = (LookupError, TypeError, ValueError, AttributeError, RecursionError, MemoryError)
+log = logging.getLogger("fedgkd_pl")
+
+
+class CheckpointDamaged(ValueError):
+    """A file that is no sound checkpoint; the text says why."""
+
+
+class SafeCheckpointIO(CheckpointIO):
+    """Lightning's extension point for checkpoints; every server installs it on its Trainer.
+
+    A file that is replaced is kept as the generation before (``last.previous.ckpt``), and used
+    where the newest one is damaged or missing.
+    """
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
+    ) -> None:
+        """Commits a checkpoint.
+
+        Args:
+            checkpoint: Lightning's.
+            path: the file.
+            storage_options: Lightning's, unused.
+        """
+        kept = {key: value for key, value in checkpoint.items() if key not in _NEVER_READ}
+        commit(Path(path), encode(kept), keep_previous=_is_sound(Path(path)))
+
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Reads a checkpoint, or the one before it.
+
+        Args:
+            path: the file.
+            map_location: tensors are read to the CPU whatever it says.
+            weights_only: nothing is ever run, whatever it says.
+        """
+        return load_newest(Path(path))[0]
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        """Removes a checkpoint and the one before it.
+
+        Args:
+            path: the file.
+        """
+        for file in Path(path), previous(Path(path)):
+            file.unlink(missing_ok=True)
+
+
+def load_newest(path: Path) -> tuple[dict[str, Any], Path]:
+    """The content of a checkpoint and its file: the one asked for, or the one before it.
+
+    Args:
+        path: the file asked for.
+    """
+    try:
+        checkpoint, file = read_checkpoint(path), path
+    except CheckpointDamaged as error:
+        file = previous(path)
+        try:
+            checkpoint = read_checkpoint(file)
+        except CheckpointDamaged:
+            raise error from None
+        log.warning("%s %s: going on from %s, the one before", path, error, file.name)
+    _check_callbacks(checkpoint.get("callbacks", {}), file)
+    return checkpoint, file
+
+
+def _check_callbacks(states: Any, file: Path) -> None:
+    """Refuses files elsewhere: callbacks write and remove them, wherever their names lead.
+
+    ModelCheckpoint trusts the names of a state whose ``dirpath`` is its own, so these must be
+    within it; what other callbacks name, such as SpikeDetection, within the checkpoint's run.
+    """
+    if not isinstance(states, dict) or not all(isinstance(s, dict) for s in states.values()):
+        raise CheckpointDamaged("is not a checkpoint")
+    home = file.parent.parent if file.parent.name == "checkpoints" else file.parent
+    for state in states.values():
+        kept = state.get("best_k_models", {})
+        named = [name for key in KEPT if (name := state.get(key, "")) != ""]
+        if not isinstance(kept, dict) or not all(isinstance(n, str) for n in (*kept, *named)):
+            raise CheckpointDamaged("is not a checkpoint")
+        dirpath = state.get("dirpath")
+        for name in (*kept, *named):
+            _check_inside(name, Path(dirpath) if isinstance(dirpath, str) else home)
+        for key, name in state.items():
+            if isinstance(name, str) and name and key not in (*KEPT, "dirpath"):
+                if re.search("path|dir|file|folder", str(key)):
+                    _check_inside(name, home)
+
+
+def _check_inside(name: str, folder: Path) -> None:
+    try:
+        path = Path(name)
+        inside = ".." not in path.parts and path.resolve().is_relative_to(folder.resolve())
+    except (OSError, ValueError, RuntimeError):  # a NUL, a loop of links
+        inside = False
+    if not inside:
+        raise CheckpointDamaged(f"names a file outside its folder: {printable(name)}")
+
+
+def fingerprint(settings: Any) -> str:
+    """A short name of what decides a result.
+
+    Args:
+        settings: plain values.
+    """
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+
+# -- writing -----------------------------------------------------------------------------------
+
+
+def encode(checkpoint: dict[str, Any]) -> Iterator[bytes | memoryview]:
+    """A checkpoint's file, piece by piece, without a copy of its tensors.
+
+    Args:
+        checkpoint: plain values and tensors in dicts, lists and tuples.
+    """
+    tensors: dict[str, Tensor] = {}
+    tree = _to_json(checkpoint, "", tensors)
+    settings = checkpoint.get("callbacks", {}).get("RunFiles", {}).get("config")
+    manifest = {
+        "format": FORMAT,
+        "version": VERSION,
+        "round": str(checkpoint.get("global_step")),
+        "fingerprint": fingerprint(settings),
+    }
+    tensors[TREE] = torch.frombuffer(bytearray(json.dumps(tree).encode()), dtype=torch.uint8)
+    header: dict[str, Any] = {"__metadata__": manifest}
+    end = 0
+    for name in sorted(tensors, key=lambda name: -tensors[name].element_size()):  # aligned
+        tensor = tensors[name]
+        header[name] = _entry(_DTYPES[tensor.dtype], tensor.shape, end, tensor.nbytes)
+        end += tensor.nbytes
+    header[DIGEST] = _entry("U8", [32], end, 32)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    if len(text) > LARGEST_HEADER:
+        raise StorageError("checkpoint", f"{len(tensors)} tensors are more than one file can hold")
+    digest = hashlib.sha256()
+    for chunk in _chunks(text, [tensors[name] for name in header if name in tensors]):
+        digest.update(chunk)
+        yield chunk
+    yield digest.digest()
+
+
+def _chunks(header: bytes, tensors: list[Tensor]) -> Iterator[bytes | memoryview]:
+    yield struct.pack("<Q", len(header)) + header
+    for tensor in tensors:
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        yield flat.view(torch.uint8).numpy().data
+
+
+def _entry(dtype: str, shape: Any, start: int, size: int) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": [start, start + size]}
+
+
+def _to_json(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    """A value as JSON; what JSON has no word for is an object of one key."""
+    if isinstance(value, Tensor) and value.dtype in _DTYPES:
+        while path in tensors or path in (DIGEST, TREE):  # {"a.b": …} beside {"a": {"b": …}}
+            path += "'"
+        tensors[path] = value
+        return {"tensor": path}
+    if isinstance(value, dict):
+        pairs = [
+            [key, _to_json(item, f"{path}.{key}" if path else str(key), tensors)]
+            for key, item in value.items()
+        ]
+        if all(type(key) is str for key in value):
+            return {"dict": dict(pairs)}
+        if all(type(key) in (str, int) for key in value):
+            return {"pairs": pairs}
+    if isinstance(value, list | tuple):
+        items = [_to_json(item, f"{path}.{n}", tensors) for n, item in enumerate(value)]
+        return items if isinstance(value, list) else {"tuple": items}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if hasattr(value, "item") and getattr(value, "shape", None) == ():  # a NumPy number
+        return value.item()
+    raise StorageError(path, f"a checkpoint keeps plain values and tensors, not {type(value)}")
+
+
+# -- reading -----------------------------------------------------------------------------------
+
+
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
+    """A checkpoint's content, on the CPU, checked before it is looked at.
+
+    Args:
+        path: the file.
+
+    Raises:
+        CheckpointDamaged: it is not whole, not a checkpoint, or not to be trusted.
+    """
+    path = Path(path)
+    try:
+        info = path.lstat()
+        if stat.S_ISLNK(info.st_mode):
+            target = path.resolve(strict=True)
+            if target.parent != path.parent.resolve():
+                raise CheckpointDamaged("is a link to another folder")
+            info = target.stat()
+        if not stat.S_ISREG(info.st_mode):
+            raise CheckpointDamaged("is not a file")
+        with path.open("rb") as file:
+            start = file.read(4)
+            if start == ZIP:
+                return _read_lightning(path, info.st_size)
+            size = int.from_bytes(start + file.read(4), "little")
+            if size > min(info.st_size, LARGEST_HEADER):
+                raise CheckpointDamaged("cannot be read as a checkpoint")
+            if _whole_size(file.read(size)) != info.st_size:
+                raise CheckpointDamaged("is cut off, or no checkpoint")
+        return _decode(path.read_bytes(), size)
+    except FileNotFoundError as error:
+        raise CheckpointDamaged("is not there") from error
+    except OSError as error:
+        raise CheckpointDamaged(f"cannot be read: {error.strerror}") from error
+
+
+def _whole_size(header: bytes) -> int:
+    """The bytes of a file with this header, so that no more is read than there is."""
+    try:
+        entries = json.loads(header).items()
+        ends = [entry["data_offsets"][1] for name, entry in entries if name != "__metadata__"]
+        return 8 + len(header) + int(max(ends))
+    except _NOT_OURS as error:
+        raise CheckpointDamaged("cannot be read as a checkpoint") from error
+
+
+def _is_sound(path: Path) -> bool:
+    """Whether a file is worth keeping as the one before."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return False
+    return content[:4] == ZIP or _is_sealed(content)  # Lightning's has no checksum
+
+
+def _is_sealed(content: bytes) -> bool:
+    return hashlib.sha256(memoryview(content)[:-32]).digest() == content[-32:]
+
+
+def _decode(content: bytes, size: int) -> dict[str, Any]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    if not _is_sealed(content):
+        raise CheckpointDamaged("is damaged or no checkpoint (its checksum is wrong)")
+    try:
+        manifest = json.loads(content[8 : 8 + size])["__metadata__"]
+        if (manifest["format"], manifest["version"]) != (FORMAT, VERSION):
+            raise CheckpointDamaged(f"has format version {manifest['version']}, this is {VERSION}")
+        tensors = load(content)
+        checkpoint = _from_json(json.loads(tensors[TREE].numpy().tobytes()), tensors)
+    except CheckpointDamaged:
+        raise
+    except (*_NOT_OURS, SafetensorError) as error:
+        raise CheckpointDamaged("is not a checkpoint") from error
+    if not isinstance(checkpoint, dict):
+        raise CheckpointDamaged("is not a checkpoint")
+    return checkpoint
+
+
+def round_of(path: Path) -> int | None:
+    """The round that a checkpoint says it was written after; None if it says nothing.
+
+    Args:
+        path: a file of ours, which is not checked.
+    """
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(min(size, LARGEST_HEADER)))
+        return int(header["__metadata__"]["round"])
+    except (OSError, *_NOT_OURS):
+        return None
+
+
+def _from_json(value: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_from_json(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "tuple":
+        return tuple(_from_json(item, tensors) for item in content)
+    pairs = content.items() if kind == "dict" else content
+    return {key: _from_json(item, tensors) for key, item in pairs}
+
+
+def _read_lightning(path: Path, size: int) -> dict[str, Any]:
+    """A file of ``torch.save``, by torch's reader that runs nothing."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+        if any(member.compress_type != zipfile.ZIP_STORED for member in members) or size < sum(
+            member.file_size for member in members
+        ):
+            raise CheckpointDamaged("unpacks to more than it holds")
+        checkpoint: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
+    except CheckpointDamaged:
+        raise
+    except Exception as error:  # torch.load fails in many ways, all of which mean this
+        raise CheckpointDamaged("cannot be read as a checkpoint") from error
+    if not isinstance(checkpoint, dict):
+        raise CheckpointDamaged("is not a checkpoint")
+    return checkpoint
