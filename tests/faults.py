@@ -153,7 +153,7 @@ class Launcher:
 
 
 def _launch() -> None:
-    import fedgkd_pl.cli.commands  # noqa: F401
+    import fedgkd_pl.settings.build  # noqa: F401
     import sklearn.datasets  # noqa: F401
     import torch.utils.tensorboard  # noqa: F401
     from fedgkd_pl.plots.partition import bubble_chart  # noqa: F401

@@ -154,7 +154,7 @@ def main() -> int:
     arguments = parser.parse_args()
     end = time.monotonic() + 60 * arguments.minutes
     chance = random.Random(arguments.seed)
-    import fedgkd_pl.cli.commands  # noqa: F401
+    import fedgkd_pl.settings.build  # noqa: F401
 
     from tests.test_hostile_data import FORMATS, small_texts
 

@@ -287,7 +287,7 @@ NOT_OURS = [
     *(
         "torch.ops.load_library",
         "jsonargparse.set_parsing_settings",
-        "fedgkd_pl.cli.commands.import_module",
+        "fedgkd_pl.settings.request.import_module",
     ),
 ]
 

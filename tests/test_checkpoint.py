@@ -18,7 +18,8 @@ from fedgkd_pl import FedAvg, FedGKD, LocalEngine, read_checkpoint
 from fedgkd_pl.errors import SettingError, StorageError
 from fedgkd_pl.runs.keep import BestRound
 from fedgkd_pl.storage import files as storage
-from fedgkd_pl.storage.checkpoint import CheckpointDamaged, SafeCheckpointIO, encode
+from fedgkd_pl.storage.checkpoint import CheckpointDamaged, encode
+from fedgkd_pl.storage.checkpoint_io import SafeCheckpointIO
 from fedgkd_pl.storage.files import previous
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import Callback

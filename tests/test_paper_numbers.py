@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
-from fedgkd_pl.cli.commands import prepare
-from fedgkd_pl.settings.build import FederatedCLI
+from fedgkd_pl.settings.parser import Parsed
+from fedgkd_pl.settings.request import read_request
+from fedgkd_pl.settings.scope import our_rules
 
 from tests.conftest import REPO
 
@@ -222,19 +223,15 @@ Parse = Callable[[list[str]], Settings]
 
 @pytest.fixture(scope="module")
 def parse() -> Parse:
-    """All settings of a ``fedgkd-pl fit`` but its name; one parser, as building it takes long."""
-    parsers = []
+    """All settings of a ``fedgkd-pl fit`` but its name."""
 
-    class OnlyParser(FederatedCLI):
-        def parse_arguments(self, parser: Any, args: Any) -> None:
-            parsers.append(parser)
-            raise InterruptedError
-
-    with pytest.raises(InterruptedError):
-        OnlyParser(["fit"])
+    class OnlyParsed(Parsed):
+        def instantiate_classes(self) -> None:
+            """Leaves it at the settings."""
 
     def settings(flags: list[str]) -> Settings:
-        found: Settings = parsers[0].parse_args(prepare(["fit", *flags])[0]).fit.as_dict()
+        with our_rules():
+            found: Settings = OnlyParsed(read_request("fit", flags)).config.as_dict()
         return {key: value for key, value in found.items() if key not in ("name", "config")}
 
     return settings

@@ -30,7 +30,8 @@ from fedgkd_pl.errors import SettingError
 from fedgkd_pl.experiments.draw import KINDS as FIGURES
 from fedgkd_pl.settings.allowed import _things
 from fedgkd_pl.settings.places import PLACES
-from fedgkd_pl.storage.checkpoint import CheckpointDamaged, SafeCheckpointIO
+from fedgkd_pl.storage.checkpoint import CheckpointDamaged
+from fedgkd_pl.storage.checkpoint_io import SafeCheckpointIO
 from fedgkd_pl.storage.files import write_text
 
 FLAGS = ("--model.engine.workers", "1", "--trainer.enable_progress_bar", "false")

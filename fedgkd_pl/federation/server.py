@@ -22,7 +22,7 @@ from fedgkd_pl.federation.divergence import Divergence
 from fedgkd_pl.federation.evaluation import Evaluation, cohort_statistics
 from fedgkd_pl.federation.message import Answer, ClientFailure, ClientUpdate, Message, State
 from fedgkd_pl.federation.performance import channels_last, missing_compiler, slow_precision
-from fedgkd_pl.storage.checkpoint import SafeCheckpointIO, load_newest
+from fedgkd_pl.storage.checkpoint_io import SafeCheckpointIO, load_newest
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins import Precision
 from torch import Tensor, nn
