@@ -35,7 +35,7 @@ from torch import nn
 from torch.optim import SGD
 
 from tests.conftest import Table, fit, linear, quiet_trainer, same
-from tests.test_text import TINY
+from tests.support.datasets import TINY
 
 Array = np.ndarray[Any, Any]
 Answer = Callable[[Message, int], State]

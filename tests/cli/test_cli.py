@@ -2,7 +2,6 @@
 
 import csv
 import json
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,9 @@ from safetensors.torch import load_file
 from torch.optim import SGD
 
 from tests.conftest import REPO, same
+from tests.support.runs import QUICK, Run, version
 
-QUICK = ("--config", "smoke.yaml", "--model.engine.workers", "1")
 LAST = ["last.ckpt", "last.previous.ckpt"]
-Run = Callable[..., tuple[int, str, str]]
-
-
-def version(folder: Path, name: str = "smoke", number: int = 0) -> Path:
-    return folder / "runs" / name / f"version_{number}"
 
 
 def test_what_a_run_leaves(run: Run, tmp_path: Path) -> None:

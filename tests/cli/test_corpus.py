@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import fuzz
-from tests.test_hostile_data import small_texts
+from tests.support import fuzz
+from tests.support.formats import small_texts
 
 CASES = sorted(fuzz.CORPUS.glob("*-*"))
 FAST = [*CASES[::6], *(file for file in CASES if not file.name.startswith("config"))]

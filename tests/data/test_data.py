@@ -14,6 +14,7 @@ from fedgkd_pl.data.transforms import ImageTransform, Scale
 from fedgkd_pl.errors import SettingError
 
 from tests.conftest import Table
+from tests.support.datasets import write_cifar
 
 
 def test_digits_splits() -> None:
@@ -129,36 +130,6 @@ def test_bad_settings(settings: dict[str, Any], key: str) -> None:
     with pytest.raises(SettingError) as error:
         Digits(**settings)
     assert error.value.key == key
-
-
-def write_cifar(folder: Path, monkeypatch: pytest.MonkeyPatch, classes: int = 10) -> None:
-    """The layout of the real files, with a few images, and their checksums."""
-    from hashlib import md5
-
-    from torchvision import datasets
-
-    Source = getattr(datasets, f"CIFAR{classes}")
-    base = folder / Source.base_folder
-    base.mkdir(parents=True)
-    rng = np.random.default_rng(0)
-
-    def write(name: str, content: object) -> tuple[str, str]:
-        blob = pickle.dumps(content)
-        (base / name).write_bytes(blob)
-        return name, md5(blob).hexdigest()
-
-    batches = [
-        write(
-            name,
-            {
-                "data": rng.integers(0, 256, (40, 3072), dtype=np.uint8),
-                "labels" if classes == 10 else "fine_labels": rng.integers(0, classes, 40).tolist(),
-            },
-        )
-        for name in [f"train_{number}" for number in range(1, 6)] + ["test"]
-    ]
-    monkeypatch.setattr(Source, "train_list", batches[:5])
-    monkeypatch.setattr(Source, "test_list", batches[5:])
 
 
 def test_cifar_reads_torchvisions_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

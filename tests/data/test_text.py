@@ -1,7 +1,6 @@
 """Text: parsing, tokenising once, padding per batch, the classifier."""
 
 import os
-from hashlib import md5, sha256
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,7 @@ from fedgkd_pl.data.datasets.text import TrimPadding, load_tokenizer
 from fedgkd_pl.errors import SettingError
 
 from tests.conftest import fit, quiet_trainer
-
-WORDS = "[PAD] [UNK] [CLS] [SEP] [MASK] a good bad film news ##s the of , . ( ) is very".split()
-TINY = {
-    "model_type": "distilbert",
-    "vocab_size": len(WORDS),
-    "dim": 16,
-    "n_layers": 1,
-    "n_heads": 2,
-    "hidden_dim": 32,
-    "max_position_embeddings": 64,
-}
+from tests.support.datasets import TINY, WORDS, write_ag_news, write_sst5
 
 
 @pytest.fixture
@@ -31,31 +20,6 @@ def vocab(tmp_path: Path) -> str:
     file = tmp_path / "vocab.txt"
     file.write_text("\n".join(WORDS) + "\n")
     return str(file)
-
-
-def write_sst5(folder: Path, monkeypatch: pytest.MonkeyPatch, rows: int = 40) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    sums = {}
-    for split, name, count in (("train", "train", rows), ("val", "dev", 8), ("test", "test", 10)):
-        trees = [
-            f"({n % 5} (2 a) ({n % 5} (3 good) (2 film{'s' * (n % 2)})))" for n in range(count)
-        ]
-        (folder / f"{name}.txt").write_text("\n".join(trees) + "\n")
-        sums[split] = sha256((folder / f"{name}.txt").read_bytes()).hexdigest()
-    monkeypatch.setattr(SST5, "SHA256", sums)
-
-
-def write_ag_news(folder: Path, monkeypatch: pytest.MonkeyPatch, rows: int = 60) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    sums = {}
-    for name, count in (("train.csv", rows), ("test.csv", 12)):
-        lines = [
-            f'"{n % 4 + 1}","{"" if n % 3 else "The news"}","a ""good"" film\\is very bad, {n}"'
-            for n in range(count)
-        ]
-        (folder / name).write_text("\n".join(lines) + "\n")
-        sums[name] = md5((folder / name).read_bytes()).hexdigest()
-    monkeypatch.setattr(AGNews, "MD5", sums)
 
 
 @pytest.mark.parametrize(

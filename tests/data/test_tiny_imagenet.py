@@ -3,41 +3,15 @@
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from fedgkd_pl import TinyImageNet
 from fedgkd_pl.errors import SettingError
 from PIL import Image
 
+from tests.support.datasets import write_tiny
+
 NAMES = ("n01", "n02", "n03")
-
-
-def write_tiny(folder: Path, monkeypatch: pytest.MonkeyPatch, classes: int = 3) -> Path:
-    monkeypatch.setattr(TinyImageNet, "num_classes", classes)
-    monkeypatch.setattr(TinyImageNet, "PER_CLASS", 10)
-    monkeypatch.setattr(TinyImageNet, "TEST", 6)
-    root = folder / "tiny-imagenet-200"
-    rng = np.random.default_rng(0)
-    names = [f"n{number:02d}" for number in range(1, classes + 1)]
-
-    def write(file: Path, level: int, grey: bool) -> None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        shape = (64, 64) if grey else (64, 64, 3)
-        pixels = np.clip(rng.normal(level, 3, shape), 0, 255).astype(np.uint8)
-        Image.fromarray(pixels).save(file, "JPEG", quality=95)
-
-    for number, name in enumerate(names):
-        for image in range(10):
-            file = root / "train" / name / "images" / f"{name}_{image}.JPEG"
-            write(file, 20 + 80 * (number % 3), grey=image == 0)
-    lines = []
-    for image in range(6):
-        write(root / "val" / "images" / f"val_{image}.JPEG", 20 + 80 * (image % 3), grey=False)
-        lines.append(f"val_{image}.JPEG\t{names[image % 3]}\t0\t0\t62\t62")
-    (root / "val" / "val_annotations.txt").write_text("\n".join(lines) + "\n")
-    (root / "wnids.txt").write_text("\n".join(names) + "\n")
-    return root
 
 
 def test_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from fedgkd_pl.storage.checkpoint import read_checkpoint
 from tests.conftest import same
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
-from tests.flower_net import BIN, Network, free_port, until
+from tests.support.flower_net import BIN, Network, free_port, until
 
 pytestmark = pytest.mark.flower
 

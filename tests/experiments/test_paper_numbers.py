@@ -3,17 +3,12 @@
 import csv
 import re
 from collections import Counter
-from collections.abc import Callable
-from functools import cache
 from itertools import pairwise, product
-from typing import Any
 
 import pytest
-import yaml
-from fedgkd_pl.cli.commands import prepare
-from fedgkd_pl.settings.build import FederatedCLI
 
 from tests.conftest import REPO
+from tests.support.shipped import COUNTS, Parse, Row, Settings, cells, one, study, words
 
 CSV = REPO / "fedgkd_pl" / "experiments" / "paper.csv"
 TEX = REPO.parent / "shared" / "paper.tex"
@@ -30,18 +25,6 @@ CONFIGS = {  # the end of the name of a method's config
     "FedGKD+": "fedgkd_plus",
 }
 METHODS = [method for method in CONFIGS if method != "FedDistill"]
-COUNTS = {
-    "overview": 3 * 3 * 8,
-    "text": 2 * 8,
-    "participation": 8 * 4 * 2,
-    "rounds": 8 * 4,
-    "buffer": 2 * 4 * 3,
-    "buffer_vote": 4 * 3,
-    "loss": 3 * 3,
-}
-
-Row = dict[str, str]
-Settings = dict[str, Any]
 
 
 def rows() -> list[Row]:
@@ -183,69 +166,6 @@ def test_the_numbers_are_those_of_the_tex(table: str) -> None:
     theirs = {tuple((column, row[column]) for column in COLUMNS) for row in printed(table)}
     assert len(theirs) == COUNTS[table]
     assert ours == theirs
-
-
-# The studies, turned into commands here and not by the package's reader.
-@cache
-def study(name: str) -> dict[str, Any]:
-    text = (REPO / "configs" / "studies" / f"{name}.yaml").read_text(encoding="utf-8")
-    content: dict[str, Any] = yaml.safe_load(text)
-    for axis, labels in content["axes"].items():
-        content["axes"][axis] = {str(label): settings for label, settings in labels.items()}
-    for one in content.get("special", []):
-        one["where"] = {axis: str(label) for axis, label in one["where"].items()}
-    return content
-
-
-def cells(name: str) -> list[Row]:
-    axes = study(name)["axes"]
-    return [dict(zip(axes, labels, strict=True)) for labels in product(*axes.values())]
-
-
-def words(name: str, **labels: str) -> list[str]:
-    content = study(name)
-    (cell,) = [cell for cell in cells(name) if labels.items() <= cell.items()]
-    parts = [content.get("set", {})]
-    parts += [content["axes"][axis][label] for axis, label in cell.items()]
-    parts += [
-        one["set"] for one in content.get("special", []) if one["where"].items() <= cell.items()
-    ]
-    configs = [content["config"]] if "config" in content else []
-    configs += [part["config"] for part in parts if "config" in part]
-    flags = [(key, value) for part in parts for key, value in part.items() if key != "config"]
-    found = [word for config in configs for word in ("--config", config)]
-    return found + [word for key, value in flags for word in (f"--{key}", str(value))]
-
-
-Parse = Callable[[list[str]], Settings]
-
-
-@pytest.fixture(scope="module")
-def parse() -> Parse:
-    """All settings of a ``fedgkd-pl fit`` but its name; one parser, as building it takes long."""
-    parsers = []
-
-    class OnlyParser(FederatedCLI):
-        def parse_arguments(self, parser: Any, args: Any) -> None:
-            parsers.append(parser)
-            raise InterruptedError
-
-    with pytest.raises(InterruptedError):
-        OnlyParser(["fit"])
-
-    def settings(flags: list[str]) -> Settings:
-        found: Settings = parsers[0].parse_args(prepare(["fit", *flags])[0]).fit.as_dict()
-        return {key: value for key, value in found.items() if key not in ("name", "config")}
-
-    return settings
-
-
-def one(settings: Settings, key: str) -> Any:
-    """The setting with a dotted key, as a flag would have it."""
-    value: Any = settings
-    for word in key.split("."):
-        value = value.get("init_args", value)[word]
-    return value
 
 
 def test_every_number_of_the_paper_has_a_cell_and_every_cell_a_number() -> None:

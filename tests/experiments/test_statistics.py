@@ -36,12 +36,10 @@ from rich.console import Console
 from torch.optim import SGD
 
 from tests.conftest import REPO, Table, fit, linear, quiet_trainer
-from tests.faults import Fault, inject
-from tests.test_compare import fake, grouped, results, study
-from tests.test_paper_numbers import COUNTS, Parse, cells, parse, words
-from tests.test_paper_numbers import study as study_file
-
-__all__ = ["parse"]  # a fixture
+from tests.support.faults import Fault, inject
+from tests.support.shipped import COUNTS, Parse, cells, words
+from tests.support.shipped import study as study_file
+from tests.support.studies import fake, grouped, results, study
 
 Command = Callable[..., tuple[int, str, str]]
 

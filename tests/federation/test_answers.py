@@ -26,7 +26,7 @@ from torch import nn
 from torch.optim import SGD
 
 from tests.conftest import Table, fit, linear
-from tests.test_method_oracles import EVERY, build, table
+from tests.support.methods import EVERY, build, table
 
 VICTIM = 1  # of the clients 0, 1, 2, which have 8, 5 and 6 samples
 Change = Callable[[ClientUpdate], Any]
@@ -575,7 +575,7 @@ def test_nodes_that_answer_what_they_should_not(tmp_path: Path) -> None:
     pytest.importorskip("flwr", reason="the extra flower is not installed")
     from fedgkd_pl.engines.flower.records import to_arrays
 
-    from tests.test_flower import Runs, failures, weights
+    from tests.support.flower_apps import Runs, failures, weights
 
     nonsense: dict[int, tuple[str, dict[str, Any], str]] = {
         1: ("metrics", {"seconds.student": [1.0, 2.0], "seconds.x/y": 1.0}, ""),
@@ -625,7 +625,7 @@ def test_nodes_with_data_of_their_own_need_a_cap(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("flwr", reason="the extra flower is not installed")
-    from tests.test_flower import Runs, failures
+    from tests.support.flower_apps import Runs, failures
 
     runs = Runs(tmp_path)
     words = ["--data.participation", "1", "--data.num_clients", "2", "--rounds", "1"]

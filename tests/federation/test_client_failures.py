@@ -18,8 +18,8 @@ from lightning.pytorch import Callback
 from torch.optim import SGD
 
 from tests.conftest import Table, fit, linear, same
-from tests.faults import Fault, inject
-from tests.test_method_oracles import EVERY, build
+from tests.support.faults import Fault, inject
+from tests.support.methods import EVERY, build
 
 SIZES = (8, 5, 6, 7, 9, 4, 5, 6, 8, 7)
 SILENT = ("raise", "nan", "inf", "shape", "missing", "loss")  # the worker survives these

@@ -9,27 +9,12 @@ import torch
 from fedgkd_pl import FedAvg, FedGKD, LocalEngine
 from torch.optim import SGD
 
-from tests import oracle
 from tests.conftest import Table, fit, linear
+from tests.oracles import oracle
+from tests.support.methods import batches_of
 
 ENGINE = LocalEngine(workers=1)
 LOCAL = {"lr": 0.3, "momentum": 0.9, "weight_decay": 0.01}
-
-
-def batches_of(data: Table, epochs: int) -> Any:
-    """The rows of every batch, found by their values."""
-    clients = data.arrays()
-
-    def batches(round: int, client: int) -> list[np.ndarray]:
-        x = clients[client][0]
-        loader = data.client_data.batches(client, round)
-        return [
-            np.array([int(np.where((x == row.numpy()).all(1))[0][0]) for row in rows])
-            for _ in range(epochs)
-            for rows, _ in loader
-        ]
-
-    return batches
 
 
 def compare(model: FedAvg, data: Table, rounds: int, epochs: int, **trainer: Any) -> list[Any]:

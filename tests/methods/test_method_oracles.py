@@ -11,13 +11,9 @@ from fedgkd_pl import (
     MLP,
     MOON,
     FedAvg,
-    FedDistill,
-    FedDistillPlus,
     FedGen,
-    FedGKD,
     FedGKDPlus,
     FedGKDVote,
-    FedProx,
     LocalEngine,
     ResNet8,
     ResNet50,
@@ -31,35 +27,12 @@ from fedgkd_pl.seeds import derive
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.optim import SGD
 
-from tests import oracle_fedgen as fedgen
-from tests import oracle_methods as oracle
 from tests.conftest import Table, fit, quiet_trainer, same
-from tests.test_round_oracle import batches_of
-from tests.test_text import TINY
+from tests.oracles import oracle_fedgen as fedgen
+from tests.oracles import oracle_methods as oracle
+from tests.support.datasets import TINY
+from tests.support.methods import EVERY, LOCAL, METHODS, batches_of, build, net, table
 
-LOCAL: dict[str, Any] = {"lr": 0.3, "momentum": 0.9}
-# name: (class, its settings, the oracle's name, the oracle's settings, projection)
-METHODS: dict[str, tuple[Any, dict[str, Any], str, dict[str, Any], int | None]] = {
-    "FedProx": (FedProx, {"mu": 0.4}, "fedprox", {"mu": 0.4}, None),
-    "FedGKD": (
-        *(FedGKD, {"gamma": 0.8, "buffer_size": 2}),
-        *("fedgkd", {"gamma": 0.8, "buffer_size": 2}, None),
-    ),
-    "FedGKD+": (
-        *(FedGKDPlus, {"gamma": 0.8, "buffer_size": 3}),
-        *("fedgkd", {"gamma": 0.8, "buffer_size": 3}, 5),
-    ),
-    "FedGKD-Vote": (
-        *(FedGKDVote, {"lam": 0.5, "buffer_size": 3}),
-        *("vote", {"lam": 0.5, "buffer_size": 3}, None),
-    ),
-    "MOON": (MOON, {"mu": 2.0, "tau": 0.5}, "moon", {"mu": 2.0, "tau": 0.5}, 5),
-    "FedDistill+": (FedDistillPlus, {"coefficient": 0.7}, "distill+", {"coefficient": 0.7}, None),
-    "FedDistill": (FedDistill, {"coefficient": 0.7}, "distill", {"coefficient": 0.7}, None),
-}
-FEDGEN = {"alpha": 0.8, "beta": 0.6, "decay": 0.9, "noise": 5, "hidden": 7}
-FEDGEN |= {"generator_steps": 6, "generator_lr": 0.05, "generator_batch_size": 8}
-EVERY = [*METHODS, "FedGen"]
 OFF = {
     "FedProx": {"mu": 0.0},
     "FedGKD": {"gamma": 0.0},
@@ -69,22 +42,6 @@ OFF = {
     "FedDistill+": {"coefficient": 0.0},
     "FedGen": {"alpha": 0.0, "beta": 0.0},
 }
-
-
-def net(projection: int | None = None) -> MLP:
-    torch.manual_seed(0)
-    return MLP(in_features=4, hidden=[6], num_classes=3, projection=projection)
-
-
-def build(name: str, workers: int = 1, **changes: Any) -> FedAvg:
-    class_, settings, _, _, projection = METHODS.get(name, (FedGen, FEDGEN, "", {}, None))
-    local = {"local_epochs": 2, "optimizer": partial(SGD, **LOCAL), "engine": LocalEngine(workers)}
-    model: FedAvg = class_(net(projection), **(settings | changes), **local)
-    return model
-
-
-def table(**kwargs: Any) -> Table:
-    return Table(**({"sizes": (8, 5, 6), "batch_size": 4, "val_fraction": 0.1} | kwargs))
 
 
 def double(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -1,7 +1,7 @@
 """Reference FedGen (Zhu et al. 2021) in functional torch, float64.
 
 Written from ``FACTS.md`` alone; nothing is imported from the package, so that agreement means
-something. The client's net is the MLP of `tests.oracle_methods`. The generator is a dict of tensors
+something. The client's net is the MLP of `oracle_methods`. The generator is a dict of tensors
 under the names of its ``state_dict``::
 
     [noise | one-hot label] → 0: Linear → 1: BatchNorm1d → ReLU → 3: Linear → latent z
@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.oracle_methods import Data, Model, aggregate, forward
+from tests.oracles.oracle_methods import Data, Model, aggregate, forward
 
 Draw = tuple[Tensor, Tensor]  # noise (n, noise), integer labels (n,)
 Head = tuple[Tensor, Tensor]  # weight (classes, latent), bias (classes,)

@@ -17,7 +17,7 @@ from fedgkd_pl.errors import StorageError
 from fedgkd_pl.storage.files import _sync_folder, commit, lock
 
 from tests.conftest import REPO
-from tests.faults import Launcher
+from tests.support.faults import Launcher
 
 ENV = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
 SPIN = "sum(range(10**11))"  # minutes in which no other thread of Python runs

@@ -20,7 +20,7 @@ from fedgkd_pl import read_checkpoint
 from fedgkd_pl.storage.files import previous
 
 from tests.conftest import REPO
-from tests.faults import Launcher
+from tests.support.faults import Launcher
 
 METHODS = sorted(file.stem for file in (REPO / "configs" / "digits").glob("*.yaml"))
 SMALL = (

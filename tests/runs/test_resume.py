@@ -10,7 +10,7 @@ import pytest
 from fedgkd_pl import read_checkpoint
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.test_cli import QUICK, Run, version
+from tests.support.runs import QUICK, Run, version
 
 
 @pytest.fixture
@@ -164,11 +164,11 @@ def test_ckpt_path_last_and_a_folder(run: Run, tmp_path: Path, done: Path) -> No
 
 
 def test_an_unknown_version_of_the_format_is_named(run: Run, done: Path) -> None:
-    from tests.test_checkpoint import _resealed
+    from tests.support.runs import resealed
 
     file = done / "checkpoints" / "last.ckpt"
     (done / "checkpoints" / "last.previous.ckpt").unlink()
-    content = _resealed(file.read_bytes(), lambda h: h["__metadata__"].update(version="2"))
+    content = resealed(file.read_bytes(), lambda h: h["__metadata__"].update(version="2"))
     file.write_bytes(content)
     code, _, err = run("test", *QUICK, "--ckpt_path", file)
     told = f"error: ckpt_path: has format version 2, this is 1 (got {file})\n"

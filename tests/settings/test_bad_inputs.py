@@ -442,7 +442,7 @@ def test_bad_data_files_are_answered_in_one_line(
 ) -> None:
     from torchvision.datasets import CIFAR10
 
-    from tests.test_hostile_data import pixels, python2_pickle
+    from tests.support.formats import pixels, python2_pickle
 
     change, is_checked, answer = FILES_OF_CIFAR[case]
     _cifar(tmp_path, change(python2_pickle(pixels(), [1, 2])))

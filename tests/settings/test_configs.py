@@ -10,9 +10,7 @@ import pytest
 from fedgkd_pl.cli.main import main
 
 from tests.conftest import REPO
-from tests.test_data import write_cifar
-from tests.test_text import TINY, WORDS, write_ag_news, write_sst5
-from tests.test_tiny_imagenet import write_tiny
+from tests.support.datasets import TINY, WORDS, write_ag_news, write_cifar, write_sst5, write_tiny
 
 FILES = sorted(
     file.relative_to(REPO / "configs").as_posix()

@@ -27,6 +27,7 @@ from safetensors.torch import load_file
 from torch.optim import SGD
 
 from tests.conftest import Table, fit, linear, quiet_trainer, same
+from tests.support.runs import resealed
 
 LOCAL: dict[str, Any] = {"optimizer": partial(SGD, lr=0.1), "engine": LocalEngine(1)}
 CONTENT = {
@@ -89,16 +90,6 @@ def test_every_cut_and_every_flipped_bit_is_noticed(saved: Path) -> None:
         assert SafeCheckpointIO().load_checkpoint(saved)["global_step"] == 2  # the one before
 
 
-def _resealed(content: bytes, change: Any) -> bytes:
-    """A file with another header and a checksum that is right all the same."""
-    size = int.from_bytes(content[:8], "little")
-    header = json.loads(content[8 : 8 + size])
-    change(header)
-    text = json.dumps(header).encode()
-    body = struct.pack("<Q", len(text)) + text + content[8 + size : -32]
-    return body + hashlib.sha256(body).digest()
-
-
 @pytest.mark.parametrize(
     ("change", "answer"),
     [
@@ -111,7 +102,7 @@ def _resealed(content: bytes, change: Any) -> bytes:
     ],
 )
 def test_a_sound_file_of_something_else_is_refused(saved: Path, change: Any, answer: str) -> None:
-    saved.write_bytes(_resealed(saved.read_bytes(), change))
+    saved.write_bytes(resealed(saved.read_bytes(), change))
     with pytest.raises(CheckpointDamaged, match=answer):
         read_checkpoint(saved)
 

@@ -1,7 +1,7 @@
 """Deterministic faults: clients that fail when told, and processes stopped where told.
 
-``python -m tests.faults`` is a launcher: it has everything imported and forks a child per command,
-so that a killed run costs no import. The children are real processes with real signals.
+``python -m tests.support.faults`` is a launcher: it has everything imported and forks a child per
+command, so that a killed run costs no import. The children are real processes with real signals.
 """
 
 import json
@@ -98,7 +98,7 @@ class Launcher:
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults"],
+            [sys.executable, "-m", "tests.support.faults"],
             cwd=REPO,
             env={**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"},  # two side by side
             stdin=subprocess.PIPE,

@@ -1,8 +1,8 @@
-"""Fuzzing of configs, checkpoints and data files: ``python -m tests.fuzz --minutes 20``.
+"""Fuzzing of configs, checkpoints and data files: ``python -m tests.support.fuzz --minutes 20``.
 
 Every mutated input must give an answer within a minute: success, or one line and exit code 2 to 4.
 What gives an answer that was not seen before is kept in ``tests/corpus``, which
-``tests/test_corpus.py`` replays.
+``tests/cli/test_corpus.py`` replays.
 """
 
 import argparse
@@ -25,9 +25,10 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.fuzzing import mutations
+from tests.conftest import REPO
+from tests.support.fuzzing import mutations
 
-CORPUS = Path(__file__).parent / "corpus"
+CORPUS = Path(__file__).parents[1] / "corpus"
 QUICK = ("--rounds", "1", "--model.engine.workers", "1", "--trainer.fast_dev_run", "true")
 NASTY: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 2.5, 1e20, -0.0, float("nan"), float("inf"), "", "x", "auto"),
@@ -44,7 +45,7 @@ class Late(BaseException):
 
 def configs() -> list[Path]:
     """The sound ones to start from: those that need no file."""
-    folder = Path(__file__).parents[1] / "configs"
+    folder = REPO / "configs"
     return [*sorted(folder.glob("digits/*.yaml")), folder / "quickstart.yaml"]
 
 
@@ -135,7 +136,7 @@ def try_data(name: str, content: bytes, folder: Path) -> tuple[str, str]:
     """Tries one data file, in a parser that has no checksum to rely on."""
     from fedgkd_pl.errors import SettingError
 
-    from tests.test_hostile_data import FORMATS
+    from tests.support.formats import FORMATS
 
     try:
         FORMATS[name][1](content, folder)
@@ -156,7 +157,7 @@ def main() -> int:
     chance = random.Random(arguments.seed)
     import fedgkd_pl.cli.commands  # noqa: F401
 
-    from tests.test_hostile_data import FORMATS, small_texts
+    from tests.support.formats import FORMATS, small_texts
 
     folder = small_texts(Path(tempfile.mkdtemp()), pytest.MonkeyPatch())
     CORPUS.mkdir(exist_ok=True)
