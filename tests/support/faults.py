@@ -6,6 +6,7 @@ command, so that a killed run costs no import. The children are real processes w
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -126,12 +127,23 @@ class Launcher:
         folder.mkdir(parents=True, exist_ok=True)
         order = {"folder": str(folder), "words": list(map(str, words)), "stop_at": stop_at}
         self._say(order | {"env": env or {}, "output": output})
-        return int(self._answer())
+        self.child = int(self._answer())
+        return self.child
 
-    def wait(self) -> int:
-        """The exit code of the command; the negative number of the signal that ended it."""
+    def wait(self, seconds: float = 300) -> int:
+        """The exit code of the command; the negative number of the signal that ended it.
+
+        Raises:
+            TimeoutError: it goes on for longer than this, and was killed.
+        """
         self._say({})
-        return int(self._answer())
+        late = not select.select([self.process.stdout], [], [], seconds)[0]
+        if late:
+            os.kill(self.child, signal.SIGKILL)
+        code = int(self._answer())
+        if late:
+            raise TimeoutError(f"a command did not end within {seconds} s")
+        return code
 
     def run(self, folder: Path, *words: str, **kwargs: Any) -> int:
         """Starts and waits."""
@@ -161,6 +173,7 @@ def _launch() -> None:
 
     rewind(Path("/nonexistent"), [])  # imports TensorBoard's reader
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a job of a script
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored under nohup
     print("ready", flush=True)
     child = 0
     for line in sys.stdin:
