@@ -13,7 +13,7 @@ import torch
 from fedgkd_pl.data.cohorts import Population
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.examples import Batch
-from fedgkd_pl.data.partition import largest_first
+from fedgkd_pl.data.index import largest_first
 from fedgkd_pl.errors import RunFailed, SettingError, require
 from fedgkd_pl.federation.answers import USES, Form, Spec, Specs, checked, like
 from fedgkd_pl.federation.checks import check_scheduler, check_trainer, first_not_finite

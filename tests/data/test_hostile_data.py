@@ -23,8 +23,7 @@ import pytest
 import torch
 from fedgkd_pl import CIFAR10, SST5, TinyImageNet
 from fedgkd_pl.data import downloads
-from fedgkd_pl.data.datasets import unpickle
-from fedgkd_pl.data.datasets.unpickle import unpickle_arrays
+from fedgkd_pl.data.datasets import cifar
 from fedgkd_pl.data.downloads import extract, fetch, read_checked
 from fedgkd_pl.data.examples import Examples, Splits, digest
 from fedgkd_pl.data.transforms import Scale
@@ -43,6 +42,7 @@ from tests.support.formats import (
     pixels,
     python2_pickle,
     read_cifar,
+    read_known,
     small_texts,
     sst5,
     tar,
@@ -348,17 +348,17 @@ def test_sound_pickles_are_read_as_pickle_reads_them(protocol: Any, tmp_path: Pa
         if protocol == "Python 2"
         else pickle.dumps(content, protocol=protocol)
     )
-    theirs, ours = pickle.loads(blob, encoding="latin1"), unpickle_arrays(blob, "batch")
+    theirs, ours = pickle.loads(blob, encoding="latin1"), cifar._unpickle(blob, "batch")
     assert theirs.keys() == ours.keys() and theirs["labels"] == ours["labels"]
     assert np.array_equal(theirs["data"], ours["data"])
-    examples = read_cifar(blob, tmp_path)
+    examples = read_known(blob, tmp_path, hashlib.md5(blob).hexdigest())
     assert torch.equal(examples.inputs.flatten(1), torch.from_numpy(pixels()))
     assert examples.targets.tolist() == [7, 9]
 
 
 def test_real_pickles_are_read_as_pickle_reads_them(real_data: Path) -> None:
     content = (real_data / "cifar-10-batches-py" / "data_batch_3").read_bytes()
-    theirs, ours = pickle.loads(content, encoding="latin1"), unpickle_arrays(content, "batch")
+    theirs, ours = pickle.loads(content, encoding="latin1"), cifar._unpickle(content, "batch")
     assert theirs.keys() == ours.keys()
     assert np.array_equal(theirs["data"], ours["data"])
     assert all(theirs[key] == ours[key] for key in theirs if key != "data")
@@ -465,34 +465,53 @@ def test_hostile_pickles_are_refused_at_once(
     assert not (tmp_path / "canary").exists()
 
 
-def test_a_pickle_may_not_take_for_ever_nor_copy_its_pixels_again_and_again(
-    monkeypatch: pytest.MonkeyPatch,
+CALLS = ["os.system", "os.system, old", "os.system, INST", "os.system, OBJ", "eval", "numpy.load"]
+
+
+@pytest.mark.parametrize("name", [*CALLS, "objects"])
+def test_a_pickle_with_a_known_checksum_may_name_arrays_only(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unpickle, "MOST_OPCODES", 1000)
+    monkeypatch.chdir(tmp_path)
+    content = PICKLES[name]
+    with pytest.raises(SettingError, match=r"batch cannot be read \(it names \w+\."):
+        read_known(content, tmp_path, hashlib.md5(content).hexdigest())
+    assert not (tmp_path / "canary").exists()
+
+
+@pytest.mark.parametrize("name", list(PICKLES)[list(PICKLES).index("a list") :])
+def test_a_pickle_with_a_known_checksum_must_hold_images_and_labels(
+    name: str, tmp_path: Path
+) -> None:
+    content = PICKLES[name]
+    with pytest.raises(SettingError, match=r"does not hold data|label outside 0\.\.9 at 1"):
+        read_known(content, tmp_path, hashlib.md5(content).hexdigest())
+
+
+def test_a_pickle_may_not_take_for_ever_nor_copy_its_pixels_again_and_again(tmp_path: Path) -> None:
     again = python2_pickle(pixels(1, 6), [1])[:-3] + b"q\x10b"
-    for content in (b"N" * 1001 + b".", again + b"h\x07h\x10b" * 9 + b"."):
-        with pytest.raises(SettingError, match="it is too long"):
-            unpickle_arrays(content, "batch")
+    for content in (b"N" * 1_000_001 + b".", again + b"h\x07h\x10b" * 9 + b"."):
+        with pytest.raises(SettingError, match="damaged or not the original"):
+            read_cifar(content, tmp_path)
 
 
 def test_a_pickle_cut_anywhere_is_refused(tmp_path: Path) -> None:
     blob = python2_pickle(pixels(1, 12), [7])
+    known = hashlib.md5(blob).hexdigest()
     for length in range(len(blob)):
         with pytest.raises(SettingError):
-            unpickle_arrays(blob[:length], "batch")
+            read_known(blob[:length], tmp_path, known)
 
 
-def test_a_pickle_with_any_bit_flipped_gives_data_or_is_refused(tmp_path: Path) -> None:
+def test_a_pickle_with_any_bit_flipped_is_refused(tmp_path: Path) -> None:
     blob = bytearray(python2_pickle(pixels(1, 12), [7]))
-    read = 0
+    known = hashlib.md5(blob).hexdigest()
     for place in range(8 * len(blob)):
         blob[place // 8] ^= 1 << place % 8
-        try:
-            read += isinstance(unpickle_arrays(bytes(blob), "batch"), object)
-        except SettingError:
-            pass
+        with pytest.raises(SettingError):
+            read_known(bytes(blob), tmp_path, known)
         blob[place // 8] ^= 1 << place % 8
-    assert 12 * 8 <= read < 4 * len(blob), "the pixels may be any, most else may not"
+    assert hashlib.md5(blob).hexdigest() == known
 
 
 # -- texts -------------------------------------------------------------------------------------
