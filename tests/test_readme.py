@@ -17,6 +17,7 @@ from tests.conftest import REPO, script
 README = (REPO / "README.md").read_text(encoding="utf-8")
 DOCS = (REPO / "docs").glob("*.md")
 EXPERIMENTS = (REPO / "docs" / "experiments.md").read_text(encoding="utf-8")
+EXTENDING = (REPO / "docs" / "extending.md").read_text(encoding="utf-8")
 PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
@@ -84,3 +85,25 @@ def test_the_yaml_of_the_experiments(
     else:
         told = ("--config", "quickstart.yaml", "--config", "block.yaml", "--rounds", "1")
         assert run("fit", *told, "--model.local_steps", "1")[0] == 0
+
+
+def test_the_examples_of_extending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one session, as a reader would; most end with an assertion."""
+    monkeypatch.chdir(tmp_path)
+    session = {"__name__": "extending"}
+    for block in re.findall(r"```python\n(.*?)```", EXTENDING, re.DOTALL):
+        exec(compile(block, "docs/extending.md", "exec"), session)
+
+
+def test_a_method_of_extending_from_the_command_line(
+    run: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    method = re.findall(r"```python\n(.*?)```", EXTENDING, re.DOTALL)[0]
+    (config,) = re.findall(r"```yaml\n(.*?)```", EXTENDING, re.DOTALL)
+    (tmp_path / "my_methods.py").write_text(method, encoding="utf-8")
+    (tmp_path / "anchored.yaml").write_text(config, encoding="utf-8")
+    told = ("--config", "protocols/digits.yaml", "--config", "anchored.yaml", "--rounds", "1")
+    code, _, err = run("fit", "--import", "my_methods", *told, "--model.local_steps", "2")
+    assert code == 0, err
+    (metrics,) = tmp_path.rglob("metrics.csv")
+    assert "client/anchor_mean" in metrics.read_text(encoding="utf-8")
