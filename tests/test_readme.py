@@ -88,7 +88,7 @@ def test_the_yaml_of_the_experiments(
 
 
 def test_the_examples_of_extending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one session, as a reader would; most end with an assertion."""
+    """In one session, as the page says; most end with an assertion."""
     monkeypatch.chdir(tmp_path)
     session = {"__name__": "extending"}
     for block in re.findall(r"```python\n(.*?)```", EXTENDING, re.DOTALL):
@@ -101,6 +101,7 @@ def test_a_method_of_extending_from_the_command_line(
     method = re.findall(r"```python\n(.*?)```", EXTENDING, re.DOTALL)[0]
     (config,) = re.findall(r"```yaml\n(.*?)```", EXTENDING, re.DOTALL)
     (tmp_path / "my_methods.py").write_text(method, encoding="utf-8")
+    config = config.replace("Anchored\n", "my_methods.Anchored\n")  # the test above has one, too
     (tmp_path / "anchored.yaml").write_text(config, encoding="utf-8")
     told = ("--config", "protocols/digits.yaml", "--config", "anchored.yaml", "--rounds", "1")
     code, _, err = run("fit", "--import", "my_methods", *told, "--model.local_steps", "2")
