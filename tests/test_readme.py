@@ -15,7 +15,8 @@ from fedgkd_pl.settings.help import parameters
 from tests.conftest import REPO, script
 
 README = (REPO / "README.md").read_text(encoding="utf-8")
-DOCS = (REPO / "docs").glob("*.md")
+DOCS = sorted(f"docs/{file.name}" for file in (REPO / "docs").glob("*.md"))
+PAGES = ["README.md", "CONTRIBUTING.md", "PAPERS.md", *DOCS]
 EXPERIMENTS = (REPO / "docs" / "experiments.md").read_text(encoding="utf-8")
 EXTENDING = (REPO / "docs" / "extending.md").read_text(encoding="utf-8")
 PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
@@ -67,12 +68,23 @@ def test_every_flag_and_file_it_names_exists(run: Callable[..., tuple[int, str, 
         assert (REPO / path).exists(), path
 
 
-@pytest.mark.parametrize("page", ["README.md", *sorted(f"docs/{f.name}" for f in DOCS)])
+@pytest.mark.parametrize("page", PAGES)
 def test_links_and_pictures_are_there(page: str) -> None:
     file = REPO / page
     for target in re.findall(r"\]\(([^)#]+)\)", file.read_text(encoding="utf-8")):
         if not target.startswith("http"):
             assert (file.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_that_a_page_names_exist(page: str) -> None:
+    text = (REPO / page).read_text(encoding="utf-8")
+    tests = {file.name for file in (REPO / "tests").rglob("test_*.py")}
+    places = [REPO, REPO / "fedgkd_pl", REPO / "configs"]
+    for name in set(re.findall(r"`([a-z_]+/[\w/]+\.(?:py|csv|yaml))`", text)):
+        exists = any((place / name).is_file() for place in places)
+        assert exists or name.endswith(("/anchored.py", "/anchored.yaml")), name  # an example
+    assert set(re.findall(r"`(test_\w+\.py)`", text)) <= tests
 
 
 @pytest.mark.parametrize("block", re.findall(r"```yaml\n(.*?)```", EXPERIMENTS, re.DOTALL))
