@@ -15,8 +15,10 @@ from fedgkd_pl.settings.help import parameters
 from tests.conftest import REPO, script
 
 README = (REPO / "README.md").read_text(encoding="utf-8")
-DOCS = (REPO / "docs").glob("*.md")
+DOCS = sorted(f"docs/{file.name}" for file in (REPO / "docs").glob("*.md"))
+PAGES = ["README.md", "CONTRIBUTING.md", *DOCS]
 EXPERIMENTS = (REPO / "docs" / "experiments.md").read_text(encoding="utf-8")
+EXTENDING = (REPO / "docs" / "extending.md").read_text(encoding="utf-8")
 PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
@@ -66,12 +68,23 @@ def test_every_flag_and_file_it_names_exists(run: Callable[..., tuple[int, str, 
         assert (REPO / path).exists(), path
 
 
-@pytest.mark.parametrize("page", ["README.md", *sorted(f"docs/{f.name}" for f in DOCS)])
+@pytest.mark.parametrize("page", ["PAPERS.md", *PAGES])
 def test_links_and_pictures_are_there(page: str) -> None:
     file = REPO / page
     for target in re.findall(r"\]\(([^)#]+)\)", file.read_text(encoding="utf-8")):
         if not target.startswith("http"):
             assert (file.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_that_a_page_names_exist(page: str) -> None:
+    text = (REPO / page).read_text(encoding="utf-8")
+    tests = {file.name for file in (REPO / "tests").rglob("test_*.py")}
+    places = [REPO, REPO / "fedgkd_pl", REPO / "configs"]
+    for name in set(re.findall(r"`([a-z_]+/[\w/]+\.(?:py|csv|yaml))`", text)):
+        exists = any((place / name).is_file() for place in places)
+        assert exists or name.endswith(("/anchored.py", "/anchored.yaml")), name  # an example
+    assert set(re.findall(r"`(test_\w+\.py)`", text)) <= tests
 
 
 @pytest.mark.parametrize("block", re.findall(r"```yaml\n(.*?)```", EXPERIMENTS, re.DOTALL))
@@ -84,3 +97,35 @@ def test_the_yaml_of_the_experiments(
     else:
         told = ("--config", "quickstart.yaml", "--config", "block.yaml", "--rounds", "1")
         assert run("fit", *told, "--model.local_steps", "1")[0] == 0
+
+
+def test_the_examples_of_extending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one session, as the page says; most end with an assertion."""
+    monkeypatch.chdir(tmp_path)
+    session = {"__name__": "extending"}
+    for block in re.findall(r"```python\n(.*?)```", EXTENDING, re.DOTALL):
+        exec(compile(block, "docs/extending.md", "exec"), session)
+
+
+def test_a_method_of_extending_from_the_command_line(
+    run: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    method = re.findall(r"```python\n(.*?)```", EXTENDING, re.DOTALL)[0]
+    (config,) = re.findall(r"```yaml\n(.*?)```", EXTENDING, re.DOTALL)
+    (tmp_path / "my_methods.py").write_text(method, encoding="utf-8")
+    config = config.replace("Anchored\n", "my_methods.Anchored\n")  # the test above has one, too
+    (tmp_path / "anchored.yaml").write_text(config, encoding="utf-8")
+    told = ("--config", "protocols/digits.yaml", "--config", "anchored.yaml", "--rounds", "1")
+    code, _, err = run("fit", "--import", "my_methods", *told, "--model.local_steps", "2")
+    assert code == 0, err
+    (metrics,) = tmp_path.rglob("metrics.csv")
+    assert "client/anchor_mean" in metrics.read_text(encoding="utf-8")
+
+
+def test_every_guard_against_a_published_error_exists() -> None:
+    papers = (REPO / "PAPERS.md").read_text(encoding="utf-8")
+    tests = "\n".join(f.read_text(encoding="utf-8") for f in (REPO / "tests").rglob("test_*.py"))
+    guards = set(re.findall(r"`(test_\w+)`", papers))
+    assert len(guards) >= 14
+    for name in guards:
+        assert f"\ndef {name}(" in tests, name
