@@ -34,24 +34,24 @@ bench: .venv/.ray .venv/.flower  ## speed, start-up, scale, commits and engines 
 
 test: $(STAMP)  ## the tests (the long ones: make test-slow)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m '$(FAST)' \
-	  --durations 10 --nbmake --nbmake-timeout 300 tests/test_faults.py tests/test_compare.py tests notebooks
+	  --durations 10 --nbmake --nbmake-timeout 300 tests/runs/test_faults.py tests/experiments/test_compare.py tests notebooks
 
 test-faults: $(STAMP)  ## 50 kills, signals and stops per method, full disks: an hour
-	@FEDGKD_TRIALS=50 $(BIN)/python -m pytest -v tests/test_faults.py \
-	  tests/test_client_failures.py tests/test_corpus.py tests/test_ways_in.py
+	@FEDGKD_TRIALS=50 $(BIN)/python -m pytest -v tests/runs/test_faults.py \
+	  tests/federation/test_client_failures.py tests/cli/test_corpus.py tests/settings/test_ways_in.py
 
 fuzz: $(STAMP)  ## mutated configs, checkpoints and data files for 20 minutes
-	@$(BIN)/python -m tests.fuzz --minutes 20
+	@$(BIN)/python -m tests.support.fuzz --minutes 20
 
 .venv/.%: $(STAMP)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$*]'
 	@touch $@
 
 test-ray: .venv/.ray  ## installs Ray; a cluster that loses workers and a node: ten minutes
-	@$(BIN)/python -m pytest -v tests/test_ray.py
+	@$(BIN)/python -m pytest -v tests/engines/test_ray.py
 
 test-flower: .venv/.flower .venv/.ray  ## installs Flower; SuperLink and SuperNodes with TLS: half an hour
-	@$(BIN)/python -m pytest -v tests/test_flower.py tests/test_flower_net.py
+	@$(BIN)/python -m pytest -v tests/engines/test_flower.py tests/engines/test_flower_net.py
 
 test-slow: $(STAMP)  ## the long tests; the real data through FEDGKD_DATA=<dir>
 	@$(BIN)/python -m pytest -m slow

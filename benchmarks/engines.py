@@ -36,7 +36,7 @@ def command(*words: str) -> None:
 
 def flower(folder: Path) -> dict[str, int]:
     """Runs the work over Flower; returns the bytes that Flower has counted."""
-    from tests.flower_net import Network, until
+    from tests.support.flower_net import Network, until
 
     app = folder / "app"
     command("flower", str(app), *WORK, "--output_dir", str(folder), "--name", "flower")

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+CALMER = "try --trainer.gradient_clip_val 10 or a smaller learning rate"  # where clients diverge
 _NOTHING = object()
 
 

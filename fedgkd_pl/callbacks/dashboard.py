@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from fedgkd_pl.data.examples import Batches
-from fedgkd_pl.data.partition import ClientIndex, Indices
+from fedgkd_pl.data.index import ClientIndex, Indices
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.federation.teachers import FrozenNet

@@ -7,10 +7,10 @@ from fedgkd_pl.callbacks.evaluate import Split, SplitCallback
 from fedgkd_pl.federation.message import ClientUpdate, Message
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.runs.files import csv_text, run_folder
+from fedgkd_pl.runs.folder import LOCAL_MODELS
 from fedgkd_pl.storage.files import write_text
 from lightning.pytorch import LightningModule, Trainer
 
-FILE = "local_models.csv"
 COLUMNS = ["round", "client", "samples", "acc", "loss"]
 
 
@@ -99,4 +99,4 @@ class LocalModels(SplitCallback):
 
     def _write(self, trainer: Trainer) -> None:
         if folder := run_folder(trainer):
-            write_text(folder / FILE, csv_text(COLUMNS, self.rows))
+            write_text(folder / LOCAL_MODELS, csv_text(COLUMNS, self.rows))

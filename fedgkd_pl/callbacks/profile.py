@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from fedgkd_pl.federation.message import ClientUpdate
+from fedgkd_pl.runs.folder import PROFILE
 from fedgkd_pl.storage.files import write_text
 from fedgkd_pl.storage.reading import MB, read_bytes
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-FILE = "profile.csv"
 LARGEST = 64 * MB
 CLIENTS = ("student", "teacher", "transfer")
 SERVER = ("aggregation", "evaluation", "other")
@@ -46,7 +46,7 @@ class RoundProfile(Callback):
         self.lines = [",".join(("round", *CLIENTS, *SERVER))]
         done = trainer.current_epoch
         if self.folder is not None:
-            self.lines += _rows(Path(self.folder) / FILE, done)
+            self.lines += _rows(Path(self.folder) / PROFILE, done)
         self.round = done
         self._begin()
 
@@ -102,7 +102,7 @@ class RoundProfile(Callback):
             seconds = (f"{self.row[name]:.4f}" for name in (*CLIENTS, *SERVER))
             self.lines.append(",".join((str(self.round), *seconds)))
             if self.folder is not None:
-                write_text(Path(self.folder) / FILE, "\n".join(self.lines) + "\n")
+                write_text(Path(self.folder) / PROFILE, "\n".join(self.lines) + "\n")
         self._begin()
 
 

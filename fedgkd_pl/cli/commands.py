@@ -1,147 +1,232 @@
-"""From the words of a command to its exit code: what comes before the parser, and every error."""
+"""Every command: its line in the help, its flags, and what it does."""
 
-import errno
-import logging
-import sys
-import threading
-import warnings
-from importlib import import_module
-from os.path import isfile  # which, unlike Path's, takes a name of any length
-from pathlib import Path
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
 
-from fedgkd_pl.errors import RunFailed, SettingError, StorageError, require
-from fedgkd_pl.settings.allowed import allow
-from fedgkd_pl.settings.build import FederatedCLI
-from fedgkd_pl.settings.files import resolve
-from fedgkd_pl.storage.files import DISK, check_folder
-from lightning.fabric.utilities.exceptions import MisconfigurationException
-
-imported: set[str] = set()  # the user's modules, of this command
+from fedgkd_pl.experiments.draw import KINDS
 
 
-def run(words: list[str], kind: type[FederatedCLI] = FederatedCLI) -> int:
-    """Runs a command of the Trainer.
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
 
-    Args:
-        words: the command and its arguments. ``--debug`` among them lets errors through whole;
-            ``--import MODULE`` imports the user's own classes, from the current folder too.
-        kind: what makes something of the settings.
+    any_order = False  # whether flags may stand between words of one argument
 
-    Returns:
-        The exit code.
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """See argparse."""
+        if not self.any_order:
+            return super().parse_known_args(args, namespace)
+        self.any_order = False  # which that calls again
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self.any_order = True
+
+    def error(self, message: str) -> NoReturn:
+        """Ends with exit code 2."""
+        self.exit(2, f"error: {message} ({self.prog} --help)\n")
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command.
+
+    Attributes:
+        help: its line in ``fedgkd-pl --help``.
+        run: takes its arguments and the settings among the flags; gives the exit code.
+        add: adds its flags to its parser; None where all flags are settings of ``fit``.
+        takes_settings: whether flags that are not its own are settings of ``fit``.
+        parser: arguments of its parser.
     """
-    imported.clear()
-    debug = "--debug" in words
-    words = [word for word in words if word != "--debug"]
-    # Lightning speaks of epochs, of a cloud service and of its own deprecations.
-    for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    for text in (
-        "`isinstance\\(treespec, LeafSpec\\)` is deprecated",
-        "Be aware that when using `ckpt_path`, callbacks",
-        "Checkpoint directory .* exists and is not empty",
-        "Initializing zero-element tensors is a no-op",
-    ):
-        warnings.filterwarnings("ignore", text)
-    threading.excepthook = _quiet_if_full
-    try:
-        export = take_export(words) if words[0] == "partition" else None
-        words, resume = prepare(words)
-        only_partition = words[0] == "partition"
-        if only_partition:
-            words[0] = "fit"  # the same settings
-        kind(words, only_partition, resume, export)
-    except (SettingError, MisconfigurationException) as error:
-        return _tell(error, 2, debug)
-    except RunFailed as error:
-        return _tell(error, 3, debug)
-    except StorageError as error:
-        return _tell(error, 4, debug)
-    except Exception as error:
-        if isinstance(error, OSError) and error.errno in DISK:
-            return _tell(StorageError(error.filename or "output_dir", error), 4, debug)
-        unexpected = RunFailed(f"{type(error).__name__}: {error} (--debug shows where)")
-        unexpected.__cause__ = error
-        return _tell(unexpected, 3, debug)
-    finally:
-        threading.excepthook = threading.__excepthook__
+
+    help: str
+    run: Callable[[Any, list[str]], int]
+    add: Callable[[Parser], None] | None = None
+    takes_settings: bool = False
+    parser: dict[str, Any] = field(default_factory=dict)
+
+
+def _of_trainer(command: str) -> Callable[[Any, list[str]], int]:
+    def run(_: Any, argv: list[str]) -> int:
+        from fedgkd_pl.cli.train import run
+
+        return run(command, argv)
+
+    return run
+
+
+def _partition(_: Any, argv: list[str]) -> int:
+    from fedgkd_pl.cli.train import partition
+
+    return partition(argv)
+
+
+def _configs(*_: Any) -> int:
+    from fedgkd_pl.settings.files import available
+
+    configs = available()
+    for name, text in configs.items():
+        print(f"{name:<{max(map(len, configs)) + 2}}{text}")
     return 0
 
 
-def _quiet_if_full(failed: threading.ExceptHookArgs) -> None:
-    """TensorBoard's writer meets a full disk, or none, in its thread; the main one will tell."""
-    if getattr(failed.exc_value, "errno", None) not in (*DISK, errno.ENOENT):
-        threading.__excepthook__(failed)
+def _compare(arguments: Any, settings: list[str]) -> int:
+    from fedgkd_pl.experiments.compare import compare
+
+    own = (arguments.output_dir, arguments.jobs, arguments.rounds)
+    return compare(arguments.study, *own, settings, arguments.only, arguments.dry_run)
 
 
-def _tell(error: Exception, code: int, debug: bool) -> int:
-    if debug:
-        raise error
-    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-    return code
+def _report(arguments: Any, _: Any) -> int:
+    from fedgkd_pl.experiments.report import report
+
+    wanted = (arguments.over_seeds, arguments.format, arguments.output, arguments.all)
+    report(arguments.runs, *wanted)
+    return 0
 
 
-def take_export(words: list[str]) -> Path | None:
-    """Takes ``--export FILE`` out of the words of ``partition``.
+def _figure(arguments: Any, _: Any) -> int:
+    from fedgkd_pl.experiments.draw import draw
 
-    Args:
-        words: changed in place.
-    """
-    for place, word in enumerate(words):
-        if word.split("=")[0] == "--export":
-            name = word[9:] or "".join(words[place + 1 : place + 2])
-            del words[place : place + (1 if word[9:] else 2)]
-            fits = name.endswith((".json", ".npz"))
-            require(fits, "export", "must be a file name that ends in .json or .npz", name)
-            return Path(name)
-    return None
+    draw(arguments.kind, arguments.runs, arguments.output or f"{arguments.kind}.svg")
+    return 0
 
 
-def prepare(words: list[str]) -> tuple[list[str], Path | None]:
-    """Imports what ``--import`` names, and finds the files that ``--config`` names.
+def _flower(arguments: Any, settings: list[str]) -> int:
+    from fedgkd_pl.engines.base import needs
 
-    Args:
-        words: the command and its arguments.
+    needs("flwr", "flower")
+    from fedgkd_pl.engines.flower.app_folder import write_app
+    from fedgkd_pl.processes.command import quiet_libraries
 
-    Returns:
-        The words for the parser, and the folder that ``--resume`` names.
-    """
-    rest: list[str] = []
-    resume: Path | None = None
-    waiting = iter(words)
+    quiet_libraries()
+    write_app(arguments.folder, settings)
+    return 0
+
+
+def _add_compare(compare: Parser) -> None:
+    compare.add_argument("study", help="a study file; fedgkd-pl configs lists ours")
+    compare.add_argument("--output_dir", default="runs", help="where studies are kept (runs)")
+    compare.add_argument("--jobs", type=int, default=1, help="cells side by side (1)")
+    compare.add_argument(
+        "--rounds", type=int, help="instead of the configs'; cells that have fewer go on"
+    )
+    compare.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="AXIS=LABEL,...",
+        help="a part of the study, such as --only method=FedAvg,FedGKD --only seed=0",
+    )
+    compare.add_argument("--dry_run", action="store_true", help="only check and list the cells")
+
+
+def _add_report(report: Parser) -> None:
+    report.any_order = True
+    report.add_argument("runs", nargs="+", help="run folders, or folders above them")
+    report.add_argument(
+        "--over_seeds", action="store_true", help="all runs, as mean ± std over a method's seeds"
+    )
+    report.add_argument(
+        "--all", action="store_true", help="a line for every run, not the newest of each folder"
+    )
+    report.add_argument(
+        "--format",
+        choices=("table", "md", "html"),
+        default="table",
+        help="md and html take all runs, over seeds; html is one page with every figure",
+    )
+    report.add_argument("--output", help="the file; html: report.html in the first folder")
+
+
+def _add_figure(figure: Parser) -> None:
+    figure.any_order = True
+    figure.add_argument("kind", choices=KINDS, help="see above")
+    figure.add_argument("runs", nargs="*", help="run folders, or folders above them")
+    figure.add_argument("--output", help="the file; KIND.svg by default")
+
+
+def _add_flower(flower: Parser) -> None:
+    flower.add_argument("folder", help="of the app; must not exist yet")
+
+
+COMMANDS = {
+    "fit": Command(
+        "train: every round of the config; --resume DIR goes on with an interrupted run",
+        _of_trainer("fit"),
+    ),
+    "validate": Command(
+        "evaluate a checkpoint on the server's validation set", _of_trainer("validate")
+    ),
+    "test": Command("evaluate a checkpoint on the test set", _of_trainer("test")),
+    "partition": Command(
+        "show who would hold what, before anything is trained: table, JSON, chart", _partition
+    ),
+    "predict": Command(
+        "write a checkpoint's predictions on the test set beside it", _of_trainer("predict")
+    ),
+    "configs": Command(
+        "list the configurations that come with the package", _configs, lambda parser: None
+    ),
+    "compare": Command(
+        "run a study, such as a table of the paper: every cell a run; skips, resumes, tables",
+        _compare,
+        _add_compare,
+        takes_settings=True,
+        parser={
+            "description": "Runs every cell of a study that is not finished, resumes those that "
+            "were interrupted, and writes results.csv, table.md, table.tex and report.html beside "
+            "them. Any further flag is one of fedgkd-pl fit and holds for all cells, such as "
+            "--data.data_dir DIR or --model.engine.workers 1.",
+            "allow_abbrev": False,
+        },
+    ),
+    "report": Command(
+        "finished runs beside each other: a table, Markdown, or a page with figures",
+        _report,
+        _add_report,
+    ),
+    "figure": Command(
+        "a figure of the paper from finished runs, as SVG, PNG or PDF",
+        _figure,
+        _add_figure,
+        parser={
+            "description": "\n".join(f"{kind:<14}{text}" for kind, text in KINDS.items()),
+            "formatter_class": argparse.RawDescriptionHelpFormatter,
+        },
+    ),
+    "flower": Command(
+        "make a Flower app of a config: flwr run trains it where the data is",
+        _flower,
+        _add_flower,
+        takes_settings=True,
+        parser={
+            "description": "Writes a Flower app that trains a config: a folder for flwr run, which "
+            "then simulates it or sends it to a SuperLink and its SuperNodes (docs/flower.md). Any "
+            "further flag is one of fedgkd-pl fit, such as --config cifar10_fedgkd.yaml or "
+            "--rounds 10.",
+            "allow_abbrev": False,
+        },
+    ),
+}
+
+# the flags of compare, and whether a value follows
+_COMPARE = {name: True for name in ("--output_dir", "--jobs", "--rounds", "--only")}
+_COMPARE |= {name: False for name in ("--dry_run", "--help", "-h")}
+
+
+def study_first(argv: list[str]) -> list[str]:
+    """The words of ``compare`` with settings last: argparse takes their values for its own."""
+    if argv[:1] != ["compare"]:
+        return argv
+    ours, cells, study = ["compare"], list[str](), False
+    waiting = iter(argv[1:])
     for word in waiting:
-        if word.split("=")[0] == "--import":
-            import_users(word[9:] or next(waiting, ""))
-        elif word in ("-c", "--config"):
-            rest += ["--config", *(resolve(name) for name in [next(waiting, "")] if name)]
-        elif word.startswith("--config="):
-            rest.append("--config=" + resolve(word.removeprefix("--config=")))
-        elif word.split("=")[0] == "--resume" and words[0] == "fit":
-            require(resume is None, "resume", "one run at a time", resume)
-            resume = Path(word[9:] or next(waiting, ""))
-            config = resume / "config.yaml"
-            require(isfile(config), "resume", "no run was begun there: no config.yaml", resume)
-            check_folder(resume)
-            rest[1:1] = ["--config", str(config)]
-        else:
-            rest.append(word)
-    return rest, resume
-
-
-def import_users(module: str, folder: Path | None = None) -> None:
-    """Imports the user's module, so that a config may name its classes.
-
-    Args:
-        module: a name that Python can import, from the folder too.
-        folder: by default the current one.
-    """
-    sys.path.insert(0, str(folder or Path.cwd()))
-    require(all(map(str.isidentifier, module.split("."))), "import", "which module?", module)
-    try:
-        import_module(module)
-        allow(module)
-        imported.add(module)
-    except ImportError as error:
-        raise SettingError("import", str(error), module) from error
-    except Exception as error:  # it is the user's code
-        raise SettingError("import", f"{type(error).__name__}: {error}", module) from error
+        flag, given, _ = word.partition("=")
+        target = ours if flag in _COMPARE or not word.startswith("-") else cells
+        target.append(word)
+        study |= not word.startswith("-")
+        if word.startswith("-") and not given and _COMPARE.get(flag, True):
+            target += [value] if (value := next(waiting, "")) else []
+    return [*ours, *cells] if study else argv

@@ -11,11 +11,12 @@ import torch
 from fedgkd_pl.data.cohorts import Cohorts, CohortSampler, Population, UniformCohorts
 from fedgkd_pl.data.examples import Batches, ClientData, Examples, Splits, digest
 from fedgkd_pl.data.heterogeneity import heterogeneity
-from fedgkd_pl.data.partition import IID, Partition, stratified
+from fedgkd_pl.data.index import stratified
+from fedgkd_pl.data.partition import IID, Partition
 from fedgkd_pl.data.validation import check_splits
 from fedgkd_pl.errors import require
 from fedgkd_pl.seeds import default_seed, derive
-from fedgkd_pl.storage.checkpoint import load_newest
+from fedgkd_pl.storage.checkpoint_io import load_newest
 from lightning.pytorch import LightningDataModule
 from torch import nn
 

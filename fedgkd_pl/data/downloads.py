@@ -25,7 +25,7 @@ def read_checked(file: Path, checksum: str | None) -> bytes:
     """The bytes of a file whose checksum is right.
 
     Args:
-        file: which.
+        file: a regular file of at most ``LARGEST`` bytes.
         checksum: its MD5 (32 digits) or SHA-256 (64); None where there is none to compare with.
     """
     try:
@@ -37,24 +37,19 @@ def read_checked(file: Path, checksum: str | None) -> bytes:
         raise SettingError("data_dir", f"{file}: {reason}") from error
     require(fits, "data_dir", f"{file} is no file of at most {LARGEST} bytes")
     if checksum is not None:
-        kind = "md5" if len(checksum) == 32 else "sha256"
-        found = hashlib.new(kind, content, usedforsecurity=False).hexdigest()
-        if found != checksum:
+        algorithm = "md5" if len(checksum) == 32 else "sha256"
+        actual = hashlib.new(algorithm, content, usedforsecurity=False).hexdigest()
+        if actual != checksum:
             raise SettingError(
                 "data_dir",
-                f"{file} is damaged or not the original ({kind} {found[:8]}…, "
+                f"{file} is damaged or not the original ({algorithm} {actual[:8]}…, "
                 f"not {checksum[:8]}…): delete it and fetch it again",
             )
     return content
 
 
 def read_text(file: Path, checksum: str | None) -> str:
-    """The text of a file whose checksum is right.
-
-    Args:
-        file: which.
-        checksum: as for :func:`read_checked`.
-    """
+    """The text of a file whose checksum is right; see :func:`read_checked`."""
     try:
         return read_checked(file, checksum).decode()
     except UnicodeDecodeError as error:
@@ -66,8 +61,6 @@ def fetch(url: str, target: Path, checksum: str | None, instead: str) -> None:
     """Downloads a file, unless it is there; a download that was cut off is never taken for it.
 
     Args:
-        url: its address.
-        target: where to put it.
         checksum: its MD5, where the source has one.
         instead: what to do without a network, for the error.
     """
@@ -101,7 +94,6 @@ def extract(archive: Path, checksum: str | None, wanted: Sequence[str], folder: 
     dataset.
 
     Args:
-        archive: the archive.
         checksum: as for :func:`read_checked`, compared before the archive is opened.
         wanted: the paths of what is wanted, within the archive.
         folder: where each of them goes, under the last part of its path.
@@ -143,9 +135,6 @@ def extract(archive: Path, checksum: str | None, wanted: Sequence[str], folder: 
 
 
 _DAMAGE = (tarfile.TarError, zipfile.BadZipFile, zlib.error)
-# Passed over in a tar, if they only tell times and users: what renames or resizes does not.
-_EXTENSIONS = (tarfile.XHDTYPE, tarfile.XGLTYPE)
-_DECISIVE = (b" path=", b" linkpath=", b" size=", b" GNU.sparse.")
 
 
 class _Member(NamedTuple):
@@ -158,32 +147,30 @@ class _Member(NamedTuple):
 
 
 def _tar(content: bytes) -> Iterator[_Member]:
-    """Not by ``tarfile.extractall``, whose filters mend some names and keep links inside."""
-    unpacked = bytearray()
+    unpacked = io.BytesIO()  # bounded before tarfile reads as much as a header declares
     with gzip.open(io.BytesIO(content)) as stream:
         while chunk := stream.read(2**20):
-            unpacked += chunk
-            if len(unpacked) > LARGEST:
+            unpacked.write(chunk)
+            if unpacked.tell() > LARGEST:
                 raise ValueError(f"it holds more than {LARGEST} bytes")
-    blocks, start = memoryview(unpacked), 0
-    while any(blocks[start : start + 512]):
-        header = tarfile.TarInfo.frombuf(bytes(blocks[start : start + 512]), "utf-8", "replace")
-        data = blocks[start + 512 : start + 512 + max(0, header.size)]
-        start += 512 + -(-header.size // 512) * 512
-        folder = header.type == tarfile.DIRTYPE
-        if header.type not in _EXTENSIONS or any(key in bytes(data) for key in _DECISIVE):
-            plain = folder or header.type in (tarfile.REGTYPE, tarfile.AREGTYPE)
-            yield _Member(header.name, header.size, plain, None if folder else data.tobytes)
-        if len(data) != header.size:
-            raise ValueError(f"{header.name!r:.80} is cut off")
+    unpacked.seek(0)
+    source = tarfile.open(fileobj=unpacked, mode="r:")
+    for info in source:
+        sized = info.size >= 0 and not info.issparse()
+        plain = sized and info.type in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE)
+
+        def read(info: tarfile.TarInfo = info) -> bytes:
+            return source.extractfile(info).read()  # type: ignore[union-attr]
+
+        yield _Member(info.name, info.size, plain, None if info.isdir() else read)
 
 
 def _zip(content: bytes) -> Iterator[_Member]:
     source = zipfile.ZipFile(io.BytesIO(content))
     for info in source.infolist():
-        kind = stat.S_IFMT(info.external_attr >> 16)
+        mode = stat.S_IFMT(info.external_attr >> 16)
         methods = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-        plain = kind in (0, stat.S_IFREG, stat.S_IFDIR) and info.compress_type in methods
+        plain = mode in (0, stat.S_IFREG, stat.S_IFDIR) and info.compress_type in methods
 
         def read(info: zipfile.ZipInfo = info, size: int = info.file_size) -> bytes:
             info.file_size = size + 1  # else zipfile stops there, and a bomb looks like its label

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from fedgkd_pl.data.partition import ClientIndex, SingleClientIndex
+from fedgkd_pl.data.index import ClientIndex, SingleClientIndex
 from fedgkd_pl.seeds import derive
 from numpy.typing import NDArray
 from torch import Tensor

@@ -8,100 +8,11 @@ rest of the package::
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
+from fedgkd_pl.data.index import ClientIndex, Indices, Labels
 from fedgkd_pl.errors import SettingError, require
-
-Labels = npt.NDArray[np.int64]
-Indices = npt.NDArray[np.int64]
-
-
-class ClientIndex(Sequence[Indices]):
-    """The samples of every client, as one array with offsets.
-
-    Lists of Python integers take ten times the memory at 100,000 clients.
-
-    Args:
-        parts: the sample numbers of each client.
-    """
-
-    def __init__(self, parts: Sequence[Indices]) -> None:
-        self.offsets = np.concatenate([[0], np.cumsum([len(p) for p in parts])]).astype(np.int64)
-        self.samples = np.concatenate(parts).astype(np.int32)
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def __getitem__(self, client: int) -> Indices:  # type: ignore[override]
-        if not 0 <= client < len(self):
-            raise IndexError(client)
-        start, stop = self.offsets[client : client + 2]
-        return self.samples[start:stop].astype(np.int64)
-
-    def size(self, client: int) -> int:
-        """The number of samples of one client.
-
-        Args:
-            client: its number.
-        """
-        return int(self.offsets[client + 1] - self.offsets[client])
-
-    @property
-    def sizes(self) -> Indices:
-        """The number of samples of every client."""
-        return np.diff(self.offsets)
-
-    def label_counts(self, labels: Labels, num_classes: int) -> list[list[int]]:
-        """How many samples of each class every client holds.
-
-        Args:
-            labels: the label of every sample.
-            num_classes: the number of classes.
-        """
-        owners = np.repeat(np.arange(len(self)), self.sizes)
-        cells = np.bincount(
-            owners * num_classes + labels[self.samples], minlength=len(self) * num_classes
-        )
-        counts: list[list[int]] = cells.reshape(len(self), num_classes).tolist()
-        return counts
-
-
-class SingleClientIndex(ClientIndex):
-    """One client, which owns all samples, and no other.
-
-    Args:
-        client: its number.
-        size: how many samples there are.
-    """
-
-    def __init__(self, client: int, size: int) -> None:
-        self.client = client
-        super().__init__([np.arange(size)])
-
-    def __getitem__(self, client: int) -> Indices:  # type: ignore[override]
-        if client != self.client:
-            raise IndexError(client)
-        return super().__getitem__(0)
-
-    def size(self, client: int) -> int:
-        """The number of samples of one client.
-
-        Args:
-            client: its number.
-        """
-        return len(self[client])
-
-
-def largest_first(index: ClientIndex, cohort: Sequence[int]) -> list[int]:
-    """The order of a round: the largest client first, so that no long one starts last.
-
-    Args:
-        index: knows the clients' sizes.
-        cohort: the clients' ids, in any order.
-    """
-    return sorted(cohort, key=lambda client: (-index.size(client), client))
 
 
 class Partition(ABC):
@@ -143,13 +54,7 @@ class Partition(ABC):
     def split(
         self, labels: Labels, num_clients: int, generator: np.random.Generator
     ) -> Iterator[Indices]:
-        """Yields the sample numbers of each client; see :meth:`__call__`.
-
-        Args:
-            labels: the label of every sample.
-            num_clients: how many clients to cut into.
-            generator: the only source of randomness.
-        """
+        """Yields the sample numbers of each client; see :meth:`__call__`."""
 
 
 class IID(Partition):
@@ -396,27 +301,3 @@ class ByKey(Partition):
                 held[client_of[owner]] += sizes[owner]
         for client in range(num_clients):
             yield np.flatnonzero(client_of[where] == client)
-
-
-def stratified(groups: Labels, size: int, generator: np.random.Generator) -> Indices:
-    """A sample with every group's share in it, as far as each group can spare one of its own.
-
-    Args:
-        groups: the group of every sample: its label or its owner.
-        size: how many samples to take, about: never the last one of a group.
-        generator: draws within the groups.
-
-    Returns:
-        Sample numbers, ascending.
-    """
-    names, sizes = np.unique(groups, return_counts=True)
-    exact = sizes * (size / len(groups))
-    take = np.floor(exact).astype(int)
-    largest = np.argsort(-(exact - take), kind="stable")
-    take[largest[: size - int(take.sum())]] += 1
-    take = np.minimum(take, sizes - 1)
-    drawn = [
-        generator.permutation(np.flatnonzero(groups == name))[:count]
-        for name, count in zip(names, take, strict=True)
-    ]
-    return np.sort(np.concatenate(drawn))

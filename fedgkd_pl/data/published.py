@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fedgkd_pl.data.partition import ClientIndex, Indices, Labels, Partition
+from fedgkd_pl.data.index import ClientIndex, Indices, Labels
+from fedgkd_pl.data.partition import Partition
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.storage.reading import MB, read_bytes
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from fedgkd_pl.data.partition import largest_first
+from fedgkd_pl.data.index import largest_first
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.answers import Specs
 from fedgkd_pl.federation.client_trainer import Job

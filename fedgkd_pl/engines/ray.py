@@ -7,56 +7,37 @@ whose worker or node was lost is trained again somewhere else and answers the sa
 
 import logging
 import os
-import platform
-import secrets
-import signal
-import socket
-import subprocess
-import sys
-import threading
 import time
-import warnings
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import cloudpickle
-import numpy as np
 import torch
 from fedgkd_pl.engines.base import Engine, Session, cores, needs, schedule
-from fedgkd_pl.engines.worker import Worker, read
-from fedgkd_pl.errors import RunFailed, SettingError, require
-from fedgkd_pl.federation.client_trainer import Job, quiet
+from fedgkd_pl.engines.ray_cluster import (
+    connect,
+    end_if_interrupted,
+    keep_signals,
+    own_cluster,
+    start,
+    unwrap_stop,
+)
+from fedgkd_pl.engines.ray_worker import RayWorker, blob
+from fedgkd_pl.engines.worker import read
+from fedgkd_pl.errors import RunFailed, require
+from fedgkd_pl.federation.client_trainer import Job
 from fedgkd_pl.federation.message import Answer, ClientFailure, Message, encode_state
-from fedgkd_pl.federation.performance import keep_memory, numerics, set_numerics
-from fedgkd_pl.processes.signals import stop_behind
-from numpy.typing import NDArray
+from fedgkd_pl.federation.performance import keep_memory, numerics
 
 if TYPE_CHECKING:
     from fedgkd_pl.federation.server import FederatedServer
 
-Blob = NDArray[np.uint8]  # bytes that Ray's workers read where they lie
 log = logging.getLogger("fedgkd_pl")
 PATIENCE = 60.0  # seconds without a worker, after which a line says what is waited for
 STARTING = 30.0  # seconds for all workers to start, after which a line counts those that have
-LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # "0": for no other machine, on Linux too
-TOKEN = (
-    "the cluster wants its token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or "
-    "RAY_AUTH_TOKEN_PATH, without which it is read from ~/.ray/auth_token"
-)
-UNKNOWN = "uthentication"  # in what Ray says where a token is missing or another one
-KNOCK_SECONDS = 30.0
-KNOCK = """
-import sys
-import ray
-try:
-    ray.init(address=sys.argv[1], log_to_driver=False)
-except Exception as error:
-    print(error, error.__cause__)
-"""
 
 
 class RayEngine(Engine):
@@ -103,17 +84,13 @@ class RayEngine(Engine):
         self.surroundings = ExitStack()  # of a Ray of our own
 
     def check(self, server: "FederatedServer") -> None:
-        """Joins the cluster, or starts one; see :meth:`Engine.check`.
-
-        Args:
-            server: the method.
-        """
+        """Joins the cluster, or starts one; see :meth:`Engine.check`."""
         import ray
 
         if ray.is_initialized():  # it is the user's, who will also end it
             return
         self.joined = True
-        with _stopped():
+        with unwrap_stop():
             try:
                 self._join()
             except BaseException:
@@ -123,29 +100,24 @@ class RayEngine(Engine):
     def _join(self) -> None:
         address = self.ray_address or os.environ.get("RAY_ADDRESS", "local")
         if address != "local":
-            _connect(address)
+            connect(address)
             return
-        self.surroundings.enter_context(_own())
-        with _or_none():
-            _init({"address": "local", "num_cpus": cores(), "include_dashboard": False})
+        self.surroundings.enter_context(own_cluster())
+        with end_if_interrupted():
+            start({"address": "local", "num_cpus": cores(), "include_dashboard": False})
 
     def leave(self) -> None:
         """Leaves the cluster that :meth:`check` has joined."""
         import ray
 
         if self.joined:  # or has begun to
-            with _signals_kept():
+            with keep_signals():
                 ray.shutdown()
         self.surroundings.close()
         self.joined = False
 
     def open(self, job: Job, cohort_size: int) -> Session:
-        """See :meth:`Engine.open`; :meth:`check` has joined the cluster.
-
-        Args:
-            job: what the workers will train.
-            cohort_size: clients per round.
-        """
+        """See :meth:`Engine.open`; :meth:`check` has joined the cluster."""
         keep_memory()  # for evaluation
         gpus = self.gpus
         if gpus is None:
@@ -155,7 +127,7 @@ class RayEngine(Engine):
 
 @dataclass(eq=False)
 class Actor:
-    """A worker, and what it is at.
+    """A worker, and what it is doing.
 
     Attributes:
         handle: Ray's.
@@ -175,14 +147,7 @@ class Actor:
 
 
 class RaySession(Session):
-    """Actors on a cluster that train clients side by side.
-
-    Args:
-        engine: the settings.
-        job: what they train.
-        cohort_size: clients per round.
-        gpus: of each actor.
-    """
+    """Actors on a cluster that train clients side by side."""
 
     def __init__(self, engine: RayEngine, job: Job, cohort_size: int, gpus: float) -> None:
         import ray
@@ -193,9 +158,9 @@ class RaySession(Session):
         self.actors: list[Actor] = []
         self.never_started = 0
         self.opened = time.monotonic()
-        self.told = 0  # workers, of whom a line has told
+        self.announced = 0  # workers that a line has counted
         try:
-            with _stopped():
+            with unwrap_stop():
                 self._open(job, cohort_size, gpus)
         except BaseException:
             self.close()
@@ -213,29 +178,24 @@ class RaySession(Session):
         device = torch.device("cuda", 0) if gpus else torch.device("cpu")  # Ray shows no other
         nobody = job.data.only(-1, job.data.examples[torch.empty(0, dtype=torch.int64)])
         packed = cloudpickle.dumps(replace(job, data=nobody, device=device, states={}))
-        self.packed = ray.put(_blob(packed))
+        self.packed = ray.put(blob(packed))
         self.parts: dict[int, Any] = {}  # each client's data, from its first round on
-        self.kind = ray.remote(_Worker).options(
+        self.actor_class = ray.remote(RayWorker).options(
             num_cpus=engine.threads, num_gpus=gpus, max_restarts=0, max_concurrency=1
         )
         self.actors = [self._start() for _ in range(number)]
 
     def run(self, message: Message, cohort: Sequence[int]) -> Iterator[Answer]:
-        """See :meth:`Session.run`.
-
-        Args:
-            message: what every client gets.
-            cohort: the clients' ids.
-        """
+        """See :meth:`Session.run`."""
         try:
-            with _stopped():
+            with unwrap_stop():
                 yield from self._run(message, schedule(self.job, cohort))
         except BaseException:  # a stopped round leaves workers in the middle of something
             self.close()
             raise
 
     def _run(self, message: Message, order: list[int]) -> Iterator[Answer]:
-        broadcast = self.ray.put(_blob(message.encode()))
+        broadcast = self.ray.put(blob(message.encode()))
         waiting = deque(order)
         lost: Counter[int] = Counter()
         done: dict[int, Answer] = {}
@@ -246,15 +206,15 @@ class RaySession(Session):
                         self._ask(actor, waiting.popleft(), broadcast)
                 for answer in self._answers(message.round, waiting, lost):
                     done[answer.client] = answer
-                self._tell_workers()
+                self._announce_workers()
             yield done.pop(client)
 
-    def _tell_workers(self) -> None:
+    def _announce_workers(self) -> None:
         """Says once who trains: when all have started, or some and the others take their time."""
         started = [actor for actor in self.actors if actor.place]
         late = time.monotonic() - self.opened >= STARTING
         complete = len(started) == len(self.actors)
-        if len(started) <= self.told or not (complete or (late and not self.told)):
+        if len(started) <= self.announced or not (complete or (late and not self.announced)):
             return
         nodes, threads = len({actor.node for actor in started}), self.engine.threads
         log.warning(
@@ -262,25 +222,25 @@ class RaySession(Session):
             *(len(started), len(self.actors), nodes, "s" * (nodes > 1)),
             *(threads, "s" * (threads > 1), self.room),
         )
-        self.told = len(started)
+        self.announced = len(started)
 
     def close(self) -> None:
         """See :meth:`Session.close`."""
-        with _stopped():
+        with unwrap_stop():
             for actor in self.actors:
                 self._kill(actor)
             self.actors = []
             self.engine.leave()
 
     def _start(self) -> Actor:
-        handle = self.kind.remote([self.packed], self.engine.threads, numerics())
+        handle = self.actor_class.remote([self.packed], self.engine.threads, numerics())
         return Actor(handle, handle.started.remote(), since=time.monotonic())
 
     def _ask(self, actor: Actor, client: int, broadcast: Any) -> None:
         if client not in self.parts:
             owned = self.job.data.owned(client)
             content = encode_state({"inputs": owned.inputs, "targets": owned.targets})
-            self.parts[client] = self.ray.put(_blob(content))
+            self.parts[client] = self.ray.put(blob(content))
         state = encode_state(self.job.states.get(client, {}))
         actor.client, actor.since = client, time.monotonic()
         part = self.parts[client]
@@ -349,207 +309,13 @@ class RaySession(Session):
             self.ray.kill(actor.handle)
 
 
-class _Worker:
-    """The actor: what Ray keeps in a process of its own.
-
-    Args:
-        job: where the job lies; in a list, so that Ray does not fetch it before it is wanted.
-        threads: intra-op threads.
-        settings: the server's :func:`numerics`.
-    """
-
-    def __init__(self, job: list[Any], threads: int, settings: dict[str, Any]) -> None:
-        set_numerics(settings, threads)
-        self.worker = Worker(lambda: cloudpickle.loads(_get(job)))
-        self.name = ""
-        self.message: Message | None = None
-
-    def started(self) -> tuple[str, str]:
-        """Where it is, for people and for the cluster, once it is ready to train."""
-        import ray
-
-        with quiet(), suppress(Exception):  # the first client will tell
-            self.worker.prepare()
-        place = f"{platform.node()}, process {os.getpid()}"
-        return place, ray.get_runtime_context().get_node_id()
-
-    def train(self, message: list[Any], client: int, state: bytes, part: Blob) -> bytes:
-        """The answer of a client, for :func:`read`."""
-        name = message[0].hex()
-        if self.message is None or name != self.name:  # once a round
-            self.name, self.message = name, Message.decode(_get(message))
-        with quiet():
-            return self.worker.train(self.message, client, state, part.tobytes())
-
-
 def _fit(has: dict[str, float], threads: int, gpus: float) -> int:
     """How many workers a node has room for."""
     cores = int(has.get("CPU", 0) // threads)
     return min(cores, int(has.get("GPU", 0) / gpus + 1e-9)) if gpus else cores
 
 
-def _get(reference: list[Any]) -> bytes:
-    import ray
-
-    blob: Blob = ray.get(reference[0])
-    return blob.tobytes()
-
-
-def _blob(content: bytes) -> Blob:
-    return np.frombuffer(content, dtype=np.uint8)
-
-
 def _reason(error: Exception) -> str:
     """The first line of what Ray says, which goes on for many."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
-
-
-def _connect(address: str) -> None:
-    """Joins a cluster."""
-    _knock(address)
-    _init({"address": address})
-
-
-def _init(settings: dict[str, Any]) -> None:
-    import ray
-
-    where = settings["address"]
-
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    settings |= {"logging_level": logging.ERROR, "log_to_driver": False}
-    try:
-        with _signals_kept(), warnings.catch_warnings(action="ignore"):
-            ray.init(**settings)
-    except (ConnectionError, ValueError, RuntimeError, ray.exceptions.AuthenticationError) as error:
-        reason = " ".join(str(error).split())
-        if UNKNOWN in f"{reason} {error.__cause__}":
-            reason = TOKEN
-        elif where.startswith("ray://"):  # whose client says nothing of tokens
-            reason = f"{reason[:200]}; perhaps {TOKEN}"
-        raise SettingError("ray_address", reason[:400], where) from error
-
-
-@contextmanager
-def _own() -> Iterator[None]:
-    """The environment of a Ray of our own, which listens on loopback and leaves nothing behind.
-
-    Ray keeps a token in the home folder, by which the user's next cluster would want tokens, too.
-    """
-    from ray._private import ray_constants
-
-    names = "RAY_AUTH_TOKEN", "RAY_AUTH_MODE", LOOPBACK
-    before = {name: os.environ.get(name) for name in names}
-    if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
-        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-    os.environ[LOOPBACK] = "0"
-    cluster, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
-    try:
-        yield
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = cluster
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
-        _forget_token()
-
-
-def _forget_token() -> None:
-    """Lets Ray read the environment again, for the next cluster of this process."""
-    from ray._raylet import AuthenticationTokenLoader, Config
-
-    Config.initialize("")  # first: else a thread that still ends would look for a token
-    AuthenticationTokenLoader.instance().reset_cache()
-
-
-def _knock(address: str) -> None:
-    """Refuses an address where nobody is, at which Ray itself would wait for minutes."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if port.isdigit():
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
-        except (OSError, OverflowError) as error:
-            raise SettingError("ray_address", f"no Ray there: {error}", address) from error
-    if address.startswith("ray://"):
-        return
-    words = [sys.executable, "-c", KNOCK, address]  # a process, for all that Ray prints meanwhile
-    around = os.environ | {"RAY_NUM_REDIS_GET_RETRIES": "1"}
-    around.pop("RAY_JOB_CONFIG_JSON_ENV_VAR", None)  # it is not the job
-    try:
-        told = subprocess.run(
-            words, env=around, capture_output=True, text=True, timeout=KNOCK_SECONDS
-        ).stdout
-    except subprocess.TimeoutExpired as error:
-        text = f"no Ray there: no answer within {KNOCK_SECONDS:g} s"
-        raise SettingError("ray_address", text, address) from error
-    require(UNKNOWN not in told, "ray_address", TOKEN, address)
-
-
-@contextmanager
-def _signals_kept() -> Iterator[None]:
-    """Ray takes SIGTERM for itself; how a run ends is ours to say."""
-    main = threading.current_thread() is threading.main_thread()
-    before = signal.getsignal(signal.SIGTERM)
-    taken = False
-    try:
-        yield
-    except SystemExit as error:
-        taken = error.code == signal.SIGTERM  # Ray's handler
-        if not taken:
-            raise
-    finally:
-        if main and before is not None:
-            signal.signal(signal.SIGTERM, before)
-    if taken:
-        signal.raise_signal(signal.SIGTERM)
-
-
-@contextmanager
-def _or_none() -> Iterator[None]:
-    """Ends what a start leaves that is interrupted: Ray itself does not know of it yet.
-
-    Some of its processes would outlive the run by a minute.
-    """
-    before = _descendants()
-    try:
-        yield
-    except BaseException:
-        halted: set[int] = set()
-        while new := _descendants() - before - halted:  # none starts another meanwhile
-            _send(signal.SIGSTOP, new)
-            halted |= new
-        _send(signal.SIGKILL, halted)
-        raise
-
-
-def _send(number: int, processes: set[int]) -> None:
-    for process in processes:
-        with suppress(ProcessLookupError):  # it has ended
-            os.kill(process, number)
-
-
-def _descendants() -> set[int]:
-    """The processes below this one; none where the system does not show them."""
-    children: dict[int, list[int]] = {}
-    for file in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has ended
-            after_name = file.read_text(errors="replace").rpartition(")")[2].split()
-            children.setdefault(int(after_name[1]), []).append(int(file.parent.name))
-    found, waiting = set(), [os.getpid()]
-    while waiting:
-        below = children.get(waiting.pop(), [])
-        found.update(below)
-        waiting += below
-    return found
-
-
-@contextmanager
-def _stopped() -> Iterator[None]:
-    """Ray wraps what a signal's handler raises inside of it."""
-    try:
-        yield
-    except Exception as error:
-        if stop := stop_behind(error):
-            raise stop from error
-        raise

@@ -9,12 +9,12 @@ from string import Template
 from typing import TYPE_CHECKING, Any, Literal
 
 import fedgkd_pl
+from fedgkd_pl.errors import CALMER
 from fedgkd_pl.experiments.groups import Group, make_groups
 from fedgkd_pl.experiments.paper import TITLE
 from fedgkd_pl.experiments.protocol import Footnotes
 from fedgkd_pl.experiments.runs import Run, find_runs
 from fedgkd_pl.experiments.tables import FEWER, measure_name, spread
-from fedgkd_pl.federation.divergence import CALMER
 from fedgkd_pl.storage.files import write_text
 from fedgkd_pl.storage.reading import printable
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgkd_pl.errors import SettingError
+from fedgkd_pl.runs.folder import CONFIG, METRICS, PARTITION, SUMMARY
 from fedgkd_pl.storage.reading import MB, printable, read_bytes, read_json
 
 Summary = dict[str, Any]
@@ -42,7 +43,7 @@ class Run:
     def metrics(self) -> dict[str, dict[int, float]]:
         """The columns of ``metrics.csv``, each by round; none where there is no such file."""
         columns: dict[str, dict[int, float]] = {}
-        rows = self.table("metrics.csv")
+        rows = self.table(METRICS)
         try:
             for row in rows:
                 number = whole(row.pop("round"), ROUNDS)
@@ -50,7 +51,7 @@ class Run:
                     if value:
                         columns.setdefault(name, {})[number] = float(value)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise self.damaged("metrics.csv") from error
+            raise self.damaged(METRICS) from error
         return columns
 
     @cached_property
@@ -62,7 +63,7 @@ class Run:
     @cached_property
     def partition(self) -> dict[str, Any]:
         """Who held what; empty where the run does not say."""
-        name = "partition.json"
+        name = PARTITION
         if not (self.folder / name).exists():
             return {}
         try:
@@ -80,7 +81,7 @@ class Run:
         """All settings, nested; empty where the run does not say."""
         from fedgkd_pl.settings import strict_yaml
 
-        file = self.folder / "config.yaml"
+        file = self.folder / CONFIG
         try:
             return strict_yaml.read(str(file)) if file.exists() else {}
         except SettingError as error:
@@ -91,7 +92,7 @@ class Run:
         """The seed that all others come from."""
         seed: Any = self.settings.get("seed_everything", self.summary["seed"])
         if not is_count(seed):
-            raise self.damaged("config.yaml")
+            raise self.damaged(CONFIG)
         return int(seed)
 
     @property
@@ -152,7 +153,7 @@ def read_run(folder: Path) -> Run:
     Args:
         folder: with ``summary.json``.
     """
-    file = folder / "summary.json"
+    file = folder / SUMMARY
     try:
         summary: Summary = read_json(file)
         sound = isinstance(summary, dict) and {*ACCURACIES.values(), *KEYS} <= summary.keys()
@@ -187,7 +188,7 @@ def find_runs(paths: Sequence[str], newest: bool = False) -> list[Run]:
     """
     found: dict[Path, Run] = {}
     for path in map(Path, paths):
-        files = list(path.rglob("summary.json"))
+        files = list(path.rglob(SUMMARY))
         if not files:
             continue
         if newest:

@@ -136,7 +136,7 @@ def read_study(path: str) -> Study:
     """
     from fedgkd_pl.settings import strict_yaml
 
-    file = resolve(path)
+    (file,) = resolve(path)
     content = strict_yaml.read(file)
     known = [item.name for item in fields(Study)]
     for key in content:

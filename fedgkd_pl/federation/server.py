@@ -13,7 +13,7 @@ import torch
 from fedgkd_pl.data.cohorts import Population
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.examples import Batch
-from fedgkd_pl.data.partition import largest_first
+from fedgkd_pl.data.index import largest_first
 from fedgkd_pl.errors import RunFailed, SettingError, require
 from fedgkd_pl.federation.answers import USES, Form, Spec, Specs, checked, like
 from fedgkd_pl.federation.checks import check_scheduler, check_trainer, first_not_finite
@@ -22,7 +22,7 @@ from fedgkd_pl.federation.divergence import Divergence
 from fedgkd_pl.federation.evaluation import Evaluation, cohort_statistics
 from fedgkd_pl.federation.message import Answer, ClientFailure, ClientUpdate, Message, State
 from fedgkd_pl.federation.performance import channels_last, missing_compiler, slow_precision
-from fedgkd_pl.storage.checkpoint import SafeCheckpointIO, load_newest
+from fedgkd_pl.storage.checkpoint_io import SafeCheckpointIO, load_newest
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins import Precision
 from torch import Tensor, nn

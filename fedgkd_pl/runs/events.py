@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from fedgkd_pl.runs.folder import EVENTS
 from fedgkd_pl.storage.files import commit
 
 log = logging.getLogger("fedgkd_pl")
@@ -28,7 +29,7 @@ def rewind(folder: Path, rows: list[dict[str, float]]) -> None:
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.record_writer import RecordWriter
 
-    files = sorted(file for file in folder.glob("events.out.tfevents.*") if file.is_file())
+    files = sorted(file for file in folder.glob(EVENTS) if file.is_file())
     last = max((int(row["round"]) for row in rows), default=0)
     seen: set[tuple[str, int]] = set()
     for number, file in enumerate(files):

@@ -21,6 +21,8 @@ from fedgkd_pl.federation.message import ClientFailure
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.plots.partition import bubble_chart
 from fedgkd_pl.processes.signals import stop_behind
+from fedgkd_pl.runs.folder import ERROR, FAILURES, METRICS, MODEL, PARTITION, SUMMARY
+from fedgkd_pl.storage.checkpoint import RECORD
 from fedgkd_pl.storage.files import check_held, commit, write_text
 from fedgkd_pl.storage.tensors import to_safetensors
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -28,7 +30,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 log = logging.getLogger("fedgkd_pl")
 Row = dict[str, float]
-FAILURES = ["round", "client", "reason", "traceback"]
+COLUMNS = ["round", "client", "reason", "traceback"]  # of failures.csv
 
 
 class RunFiles(Callback):
@@ -55,6 +57,11 @@ class RunFiles(Callback):
         self.trainings = 0  # of clients that were asked
         self.seconds = 0.0  # of earlier sessions
         self.started = time.perf_counter()
+
+    @property
+    def state_key(self) -> str:
+        """Where a checkpoint has it, whatever this class is called."""
+        return RECORD
 
     def state_dict(self) -> dict[str, Any]:
         """For the checkpoint."""
@@ -85,7 +92,7 @@ class RunFiles(Callback):
         """Writes who owns what, and drops the rows of rounds that were never committed."""
         self.started = time.perf_counter()
         self._write_rows(trainer)
-        begun = (self._folder(trainer) / "partition.json").exists()
+        begun = (self._folder(trainer) / PARTITION).exists()
         summary = _server(pl_module).datamodule.summary()
         if isinstance(trainer.logger, TensorBoardLogger) and not begun:
             chart = bubble_chart(summary["counts"], summary["dataset"])
@@ -94,7 +101,7 @@ class RunFiles(Callback):
                 values = {name: value for name, value in row.items() if name != "round"}
                 trainer.logger.log_metrics(values, int(row["round"]))
             trainer.logger.experiment.flush()
-        self._write(trainer, "partition.json", json.dumps(summary) + "\n")
+        self._write(trainer, PARTITION, json.dumps(summary) + "\n")
 
     def on_client_failed(
         self, trainer: Trainer, pl_module: LightningModule, failure: ClientFailure, _: int
@@ -102,7 +109,7 @@ class RunFiles(Callback):
         """Records who was left out and why."""
         number = _server(pl_module).round
         values = (number, failure.client, failure.reason, failure.traceback[-2000:])
-        self.failures.append(dict(zip(FAILURES, values, strict=True)))
+        self.failures.append(dict(zip(COLUMNS, values, strict=True)))
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, _: int
@@ -148,16 +155,16 @@ class RunFiles(Callback):
         if isinstance(exception, StorageError | OSError):
             return
         if self.failures:
-            self._write(trainer, "failures.csv", csv_text(FAILURES, self.failures))
+            self._write(trainer, FAILURES, csv_text(COLUMNS, self.failures))
         expected = isinstance(exception, RunFailed) or stop_behind(exception) is not None
         if isinstance(exception, Exception) and not expected:
-            self._write(trainer, "error.txt", "".join(format_exception(exception)))
+            self._write(trainer, ERROR, "".join(format_exception(exception)))
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes the global model and the summary; also of a run that only lacked these."""
         server = _server(pl_module)
         model = to_safetensors(server.global_state())
-        commit(self._folder(trainer) / "global.safetensors", [model])
+        commit(self._folder(trainer) / MODEL, [model])
         accuracies = accuracy_summary(list(self.rows.values()))
         reasons = Counter(row["reason"] for row in self.failures).most_common(20)
         summary = {
@@ -181,8 +188,8 @@ class RunFiles(Callback):
             scores = {f"hp/{k}": v for k, v in accuracies.items() if k.endswith("test_acc")}
             logger.log_hyperparams(self.config, scores)  # TensorBoard's HPARAMS page
             logger.experiment.flush()
-        (self._folder(trainer) / "error.txt").unlink(missing_ok=True)  # of an earlier session
-        self._write(trainer, "summary.json", json.dumps(summary, indent=2) + "\n")
+        (self._folder(trainer) / ERROR).unlink(missing_ok=True)  # of an earlier session
+        self._write(trainer, SUMMARY, json.dumps(summary, indent=2) + "\n")
         if reasons:
             log.warning(
                 "%d of %d client trainings failed, most often: %s (failures.csv has them all)",
@@ -199,9 +206,9 @@ class RunFiles(Callback):
         columns = ["round", "val/acc", "val/loss", "test/acc", "test/loss"]
         columns += sorted({name for row in self.rows.values() for name in row} - set(columns))
         rows = [self.rows[number] for number in sorted(self.rows)]
-        self._write(trainer, "metrics.csv", csv_text(columns, rows))
-        if self.failures or (self._folder(trainer) / "failures.csv").exists():
-            self._write(trainer, "failures.csv", csv_text(FAILURES, self.failures))
+        self._write(trainer, METRICS, csv_text(columns, rows))
+        if self.failures or (self._folder(trainer) / FAILURES).exists():
+            self._write(trainer, FAILURES, csv_text(COLUMNS, self.failures))
 
 
 def _leave(logger: TensorBoardLogger) -> None:

@@ -5,7 +5,7 @@ writes where it is told to, such as Lightning's ``TorchCheckpointIO``. Only what
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 from inspect import isclass, isroutine
 from types import ModuleType
@@ -16,7 +16,7 @@ import torch
 import torchmetrics
 from fedgkd_pl.engines.base import Engine
 from fedgkd_pl.errors import SettingError
-from jsonargparse import Namespace, _typehints, set_parsing_settings
+from jsonargparse import Namespace, set_parsing_settings
 from lightning.pytorch import callbacks, loggers, profilers
 from torch import nn
 from torch.optim import Optimizer, lr_scheduler
@@ -39,50 +39,44 @@ _NOT_OURS = ("__version__", "read_checkpoint")
 _NOT_LIGHTNINGS = ("LitLogger",)
 # Metrics of these packages load pretrained nets from files or the network.
 _METRICS = ("aggregation", "classification", "regression", "retrieval", "wrappers")
-_users: set[str] = set()
 
 
-def only_these() -> None:
-    """Lets jsonargparse import nothing else for a value, nor read a config from a URL."""
+def only_these(modules: Collection[str]) -> None:
+    """Lets jsonargparse import nothing else for a value, nor read a config from a URL.
+
+    Args:
+        modules: the user's, which may be named with all that is in them.
+    """
     set_parsing_settings(
         import_path_denylist=["*"],
-        import_path_allowlist=sorted(_exact()),
+        import_path_allowlist=[*sorted(_exact()), *modules],
         instantiate_subclass_spec_in_any=False,
         config_read_mode_fsspec_enabled=False,
     )
 
 
-def allow(module: str) -> None:
-    """Adds the user's own.
-
-    Args:
-        module: a module that may be named from now on, with all that is in it.
-    """
-    set_parsing_settings(import_path_allowlist=[module])
-    _users.add(module)
-
-
-def check_names(settings: Any, key: str = "") -> None:
+def check_names(settings: Any, modules: Collection[str], key: str = "") -> None:
     """Refuses parts of what may be named: jsonargparse would let a config name a class's methods.
 
     Args:
         settings: parsed, not yet made into objects.
-        key: theirs, dotted.
+        modules: the user's.
+        key: the settings' own, dotted.
     """
     values = vars(settings) if isinstance(settings, Namespace) else settings
     if isinstance(values, dict):
         path = values.get("class_path")
-        if isinstance(path, str) and not (path in _exact() or _is_users(path)):
+        if isinstance(path, str) and not (path in _exact() or _is_users(path, modules)):
             raise SettingError(key, WHY, path)
         for name, value in values.items():
-            check_names(value, f"{key}.{name}" if key else str(name))
+            check_names(value, modules, f"{key}.{name}" if key else str(name))
     elif isinstance(values, list | tuple):
         for value in values:
-            check_names(value, key)
+            check_names(value, modules, key)
     elif isroutine(values):
         path = f"{values.__module__}.{values.__qualname__}"
         part = "." in values.__qualname__ and "<" not in values.__qualname__  # no <lambda> of ours
-        if part and not _is_users(path):
+        if part and not _is_users(path, modules):
             raise SettingError(key, WHY, path)
 
 
@@ -97,20 +91,8 @@ def is_slip(path: str) -> bool:
     return near and not hasattr(sys.modules.get(module), name)
 
 
-def short_engines() -> None:
-    """Lets a config say ``engine: ray``; jsonargparse knows no names but those of classes."""
-    usual = _typehints.resolve_class_path_by_name
-    short = {"local": "LocalEngine", "ray": "RayEngine", "flower": "FlowerEngine"}
-
-    def resolve(cls: Any, name: str) -> str:
-        engine = isinstance(cls, type) and issubclass(cls, Engine)
-        return usual(cls, short.get(name, name) if engine else name)
-
-    _typehints.resolve_class_path_by_name = resolve
-
-
-def _is_users(path: str) -> bool:
-    return any(path.startswith(f"{module}.") for module in _users)
+def _is_users(path: str, modules: Collection[str]) -> bool:
+    return any(path.startswith(f"{module}.") for module in modules)
 
 
 @cache

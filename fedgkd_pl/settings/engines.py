@@ -13,13 +13,32 @@ from jsonargparse import Namespace, _typehints
 from jsonargparse._util import import_object
 
 ENGINE = "--model.engine"
+SHORT = {"local": "LocalEngine", "ray": "RayEngine", "flower": "FlowerEngine"}
 log = logging.getLogger("fedgkd_pl")
 _NOTHING = object()
 
 
-def engine_defaults() -> None:
-    """Lets a change of an engine's class drop the arguments of the one before."""
-    usual: Any = _typehints.discard_init_args_on_class_path_change
+def short_engines(usual: Any) -> Any:
+    """Lets a config say ``engine: ray``; jsonargparse knows no names but those of classes.
+
+    Args:
+        usual: what jsonargparse finds the class of a name with.
+    """
+
+    def resolve(cls: Any, name: str) -> str:
+        engine = isinstance(cls, type) and issubclass(cls, Engine)
+        path: str = usual(cls, SHORT.get(name, name) if engine else name)
+        return path
+
+    return resolve
+
+
+def engine_defaults(usual: Any) -> Any:
+    """Lets a change of an engine's class drop the arguments of the one before.
+
+    Args:
+        usual: what jsonargparse drops arguments with.
+    """
 
     def discard(parser: Any, before: Any, after: Any) -> None:
         old, new = _engine(before), _engine(after)
@@ -27,7 +46,7 @@ def engine_defaults() -> None:
             before["init_args"] = type(before)()
         usual(parser, before, after)
 
-    _typehints.discard_init_args_on_class_path_change = discard
+    return discard
 
 
 def _engine(value: Any) -> type[Engine] | None:

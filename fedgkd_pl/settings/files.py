@@ -22,7 +22,7 @@ def available() -> dict[str, str]:
     return dict(zip(names, headers, strict=True))
 
 
-def resolve(name: str) -> str:
+def resolve(name: str) -> list[str]:
     """The file of a ``--config``: a path as it is, or one of ours by its name.
 
     Args:
@@ -30,10 +30,10 @@ def resolve(name: str) -> str:
     """
     require(not os.path.isdir(name), "config", "is a folder", name)
     if os.path.exists(name):
-        return name
+        return [name]
     for ours in (folder() / name, folder() / f"{name}.yaml"):
         if os.path.isfile(ours):
-            return str(ours)
+            return [str(ours)]
     near = get_close_matches(name, available(), n=1)
     hint = f", did you mean {near[0]}?" if near else ""
     raise SettingError("config", f"no such file{hint} (fedgkd-pl configs lists ours)", name)

@@ -4,11 +4,10 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
-import jsonargparse
 import yaml
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.storage.reading import read_bytes
-from jsonargparse import get_loader, set_loader
+from jsonargparse import get_loader
 
 MAX_BYTES = 1_000_000
 MAX_WRITTEN_OUT = 2 * MAX_BYTES  # characters and values, with every alias repeated
@@ -20,23 +19,12 @@ _lenient = get_loader("yaml")  # knows that 1e-3 is a number
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def install() -> None:
-    """Makes jsonargparse read files, flags and environment variables with :func:`load`.
-
-    A text in a config may name another file; that is read as carefully as the first.
-    """
-    set_loader("yaml", load, (yaml.YAMLError,))
-    # Lightning's enumerations of texts, which may be a default, are written as those texts
-    yaml.SafeDumper.add_multi_representer(str, lambda to, text: to.represent_str(str.__str__(text)))
-
-    def read_text(path: Any) -> str:
-        try:
-            return read_bytes(str(path.absolute), MAX_BYTES).decode()
-        except (OSError, ValueError) as error:
-            raise yaml.YAMLError(getattr(error, "strerror", None) or "is not UTF-8") from error
-
-    config_path: Any = jsonargparse.Path  # type: ignore[attr-defined]
-    config_path.read_text = read_text
+def read_text(path: Any) -> str:
+    """How jsonargparse reads a file that a text in a config names: as carefully as the config."""
+    try:
+        return read_bytes(str(path.absolute), MAX_BYTES).decode()
+    except (OSError, ValueError) as error:
+        raise yaml.YAMLError(getattr(error, "strerror", None) or "is not UTF-8") from error
 
 
 def load(text: str) -> Any:

@@ -8,8 +8,6 @@ Nothing in it can be run. Lightning's own ``.ckpt`` files are read as well, as p
 
 import hashlib
 import json
-import logging
-import re
 import stat
 import struct
 import zipfile
@@ -19,13 +17,11 @@ from typing import Any
 
 import torch
 from fedgkd_pl.errors import StorageError
-from fedgkd_pl.storage.files import commit, previous
-from fedgkd_pl.storage.reading import printable
-from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 from torch import Tensor
 
 FORMAT, VERSION = "fedgkd_pl", "1"
 DIGEST, TREE = "sha256", "tree"
+RECORD = "run"  # among the callbacks' states: what a run has recorded of itself so far
 ZIP = b"PK\x03\x04"
 LARGEST_HEADER = 100_000_000  # of the safetensors format
 _DTYPES = {
@@ -40,114 +36,12 @@ _DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-# Constructor arguments: engines, nets, functions. A method is built from its config instead.
-_NEVER_READ = (
-    *("hyper_parameters", "hparams_name", "hparams_type"),
-    *("datamodule_hyper_parameters", "datamodule_hparams_name"),
-)
-# The files of a ModelCheckpoint, beside best_k_models.
-KEPT = ("best_model_path", "kth_best_model_path", "last_model_path")
 # What reading something else may raise.
 _NOT_OURS = (LookupError, TypeError, ValueError, AttributeError, RecursionError, MemoryError)
-log = logging.getLogger("fedgkd_pl")
 
 
 class CheckpointDamaged(ValueError):
     """A file that is no sound checkpoint; the text says why."""
-
-
-class SafeCheckpointIO(CheckpointIO):
-    """Lightning's extension point for checkpoints; every server installs it on its Trainer.
-
-    A file that is replaced is kept as the generation before (``last.previous.ckpt``), and used
-    where the newest one is damaged or missing.
-    """
-
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
-    ) -> None:
-        """Commits a checkpoint.
-
-        Args:
-            checkpoint: Lightning's.
-            path: the file.
-            storage_options: Lightning's, unused.
-        """
-        kept = {key: value for key, value in checkpoint.items() if key not in _NEVER_READ}
-        commit(Path(path), encode(kept), keep_previous=_is_sound(Path(path)))
-
-    def load_checkpoint(
-        self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
-    ) -> dict[str, Any]:
-        """Reads a checkpoint, or the one before it.
-
-        Args:
-            path: the file.
-            map_location: tensors are read to the CPU whatever it says.
-            weights_only: nothing is ever run, whatever it says.
-        """
-        return load_newest(Path(path))[0]
-
-    def remove_checkpoint(self, path: str | Path) -> None:
-        """Removes a checkpoint and the one before it.
-
-        Args:
-            path: the file.
-        """
-        for file in Path(path), previous(Path(path)):
-            file.unlink(missing_ok=True)
-
-
-def load_newest(path: Path) -> tuple[dict[str, Any], Path]:
-    """The content of a checkpoint and its file: the one asked for, or the one before it.
-
-    Args:
-        path: the file asked for.
-    """
-    try:
-        checkpoint, file = read_checkpoint(path), path
-    except CheckpointDamaged as error:
-        file = previous(path)
-        try:
-            checkpoint = read_checkpoint(file)
-        except CheckpointDamaged:
-            raise error from None
-        log.warning("%s %s: going on from %s, the one before", path, error, file.name)
-    _check_callbacks(checkpoint.get("callbacks", {}), file)
-    return checkpoint, file
-
-
-def _check_callbacks(states: Any, file: Path) -> None:
-    """Refuses files elsewhere: callbacks write and remove them, wherever their names lead.
-
-    ModelCheckpoint trusts the names of a state whose ``dirpath`` is its own, so these must be
-    within it; what other callbacks name, such as SpikeDetection, within the checkpoint's run.
-    """
-    if not isinstance(states, dict) or not all(isinstance(s, dict) for s in states.values()):
-        raise CheckpointDamaged("is not a checkpoint")
-    home = file.parent.parent if file.parent.name == "checkpoints" else file.parent
-    for state in states.values():
-        kept = state.get("best_k_models", {})
-        named = [name for key in KEPT if (name := state.get(key, "")) != ""]
-        if not isinstance(kept, dict) or not all(isinstance(n, str) for n in (*kept, *named)):
-            raise CheckpointDamaged("is not a checkpoint")
-        dirpath = state.get("dirpath")
-        for name in (*kept, *named):
-            _check_inside(name, Path(dirpath) if isinstance(dirpath, str) else home)
-        for key, name in state.items():
-            if isinstance(name, str) and name and key not in (*KEPT, "dirpath"):
-                if re.search("path|dir|file|folder", str(key)):
-                    _check_inside(name, home)
-
-
-def _check_inside(name: str, folder: Path) -> None:
-    try:
-        path = Path(name)
-        inside = ".." not in path.parts and path.resolve().is_relative_to(folder.resolve())
-    except (OSError, ValueError, RuntimeError):  # a NUL, a loop of links
-        inside = False
-    if not inside:
-        raise CheckpointDamaged(f"names a file outside its folder: {printable(name)}")
 
 
 def fingerprint(settings: Any) -> str:
@@ -170,7 +64,7 @@ def encode(checkpoint: dict[str, Any]) -> Iterator[bytes | memoryview]:
     """
     tensors: dict[str, Tensor] = {}
     tree = _to_json(checkpoint, "", tensors)
-    settings = checkpoint.get("callbacks", {}).get("RunFiles", {}).get("config")
+    settings = checkpoint.get("callbacks", {}).get(RECORD, {}).get("config")
     manifest = {
         "format": FORMAT,
         "version": VERSION,
@@ -281,7 +175,7 @@ def _whole_size(header: bytes) -> int:
         raise CheckpointDamaged("cannot be read as a checkpoint") from error
 
 
-def _is_sound(path: Path) -> bool:
+def is_sound(path: Path) -> bool:
     """Whether a file is worth keeping as the one before."""
     try:
         content = path.read_bytes()
@@ -312,6 +206,9 @@ def _decode(content: bytes, size: int) -> dict[str, Any]:
         raise CheckpointDamaged("is not a checkpoint") from error
     if not isinstance(checkpoint, dict):
         raise CheckpointDamaged("is not a checkpoint")
+    states = checkpoint.get("callbacks")
+    if isinstance(states, dict) and "RunFiles" in states:  # before 0.1.0: by a class's name
+        states.setdefault(RECORD, states.pop("RunFiles"))
     return checkpoint
 
 

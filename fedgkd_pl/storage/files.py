@@ -17,6 +17,7 @@ DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.
 NO_FOLDERS = (errno.EINVAL, errno.ENOTSUP)  # of a filesystem that cannot sync a folder
 PART = ".part"  # ends the name of a file that is being written
 LOCK = ".lock"
+CHECKPOINTS = "checkpoints"  # a run's folder of them
 _held: dict[Path, tuple["BaseFileLock", tuple[int, int]]] = {}  # which folder a name stood for
 
 
@@ -96,6 +97,12 @@ def previous(target: Path) -> Path:
         target: the file.
     """
     return target.with_suffix(f".previous{target.suffix}")
+
+
+def home_of(checkpoint: Path) -> Path:
+    """The folder of the run that a checkpoint belongs to."""
+    folder = checkpoint.parent
+    return folder.parent if folder.name == CHECKPOINTS else folder
 
 
 def write_text(target: Path, text: str) -> None:

@@ -1,12 +1,13 @@
 """CIFAR-10 and CIFAR-100, as the paper cuts them: 45,000 for clients, 5,000 validation."""
 
+import io
+import pickle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
-from fedgkd_pl.data.datasets.unpickle import unpickle_arrays
 from fedgkd_pl.data.downloads import extract, fetch, read_checked
 from fedgkd_pl.data.examples import Examples, Splits
 from fedgkd_pl.data.transforms import ImageTransform
@@ -77,9 +78,12 @@ class CIFAR10(FederatedDataModule):
         images, labels = [], []
         for name, checksum in files:
             file = self.data_dir / self._source().base_folder / name
-            content = unpickle_arrays(read_checked(file, checksum), name)
+            content = _unpickle(read_checked(file, checksum), name)
             match content:
-                case {"data": np.ndarray(shape=(rows, 3072)) as pixels, self.LABELS: list(classes)}:
+                case {
+                    "data": np.ndarray(shape=(rows, 3072), dtype=np.uint8) as pixels,
+                    self.LABELS: list(classes),
+                }:
                     fits = rows == len(classes)
                 case _:
                     fits = False
@@ -116,3 +120,30 @@ class CIFAR100(CIFAR10):
 
     def __init__(self, data_dir: str = "data", **kwargs: Any) -> None:
         super().__init__(data_dir, **kwargs)
+
+
+# What CIFAR's pickles name, by NumPy 1 and 2; "encode" stands in what Python 3 has written.
+_NAMES = {
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+    ("numpy.core.multiarray", "_reconstruct"),
+    ("numpy._core.multiarray", "_reconstruct"),
+    ("_codecs", "encode"),
+}
+
+
+class _Arrays(pickle.Unpickler):
+    """Reads pickled arrays; for known files only: others could still ask for all the memory."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _NAMES:
+            raise pickle.UnpicklingError(f"it names {module}.{name}")
+        return super().find_class(module, name)
+
+
+def _unpickle(content: bytes, name: str) -> Any:
+    try:
+        return _Arrays(io.BytesIO(content), encoding="latin1").load()
+    except (pickle.UnpicklingError, EOFError, LookupError, TypeError, ValueError) as error:
+        reason = f"{name} cannot be read ({error!s:.200}): delete it and fetch it again"
+        raise SettingError("data_dir", reason) from error

@@ -5,11 +5,12 @@ import re
 import shutil
 from pathlib import Path
 
-from fedgkd_pl.cli.commands import imported
-from fedgkd_pl.engines.flower.contract import CONFIG
+import yaml
 from fedgkd_pl.engines.flower.engine import FlowerEngine
-from fedgkd_pl.errors import require
-from fedgkd_pl.settings.build import FederatedCLI
+from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.runs.folder import CONFIG
+from fedgkd_pl.settings.build import build_request
+from fedgkd_pl.settings.request import read_request
 from fedgkd_pl.storage.files import write_text
 
 APP = '''\
@@ -46,56 +47,50 @@ import = "{modules}"
 """
 
 
-def over_flower(words: list[str]) -> list[str]:
-    """The words of ``fit`` with Flower's engine, whose own flags may be among them.
-
-    Args:
-        words: the user's.
-    """
-    require("--resume" not in words, "resume", "goes to flwr run: --run-config 'resume=...'")
-    own = [n for n, word in enumerate(words) if word.startswith("--model.engine.")]
-    place = own[0] if own else len(words)
-    return [*words[:place], "--model.engine", "FlowerEngine", *words[place:]]
-
-
-def app_writer(folder: str) -> type[FederatedCLI]:
-    """What makes an app of settings, once they are checked as far as that goes without data.
+def write_app(folder: str, argv: list[str]) -> None:
+    """Makes an app of settings, once they are checked as far as that goes without data.
 
     Args:
         folder: a new one, whose name becomes the app's.
+        argv: flags of ``fit``; those of Flower's engine may be among them.
     """
     target = Path(folder)
     named = re.fullmatch(r"[a-zA-Z][a-zA-Z0-9_-]{,31}", target.name)
     text = "Flower takes names of at most 32 letters, digits and dashes"
     require(named is not None, "folder", text, target.name)
     require(not target.exists(), "folder", "there is one already", target)
+    require("--resume" not in argv, "resume", "goes to flwr run: --run-config 'resume=...'")
+    experiment = build_request(read_request("fit", _over_flower(argv)))
+    engine = experiment.model.engine
+    text = "must be Flower's: give its flags behind all configs"
+    if not isinstance(engine, FlowerEngine):
+        raise SettingError("engine", text, type(engine).__name__)
+    engine.check_method(experiment.model)
+    modules = sorted(experiment.modules)
+    files = [_file(module) for module in modules]
+    target.mkdir(parents=True)
+    for file in files:
+        shutil.copy(file, target)
+    about = {
+        "name": target.name.replace("_", "-").lower(),
+        "method": type(experiment.model).__name__,
+        "data": type(experiment.data).__name__,
+        "modules": " ".join(modules),
+    }
+    write_text(target / "pyproject.toml", PROJECT.format(**about))
+    write_text(target / "fedgkd_app.py", APP)
+    where = str(Path(experiment.settings["output_dir"]).absolute())  # flwr runs it elsewhere
+    settings = experiment.settings | {"output_dir": where}
+    write_text(target / CONFIG, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
+    print(f"wrote {target}")
+    print(f"simulate:  flwr run {target} --stream      for nodes: docs/flower.md")
 
-    class Writer(FederatedCLI):
-        def _run_subcommand(self, subcommand: str) -> None:
-            engine = self.model.engine
-            text = "must be Flower's: give its flags behind all configs"
-            require(isinstance(engine, FlowerEngine), "engine", text, type(engine).__name__)
-            engine.check_method(self.model)
-            modules = sorted(imported)
-            files = [_file(module) for module in modules]
-            target.mkdir(parents=True)
-            for file in files:
-                shutil.copy(file, target)
-            about = {
-                "name": target.name.replace("_", "-").lower(),
-                "method": type(self.model).__name__,
-                "data": type(self.datamodule).__name__,
-                "modules": " ".join(modules),
-            }
-            write_text(target / "pyproject.toml", PROJECT.format(**about))
-            write_text(target / "fedgkd_app.py", APP)
-            self.config.fit.output_dir = str(Path(self.config.fit.output_dir).absolute())
-            settings = self._parser("fit").dump(self.config.fit, skip_unset=False)
-            write_text(target / CONFIG, settings)
-            print(f"wrote {target}")
-            print(f"simulate:  flwr run {target} --stream      for nodes: docs/flower.md")
 
-    return Writer
+def _over_flower(argv: list[str]) -> list[str]:
+    """The flags of ``fit`` with Flower's engine, whose own flags may be among them."""
+    own = [n for n, word in enumerate(argv) if word.startswith("--model.engine.")]
+    place = own[0] if own else len(argv)
+    return [*argv[:place], "--model.engine", "FlowerEngine", *argv[place:]]
 
 
 def _file(module: str) -> Path:

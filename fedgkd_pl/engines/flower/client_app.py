@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fedgkd_pl
-from fedgkd_pl.cli.commands import prepare
-from fedgkd_pl.engines.flower.contract import Prepared, contract_of, words_of
+from fedgkd_pl.engines.flower.contract import config_of, contract_of, request_of
+from fedgkd_pl.engines.flower.engine import FlowerEngine
 from fedgkd_pl.engines.flower.records import (
     Contract,
     Mark,
@@ -23,6 +23,8 @@ from fedgkd_pl.engines.local import InProcessSession
 from fedgkd_pl.errors import RunFailed, SettingError, require
 from fedgkd_pl.federation.message import Answer, ClientFailure, Message
 from fedgkd_pl.federation.performance import channels_last, keep_memory
+from fedgkd_pl.settings.build import build_request
+from fedgkd_pl.settings.request import Request
 from fedgkd_pl.storage.files import write_text
 
 if TYPE_CHECKING:
@@ -75,23 +77,26 @@ class Node:
     """What a node's process holds: the data, a net, a Trainer.
 
     Args:
-        words: the app's, and the node's own behind them.
+        request: the app's, and the node's own flags behind it.
         owner: the client whose data all training data here is; None if the data is that of all.
-        config: what the words' file holds, so that another one makes another node.
     """
 
-    def __init__(self, words: tuple[str, ...], owner: int | None, config: bytes) -> None:
+    def __init__(self, request: Request, owner: int | None) -> None:
         keep_memory()
-        cli = Prepared(prepare([*words, "--ckpt_path", "null"])[0])  # a checkpoint is the server's
-        self.num_clients = cli.datamodule.num_clients
-        channels_last(cli.model.net, cli.model.some_inputs(cli.datamodule))  # as the server's
-        job = cli.model.job(cli.trainer, cli.datamodule)
+        experiment = build_request(request)
+        experiment.check(reaches_clients=False)
+        model, data = experiment.model, experiment.data
+        self.num_clients = data.num_clients
+        channels_last(model.net, model.some_inputs(data))  # as the server's
+        job = model.job(experiment.trainer, data)
+        engine = model.engine
+        assert isinstance(engine, FlowerEngine)
         if owner is not None:
             text = "must say how many samples a client with data of its own may have at most"
-            require(cli.model.engine.max_samples is not None, "max_samples", text)
-            job.data = job.data.only(owner, cli.datamodule.all_training_examples())
-        self.contract = contract_of(cli, owner is not None)
-        self.session = InProcessSession(job, cli.model.engine.threads)
+            require(engine.max_samples is not None, "max_samples", text)
+            job.data = job.data.only(owner, data.all_training_examples())
+        self.contract = contract_of(experiment, owner is not None)
+        self.session = InProcessSession(job, engine.threads)
 
     def train(
         self, message: Message, since: Mapping[int, Mark], clients: list[int], kept: States
@@ -125,7 +130,10 @@ class Node:
         return answers
 
 
-_cached = lru_cache(maxsize=1)(Node)  # for processes that get several messages
+@lru_cache(maxsize=1)  # for processes that get several messages
+def _node(argv: tuple[str, ...], modules: tuple[str, ...], owner: int | None, _: bytes) -> Node:
+    """The node of some flags; another content of their config makes another node."""
+    return Node(Request("fit", list(argv), modules=modules), owner)
 
 
 def node_of(file: str, context: Any, asked: Contract) -> tuple[Node, list[int]]:
@@ -145,12 +153,11 @@ def node_of(file: str, context: Any, asked: Contract) -> tuple[Node, list[int]]:
         if name == "settings" and pinned != asked.settings:
             text += _since(said, pinned, asked)
         require(pinned == getattr(asked, name), name, text)
-    words = *words_of(file, context.run_config), *shlex.split(str(said.get("args", "")))
-    owner = _owner(said)
-    try:
-        node = _cached(words, owner, Path(words[2]).read_bytes())
-    except SystemExit as error:  # the parser has told the node's log what is wrong
-        raise SettingError("args", "not understood by this node, whose log says why") from error
+    own = shlex.split(str(said.get("args", "")))
+    more = [*own, "--ckpt_path", "null"]  # a checkpoint is the server's
+    request = request_of(file, context.run_config, more)
+    content = config_of(file).read_bytes()
+    node = _node(tuple(request.argv), request.modules, _owner(said), content)
     breach = node.contract.breach(asked)
     require(not breach, "contract", f"this node would not do what the server wants: {breach}")
     folder = _folder(said, asked.settings)

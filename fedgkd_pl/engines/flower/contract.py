@@ -3,58 +3,52 @@
 import hashlib
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import fedgkd_pl
-from fedgkd_pl.cli.commands import import_users
 from fedgkd_pl.engines.flower.records import Contract
 from fedgkd_pl.errors import require
-from fedgkd_pl.runs.settings import fixed_settings
-from fedgkd_pl.settings.build import FederatedCLI
-
-CONFIG = "config.yaml"
-
-
-class Prepared(FederatedCLI):
-    """All that ``fit`` would use, and no fit."""
-
-    def _run_subcommand(self, subcommand: str) -> None:
-        self.check_run()
-
-    def check_engine(self) -> None:
-        """A node has no way to others, and needs none."""
+from fedgkd_pl.runs.folder import CONFIG
+from fedgkd_pl.settings.experiment import Experiment
+from fedgkd_pl.settings.request import Request, import_module_of_user, read_request
 
 
-def words_of(file: str, run_config: Mapping[str, Any]) -> list[str]:
-    """The words of ``fedgkd-pl`` that an app stands for.
+def config_of(file: str) -> Path:
+    """The config of an app, which lies beside its ``__file__``."""
+    return Path(file).parent / CONFIG
+
+
+def request_of(file: str, run_config: Mapping[str, Any], more: Sequence[str] = ()) -> Request:
+    """The ``fit`` that an app stands for.
 
     Args:
         file: the app's ``__file__``.
         run_config: Flower's: ``import`` names modules of the user's in the app's folder, ``args``
             holds flags that go behind the config.
+        more: flags behind these.
     """
     folder = Path(file).parent
-    for module in str(run_config.get("import", "")).split():
-        import_users(module, folder)
+    names = str(run_config.get("import", "")).split()
+    modules = [import_module_of_user(name, folder) for name in names]
     args = shlex.split(str(run_config.get("args", "")))
     require(not any(word.startswith("--import") for word in args), "args", "say import = ... there")
-    return ["fit", "--config", str(folder / CONFIG), *args]
+    return read_request("fit", ["--config", str(config_of(file)), *args, *more], modules)
 
 
-def contract_of(cli: FederatedCLI, own_data: bool = False) -> Contract:
+def contract_of(experiment: Experiment, own_data: bool = False) -> Contract:
     """What settings and data come to.
 
     Args:
-        cli: with everything instantiated and the data loaded.
+        experiment: with its data loaded.
         own_data: whether the data is this node's alone, and not the server's.
     """
-    text = json.dumps(fixed_settings(cli._dump()), sort_keys=True, default=str)
+    text = json.dumps(experiment.fixed, sort_keys=True, default=str)
     return Contract(
         version=fedgkd_pl.__version__,
-        method=type(cli.model).__name__,
+        method=type(experiment.model).__name__,
         settings=hashlib.sha256(text.encode()).hexdigest(),
-        data="" if own_data else cli.datamodule.fingerprint(),
+        data="" if own_data else experiment.data.fingerprint(),
         fixed=text,
     )

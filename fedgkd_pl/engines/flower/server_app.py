@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING, Any
 
-from fedgkd_pl.cli.commands import run
-from fedgkd_pl.engines.flower.contract import contract_of, words_of
+from fedgkd_pl.engines.flower.contract import contract_of, request_of
 from fedgkd_pl.engines.flower.engine import Link, linked
 from fedgkd_pl.errors import RunFailed
-from fedgkd_pl.settings.build import FederatedCLI
+from fedgkd_pl.processes.command import quiet_libraries, run_command
+from fedgkd_pl.settings.build import build_request
 
 if TYPE_CHECKING:
     from flwr.serverapp import ServerApp
@@ -24,27 +24,24 @@ def make(file: str) -> "ServerApp":
 
     @app.main()  # type: ignore[untyped-decorator]
     def main(grid: Any, context: Any) -> None:
-        resume = str(context.run_config.get("resume", ""))
-        words = words_of(file, context.run_config)
-        if resume:
-            words[1:1] = ["--resume", resume]
         with linked(grid) as link:
-            try:
-                code = run(words, kind=_kind(link))
-            except SystemExit as stop:  # the parser has told what is wrong
-                code = int(stop.code or 0)
+            code = run_command(lambda: _fit(file, context.run_config, link))
         if code:
-            raise RunFailed(f"fedgkd-pl {' '.join(words)} ended with code {code}")
+            raise RunFailed(f"the run of {file} ended with code {code}")
 
     return app
 
 
-def _kind(link: Link) -> type[FederatedCLI]:
-    class OverFlower(FederatedCLI):
-        """A run whose clients are told what they must agree to."""
-
-        def before_fit(self) -> None:
-            link.contract = contract_of(self)
-            super().before_fit()
-
-    return OverFlower
+def _fit(file: str, run_config: Any, link: Link) -> int:
+    """Trains, once the clients can be told what they must agree to."""
+    quiet_libraries()
+    resume = str(run_config.get("resume", ""))
+    experiment = build_request(request_of(file, run_config, ["--resume", resume] * bool(resume)))
+    try:
+        experiment.check()
+        link.contract = contract_of(experiment)
+    except BaseException:
+        experiment.start.release()
+        raise
+    experiment.fit()
+    return 0

@@ -1,0 +1,100 @@
+"""A command of the terminal: what it raises becomes one line and an exit code."""
+
+import errno
+import logging
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+
+from fedgkd_pl.errors import RunFailed, SettingError, StorageError
+from fedgkd_pl.processes.output import kept_output, lost, only_our_warnings
+from fedgkd_pl.processes.signals import Stopped, stoppable
+from fedgkd_pl.storage.files import DISK
+
+# Lightning speaks of epochs, of a cloud service and of its own deprecations.
+_LOUD = ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed")
+_WARNINGS = (
+    "`isinstance\\(treespec, LeafSpec\\)` is deprecated",
+    "Be aware that when using `ckpt_path`, callbacks",
+    "Checkpoint directory .* exists and is not empty",
+    "Initializing zero-element tensors is a no-op",
+)
+
+
+def run_command(command: Callable[[], int], debug: bool = False, prints: bool = False) -> int:
+    """Runs a command.
+
+    Args:
+        command: gives the exit code where nothing goes wrong.
+        debug: let errors through whole.
+        prints: whether what it prints is its result, so that it fails where that is lost.
+
+    Returns:
+        The exit code: 0 done, 2 bad input, 3 the run failed, 4 storage, 129, 130 or 143 stopped.
+    """
+    only_our_warnings()
+    ended: SystemExit | None = None
+    with kept_output() as streams:
+        try:
+            with stoppable():
+                code = _answered(command, debug)
+        except Stopped as stop:
+            hint = f"; {stop.hint}" if stop.hint else ""
+            print(f"stopped by {stop.name}{hint}", file=sys.stderr)
+            code = stop.exit_code
+        except SystemExit as stop:  # a parser's, after --help
+            ended = stop
+    failed = lost(streams)
+    if failed is not None and prints:
+        return _tell(StorageError("the output", failed), 4)
+    if ended is not None:
+        raise ended
+    return code
+
+
+def quiet_libraries() -> None:
+    """No word of Lightning's about what a round makes meaningless; for a process of ours."""
+    for name in _LOUD:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    for text in _WARNINGS:
+        warnings.filterwarnings("ignore", text)
+
+
+def _answered(command: Callable[[], int], debug: bool) -> int:
+    threading.excepthook = _quiet_if_full
+    try:
+        return command()
+    except Exception as error:
+        if debug:
+            raise
+        told, code = _explained(error)
+        return _tell(told, code)
+    finally:
+        threading.excepthook = threading.__excepthook__
+
+
+def _explained(error: Exception) -> tuple[Exception, int]:
+    """What to say of an error, and the exit code."""
+    if isinstance(error, SettingError) or type(error).__name__ == "MisconfigurationException":
+        return error, 2
+    if isinstance(error, RunFailed):
+        return error, 3
+    if isinstance(error, StorageError):
+        return error, 4
+    if isinstance(error, OSError) and (error.errno in DISK or error.filename):
+        return StorageError(error.filename or "output_dir", error), 4
+    return RunFailed(f"{type(error).__name__}: {error} (--debug shows where)"), 3
+
+
+def _quiet_if_full(failed: threading.ExceptHookArgs) -> None:
+    """TensorBoard's writer meets a full disk, or none, in its thread; the main one will tell."""
+    if getattr(failed.exc_value, "errno", None) not in (*DISK, errno.ENOENT):
+        threading.__excepthook__(failed)
+
+
+def _tell(error: Exception, code: int) -> int:
+    with suppress(OSError):
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    return code

@@ -1,0 +1,128 @@
+"""A run's folder: the name of every file in it, new versions, who is at work there."""
+
+import re
+from dataclasses import dataclass
+from itertools import count
+from os.path import exists, isdir  # which, unlike Path's, take a name of any length
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedgkd_pl.errors import SettingError, StorageError, require
+from fedgkd_pl.storage.files import CHECKPOINTS, PART, home_of, lock, previous
+from fedgkd_pl.storage.reading import read_json
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
+CONFIG = "config.yaml"
+ERROR = "error.txt"
+FAILURES = "failures.csv"
+LAST = "last.ckpt"
+LOCAL_MODELS = "local_models.csv"
+LOG = "log.txt"  # what a cell of a study printed; beside its folder
+METRICS = "metrics.csv"
+MODEL = "global.safetensors"
+PARTITION = "partition.json"
+PREDICTIONS = "predictions.csv"
+PROFILE = "profile.csv"
+SUMMARY = "summary.json"  # written last: a run that has it is finished
+FEATURE_MAPS = "features-round*.npz"
+EVENTS = "events.out.tfevents.*"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of one run, ``runs/<name>/version_k``, finished or not."""
+
+    path: Path
+
+    @classmethod
+    def new(cls, parent: Path) -> "RunFolder":
+        """Makes the next free ``version_k`` of a name; two runs that start at once get two."""
+        for number in count():
+            path = parent / f"version_{number}"
+            try:
+                path.mkdir(parents=True)
+                break
+            except FileExistsError:
+                require(parent.is_dir(), "output_dir", "is not a folder", str(parent))
+            except NotADirectoryError as error:
+                raise SettingError("output_dir", "is not a folder", str(parent)) from error
+            except OSError as error:
+                raise StorageError(path, error) from error
+        return cls(path)
+
+    @classmethod
+    def of_checkpoint(cls, file: Path) -> "RunFolder":
+        """The run that a checkpoint belongs to."""
+        return cls(home_of(file))
+
+    @classmethod
+    def versions(cls, parent: Path) -> list["RunFolder"]:
+        """The runs of one name, the oldest first."""
+        names = [(re.fullmatch(r"version_(\d+)", p.name), p) for p in parent.glob("version_*")]
+        return [cls(path) for _, path in sorted((int(m[1]), path) for m, path in names if m)]
+
+    @property
+    def config(self) -> Path:
+        """All settings; a run that has it was begun."""
+        return self.path / CONFIG
+
+    @property
+    def summary(self) -> Path:
+        """How it went; a run that has it is finished."""
+        return self.path / SUMMARY
+
+    @property
+    def metrics(self) -> Path:
+        """A row for every round."""
+        return self.path / METRICS
+
+    @property
+    def model(self) -> Path:
+        """The final global model."""
+        return self.path / MODEL
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where its checkpoints are."""
+        return self.path / CHECKPOINTS
+
+    def is_begun(self) -> bool:
+        """Whether it has settings to go on with."""
+        return self.config.exists()
+
+    def is_finished(self, rounds: int) -> bool:
+        """Whether it has said how its last round went, after so many rounds."""
+        try:
+            return bool(read_json(self.summary)["rounds"] == rounds)
+        except (OSError, ValueError, LookupError, TypeError):
+            return False
+
+    def last_checkpoint(self) -> Path | None:
+        """The newest checkpoint; None if no round was ever committed."""
+        last = self.checkpoints / LAST
+        return last if exists(last) or exists(previous(last)) else None
+
+    def lock(self, seconds: float = 0) -> "BaseFileLock":
+        """Takes the folder for this process, which the system gives back however it ends.
+
+        Args:
+            seconds: how long to wait for a process that has it.
+        """
+        return lock(self.path, seconds=seconds)
+
+    def drop_uncommitted(self, rounds: int) -> None:
+        """Removes what an interrupted round left: half files, and a best round not yet committed.
+
+        Args:
+            rounds: how many are committed.
+        """
+        from fedgkd_pl.storage.checkpoint import round_of  # which imports torch
+
+        for part in self.path.rglob(f".*{PART}"):
+            if not isdir(part):
+                part.unlink()
+        for file in self.checkpoints.glob("*.ckpt"):
+            if (round_of(file) or 0) > rounds:
+                file.unlink()

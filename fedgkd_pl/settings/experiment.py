@@ -1,0 +1,291 @@
+"""A config made real: what it takes to check it, to train it and to evaluate what was trained."""
+
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+import torch
+from fedgkd_pl.callbacks.profile import RoundProfile
+from fedgkd_pl.data.datamodule import FederatedDataModule
+from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.federation.checks import check_trainer
+from fedgkd_pl.federation.server import FederatedServer
+from fedgkd_pl.processes.signals import Stopped, stop_behind
+from fedgkd_pl.runs.events import rewind
+from fedgkd_pl.runs.files import RunFiles
+from fedgkd_pl.runs.folder import PREDICTIONS, RunFolder
+from fedgkd_pl.runs.keep import BestRound, LastRound
+from fedgkd_pl.runs.resume import check_net, check_settings, compare_settings, rows_of
+from fedgkd_pl.runs.settings import fixed_settings, flatten
+from fedgkd_pl.settings import strict_yaml
+from fedgkd_pl.settings.checks import check_monitors
+from fedgkd_pl.settings.messages import setting_error
+from fedgkd_pl.storage.files import check_held, write_text
+from filelock import BaseFileLock
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+
+@dataclass
+class Start:
+    """Where a run starts from.
+
+    Attributes:
+        folder: of the run that goes on; None for a new one.
+        file: the checkpoint; None for none.
+        checkpoint: its content.
+        lock: on the folder.
+    """
+
+    folder: RunFolder | None = None
+    file: Path | None = None
+    checkpoint: dict[str, Any] = field(default_factory=dict)
+    lock: BaseFileLock | None = None
+
+    def release(self) -> None:
+        """Gives the folder back."""
+        if self.lock is not None:
+            self.lock.release()
+
+
+@dataclass
+class Experiment:
+    """A Trainer, a method and data that belong together, and the settings they came from.
+
+    They are the ordinary objects: ``experiment.trainer.fit(experiment.model, experiment.data)``
+    trains, too. :meth:`fit` beside that makes the run folder, as the command line does.
+
+    Attributes:
+        trainer: of the server.
+        model: the method with its net.
+        data: who owns what.
+        settings: all of them, nested, as ``config.yaml`` has them.
+        text: ``config.yaml``.
+        modules: the user's, whose classes the settings may name.
+        start: where the run starts from.
+        own_logger: whether the run's logger is the package's TensorBoard one.
+        keeps_files: whether :meth:`fit` makes a run folder.
+    """
+
+    trainer: Trainer
+    model: FederatedServer
+    data: FederatedDataModule
+    settings: dict[str, Any]
+    text: str = ""
+    modules: tuple[str, ...] = ()
+    start: Start = field(default_factory=Start)
+    own_logger: bool = False
+    keeps_files: bool = False
+
+    @cached_property
+    def fixed(self) -> dict[str, Any]:
+        """The settings that decide the result, by dotted key."""
+        return fixed_settings(self.settings)
+
+    @property
+    def callbacks(self) -> list[Callback]:
+        """The Trainer's."""
+        callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+        return callbacks
+
+    def check(self, trains: bool = True, reaches_clients: bool = True) -> None:
+        """Refuses, before anything is written, what would only be found when it runs.
+
+        Args:
+            trains: whether it is about to be trained, not only evaluated.
+            reaches_clients: whether the engine must be able to reach its clients from here.
+        """
+        with self.whole_keys():
+            check_monitors(self.callbacks)
+            self.data.prepare_data()
+            self.data.setup()
+            self.model.check(self.data)
+            if not trains:
+                return
+            check_trainer(self.trainer)
+            self.data.check_rounds(self.settings["rounds"])
+            for callback in self.callbacks:
+                if hasattr(callback, "check"):
+                    callback.check(self.model, self.data)
+            self.model.check_device(self.trainer.strategy.root_device)
+            self.model.check_precision(self.trainer.precision_plugin)
+            if reaches_clients:
+                self.model.engine.check(self.model)
+
+    def fit(self) -> RunFolder | None:
+        """Trains every round; gives back the run's folder, None where it keeps none.
+
+        A run that is interrupted goes on with ``build(resume=folder).fit()``.
+        """
+        start = self.start
+        with self._ending():
+            if self.keeps_files and (start.folder or start.checkpoint):
+                self._check_start()
+            self.check()
+            if start.file is not None:
+                if self.keeps_files:
+                    self.model.check_data(self.data, start.checkpoint["fedgkd_pl"])
+                check_net(start.checkpoint, self.model)
+            if self.keeps_files:
+                self._make_folder()
+            self.trainer.fit(
+                self.model,
+                datamodule=self.data,
+                ckpt_path=start.file and str(start.file),
+                weights_only=self.settings["weights_only"],
+            )
+        if start.folder is not None and self.keeps_files:
+            self._tell(start.folder)
+            return start.folder
+        return None
+
+    def validate(self) -> list[Any]:
+        """Evaluates the checkpoint on the server's validation set."""
+        return list(self._evaluate(self.trainer.validate, verbose=self.settings["verbose"]))
+
+    def test(self) -> list[Any]:
+        """Evaluates the checkpoint on the test set."""
+        return list(self._evaluate(self.trainer.test, verbose=self.settings["verbose"]))
+
+    def predict(self) -> Path:
+        """Writes the checkpoint's predictions on the test set beside it."""
+        batches = self._evaluate(self.trainer.predict)
+        assert self.start.file is not None
+        file = RunFolder.of_checkpoint(self.start.file).path / PREDICTIONS
+        _write_predictions(file, torch.cat(batches), self.data.test.targets)
+        print(f"wrote {file}")
+        return file
+
+    def _evaluate(self, how: Any, **arguments: Any) -> Any:
+        with self._ending():
+            self.check(trains=False)
+            check_net(self.start.checkpoint, self.model)
+            file, weights_only = str(self.start.file), self.settings["weights_only"]
+            arguments |= {"ckpt_path": file, "weights_only": weights_only}
+            return how(self.model, datamodule=self.data, **arguments)
+
+    def _check_start(self) -> None:
+        """Refuses to go on with other settings than a checkpoint's, or where nothing is left."""
+        folder, checkpoint = self.start.folder, self.start.checkpoint
+        if not checkpoint and folder is not None:  # killed before its first commit
+            text = "the run is finished and kept no checkpoint"
+            require(not folder.summary.exists(), "resume", text, folder.path)
+            compare_settings(fixed_settings(strict_yaml.read(str(folder.config))), self.fixed)
+            return
+        check_settings(checkpoint, self.fixed)
+        done, rounds = checkpoint["global_step"], self.settings["rounds"]
+        finished = folder is None or folder.is_finished(done)
+        stopped = folder is not None and checkpoint["fedgkd_pl"].get("stopped")
+        text = f"a callback ended this run after round {done}"
+        require(not (stopped and finished), "resume", text)
+        if stopped:
+            self.callbacks.append(_OnlyFinish())
+        more = done < rounds or (done == rounds and not finished)
+        require(more, "rounds", f"the checkpoint has done {done}: ask for more", rounds)
+
+    def _make_folder(self) -> None:
+        """Makes the folder of the run, now that nothing can be wrong any more."""
+        start = self.start
+        if start.folder is None:
+            parent = Path(self.settings["output_dir"]) / self.settings["name"]
+            start.folder = RunFolder.new(parent)
+            start.lock = start.folder.lock()
+        else:
+            start.folder.drop_uncommitted(start.checkpoint.get("global_step", 0))
+            rewind(start.folder.path, rows_of(start.checkpoint))
+        folder = start.folder
+        write_text(folder.config, self.text)
+        for callback in self.callbacks:
+            if isinstance(callback, RunFiles | RoundProfile) and callback.folder is None:
+                callback.folder = str(folder.path)
+            if isinstance(callback, ModelCheckpoint) and not isinstance(callback, LastRound):
+                callback.CHECKPOINT_NAME_LAST = "newest"  # last.ckpt is LastRound's
+            if isinstance(callback, BestRound) and start.file is not None:
+                callback.source = start.file.parent
+            if isinstance(callback, BestRound | LastRound) and callback.dirpath is None:
+                callback.dirpath = str(folder.checkpoints)
+        if self.own_logger:
+            path = folder.path
+            self.trainer.logger = _RunLogger(
+                path.parent.parent, path.parent.name, path.name, default_hp_metric=False
+            )
+
+    def _tell(self, folder: RunFolder) -> None:
+        """Says how it went and where to look."""
+        summary = json.loads(folder.summary.read_text(encoding="utf-8"))
+        best, final = summary["best_test_acc"], summary["final_test_acc"]
+        if best is not None:
+            last = "not tested" if final is None else f"{final:.4f}"
+            print(f"test/acc best {best:.4f} (round {summary['best_round']}), final {last}")
+        print(f"wrote {folder.path}")
+        if self.own_logger:
+            print(f"look:  tensorboard --logdir {folder.path.parent}")
+
+    @contextmanager
+    def whole_keys(self) -> Iterator[None]:
+        """Gives a setting that was refused its whole key."""
+        try:
+            yield
+        except SettingError as error:
+            raise setting_error(error, flatten(self.settings)) from error
+
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        """However a run ends: a stop says how to go on, and the folder is given back."""
+        try:
+            with self.whole_keys():
+                yield
+        except SettingError:
+            raise
+        except (Stopped, SIGTERMException, SystemError) as error:
+            stop = stop_behind(error)
+            if isinstance(error, SIGTERMException):  # Lightning's, where a destructor dropped ours
+                stop = Stopped(signal.SIGTERM)
+            if stop is None:
+                raise
+            if self.start.folder is not None:
+                path = quote(str(self.start.folder.path))
+                stop.hint = f"go on with: fedgkd-pl fit --resume {path}"
+            raise stop from error
+        except Exception:
+            if self.start.folder is not None:
+                check_held(self.start.folder.path)  # whatever went wrong, that is why
+            raise
+        finally:
+            self.start.release()
+
+
+class _RunLogger(TensorBoardLogger):
+    """Writes to its folder, not to whatever has taken its name."""
+
+    def log_metrics(self, *args: Any, **kwargs: Any) -> None:
+        check_held(Path(self.log_dir))
+        super().log_metrics(*args, **kwargs)
+
+    def save(self) -> None:
+        check_held(Path(self.log_dir))
+        super().save()
+
+
+class _OnlyFinish(Callback):
+    """Ends a run that a callback had ended when it was killed; Lightning would train on."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        trainer.should_stop = True
+
+
+def _write_predictions(file: Path, probabilities: torch.Tensor, labels: torch.Tensor) -> None:
+    """A row per sample: the truth, the guess and its probability (samples × classes)."""
+    confidence, classes = probabilities.max(dim=1)
+    lines = ["index,label,prediction,probability"]
+    for index, row in enumerate(zip(labels, classes, confidence, strict=True)):
+        lines.append(",".join(str(value) for value in (index, *(v.item() for v in row))))
+    write_text(file, "\n".join(lines) + "\n")

@@ -1,0 +1,83 @@
+"""What a command asks for: the user's modules, config files, a run to go on with."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from os.path import isfile  # which, unlike Path's, takes a name of any length
+from pathlib import Path
+
+from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.runs.folder import RunFolder
+from fedgkd_pl.settings.files import resolve
+from fedgkd_pl.storage.files import check_folder
+
+
+@dataclass(frozen=True)
+class Request:
+    """A command of the Trainer, ready for the parser.
+
+    Attributes:
+        command: fit, validate, test or predict.
+        argv: its flags; names of config files are paths.
+        resume: the folder of a run to go on with.
+        modules: the user's, imported; a config may name their classes.
+    """
+
+    command: str
+    argv: list[str]
+    resume: RunFolder | None = None
+    modules: tuple[str, ...] = ()
+
+
+def read_request(command: str, argv: Sequence[str], modules: Sequence[str] = ()) -> Request:
+    """Imports what ``--import`` names, finds what ``--config`` and ``--resume`` name.
+
+    Args:
+        command: fit, validate, test or predict.
+        argv: its flags, as typed.
+        modules: the user's that are imported already.
+    """
+    rest: list[str] = []
+    imported = list(modules)
+    resume: RunFolder | None = None
+    waiting = iter(argv)
+    for word in waiting:
+        flag, _, value = word.partition("=")
+        if flag == "--import":
+            imported.append(import_module_of_user(value or next(waiting, "")))
+        elif flag in ("-c", "--config"):
+            name = value or next(waiting, "")
+            rest += _configs(name) if name else ["--config"]
+        elif flag == "--resume" and command == "fit":
+            require(resume is None, "resume", "one run at a time", resume and resume.path)
+            resume = RunFolder(Path(value or next(waiting, "")))
+            begun = isfile(resume.config)
+            require(begun, "resume", "no run was begun there: no config.yaml", resume.path)
+            check_folder(resume.path)
+            rest[0:0] = ["--config", str(resume.config)]
+        else:
+            rest.append(word)
+    return Request(command, rest, resume, tuple(imported))
+
+
+def _configs(name: str) -> list[str]:
+    return [word for file in resolve(name) for word in ("--config", file)]
+
+
+def import_module_of_user(module: str, folder: Path | None = None) -> str:
+    """Imports the user's module, so that a config may name its classes; gives its name back.
+
+    Args:
+        module: a name that Python can import, from the folder too.
+        folder: by default the current one.
+    """
+    sys.path.insert(0, str(folder or Path.cwd()))
+    require(all(map(str.isidentifier, module.split("."))), "import", "which module?", module)
+    try:
+        import_module(module)
+    except ImportError as error:
+        raise SettingError("import", str(error), module) from error
+    except Exception as error:  # it is the user's code
+        raise SettingError("import", f"{type(error).__name__}: {error}", module) from error
+    return module

@@ -1,0 +1,68 @@
+"""jsonargparse as this package needs it, for as long as it needs it.
+
+Its settings are those of the process, and another library or the user's own LightningCLI may use
+it, too. So they are changed while a config is read, and put back after. This is the one place that
+touches jsonargparse's private names; a test compares before and after.
+"""
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from copy import copy
+from typing import Any
+
+import fedgkd_pl
+import jsonargparse
+import yaml
+from fedgkd_pl.settings.allowed import only_these
+from fedgkd_pl.settings.engines import engine_defaults, short_engines
+from fedgkd_pl.settings.strict_yaml import load, read_text
+from jsonargparse import _common, _loaders_dumpers, _optionals, _typehints, set_loader
+
+_LOADERS = ("loaders", "loader_exceptions", "loader_json_superset", "loader_params")
+
+
+@contextmanager
+def our_rules(modules: Collection[str] = ()) -> Iterator[None]:
+    """Reads YAML strictly, imports only what a config may name, knows short names of engines.
+
+    Args:
+        modules: the user's, whose classes a config may name.
+    """
+    for name in fedgkd_pl.__all__:
+        getattr(fedgkd_pl, name)  # imported, so that a config may name a class without its module
+    with ExitStack() as undo:
+        _keep_dict(undo, _common.parsing_settings)
+        for name in _LOADERS:
+            _keep_dict(undo, getattr(_loaders_dumpers, name))
+        _keep(undo, _optionals, "_config_read_mode")
+        _keep(undo, _typehints, "resolve_class_path_by_name", short_engines)
+        _keep(undo, _typehints, "discard_init_args_on_class_path_change", engine_defaults)
+        path: Any = jsonargparse.Path  # type: ignore[attr-defined]
+        _keep(undo, path, "read_text", lambda _: read_text)
+        _keep(undo, yaml.SafeDumper, "yaml_multi_representers")
+        only_these(modules)
+        set_loader("yaml", load, (yaml.YAMLError,))
+        # Lightning's enumerations of texts, which may be a default, are written as those texts
+        yaml.SafeDumper.add_multi_representer(
+            str, lambda to, text: to.represent_str(str.__str__(text))
+        )
+        yield
+
+
+def _keep(undo: ExitStack, owner: Any, name: str, change: Callable[[Any], Any] = copy) -> None:
+    """Changes an attribute, by default for a copy of it, and puts it back in the end."""
+    if name in vars(owner):
+        undo.callback(setattr, owner, name, vars(owner)[name])
+    else:  # inherited
+        undo.callback(delattr, owner, name)
+    setattr(owner, name, change(getattr(owner, name)))
+
+
+def _keep_dict(undo: ExitStack, settings: dict[Any, Any]) -> None:
+    before = dict(settings)
+
+    def restore() -> None:
+        settings.clear()
+        settings.update(before)
+
+    undo.callback(restore)

@@ -1,0 +1,114 @@
+"""How Lightning writes and reads checkpoints of ours: as commits, with the one before kept."""
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+from fedgkd_pl.storage.checkpoint import CheckpointDamaged, encode, is_sound, read_checkpoint
+from fedgkd_pl.storage.files import commit, home_of, previous
+from fedgkd_pl.storage.reading import printable
+from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
+
+# Constructor arguments: engines, nets, functions. A method is built from its config instead.
+_NEVER_READ = (
+    *("hyper_parameters", "hparams_name", "hparams_type"),
+    *("datamodule_hyper_parameters", "datamodule_hparams_name"),
+)
+# The files of a ModelCheckpoint, beside best_k_models.
+KEPT = ("best_model_path", "kth_best_model_path", "last_model_path")
+log = logging.getLogger("fedgkd_pl")
+
+
+class SafeCheckpointIO(CheckpointIO):
+    """Lightning's extension point for checkpoints; every server installs it on its Trainer.
+
+    A file that is replaced is kept as the generation before (``last.previous.ckpt``), and used
+    where the newest one is damaged or missing.
+    """
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
+    ) -> None:
+        """Commits a checkpoint.
+
+        Args:
+            checkpoint: Lightning's.
+            path: the file.
+            storage_options: Lightning's, unused.
+        """
+        kept = {key: value for key, value in checkpoint.items() if key not in _NEVER_READ}
+        commit(Path(path), encode(kept), keep_previous=is_sound(Path(path)))
+
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Reads a checkpoint, or the one before it.
+
+        Args:
+            path: the file.
+            map_location: tensors are read to the CPU whatever it says.
+            weights_only: nothing is ever run, whatever it says.
+        """
+        return load_newest(Path(path))[0]
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        """Removes a checkpoint and the one before it.
+
+        Args:
+            path: the file.
+        """
+        for file in Path(path), previous(Path(path)):
+            file.unlink(missing_ok=True)
+
+
+def load_newest(path: Path) -> tuple[dict[str, Any], Path]:
+    """The content of a checkpoint and its file: the one asked for, or the one before it.
+
+    Args:
+        path: the file asked for.
+    """
+    try:
+        checkpoint, file = read_checkpoint(path), path
+    except CheckpointDamaged as error:
+        file = previous(path)
+        try:
+            checkpoint = read_checkpoint(file)
+        except CheckpointDamaged:
+            raise error from None
+        log.warning("%s %s: going on from %s, the one before", path, error, file.name)
+    _check_callbacks(checkpoint.get("callbacks", {}), file)
+    return checkpoint, file
+
+
+def _check_callbacks(states: Any, file: Path) -> None:
+    """Refuses files elsewhere: callbacks write and remove them, wherever their names lead.
+
+    ModelCheckpoint trusts the names of a state whose ``dirpath`` is its own, so these must be
+    within it; what other callbacks name, such as SpikeDetection, within the checkpoint's run.
+    """
+    if not isinstance(states, dict) or not all(isinstance(s, dict) for s in states.values()):
+        raise CheckpointDamaged("is not a checkpoint")
+    home = home_of(file)
+    for state in states.values():
+        kept = state.get("best_k_models", {})
+        named = [name for key in KEPT if (name := state.get(key, "")) != ""]
+        if not isinstance(kept, dict) or not all(isinstance(n, str) for n in (*kept, *named)):
+            raise CheckpointDamaged("is not a checkpoint")
+        dirpath = state.get("dirpath")
+        for name in (*kept, *named):
+            _check_inside(name, Path(dirpath) if isinstance(dirpath, str) else home)
+        for key, name in state.items():
+            if isinstance(name, str) and name and key not in (*KEPT, "dirpath"):
+                if re.search("path|dir|file|folder", str(key)):
+                    _check_inside(name, home)
+
+
+def _check_inside(name: str, folder: Path) -> None:
+    try:
+        path = Path(name)
+        inside = ".." not in path.parts and path.resolve().is_relative_to(folder.resolve())
+    except (OSError, ValueError, RuntimeError):  # a NUL, a loop of links
+        inside = False
+    if not inside:
+        raise CheckpointDamaged(f"names a file outside its folder: {printable(name)}")

@@ -1,0 +1,92 @@
+"""Tiny-ImageNet's layout, with a few images."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from fedgkd_pl import TinyImageNet
+from fedgkd_pl.errors import SettingError
+from PIL import Image
+
+from tests.support.datasets import write_tiny
+
+NAMES = ("n01", "n02", "n03")
+
+
+def test_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_tiny(tmp_path, monkeypatch)
+    data = TinyImageNet(data_dir=str(tmp_path), num_clients=3, download=False)
+    data.setup()
+    train = data.client_data.examples
+    assert train.inputs.shape == (27, 3, 64, 64) and train.inputs.dtype == torch.uint8
+    assert (len(data.val), len(data.test)) == (3, 6)
+    labels = torch.cat([train.targets, data.val.targets])
+    assert labels.bincount().tolist() == [10, 10, 10]
+    assert data.test.targets.tolist() == [0, 1, 2, 0, 1, 2]
+    # Each class was given its own brightness: the right picture has the right label, grey or not.
+    for examples in (train, data.val, data.test):
+        brightness = examples.inputs.float().mean((1, 2, 3))
+        torch.testing.assert_close(brightness, 20.0 + 80 * examples.targets, atol=2, rtol=0)
+    x, _ = next(iter(data.client_data.batches(0, 1)))
+    assert x.shape[1:] == (3, 64, 64)
+
+
+def test_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = write_tiny(tmp_path, monkeypatch)
+    first = TinyImageNet(data_dir=str(tmp_path), num_clients=3)
+    first.setup()
+    shutil.rmtree(root / "train")
+    shutil.rmtree(root / "val" / "images")
+    again = TinyImageNet(data_dir=str(tmp_path), num_clients=3)
+    again.setup()
+    assert torch.equal(first.test.inputs, again.test.inputs)
+    assert torch.equal(first.client_data.examples.targets, again.client_data.examples.targets)
+
+
+def damage_image(root: Path) -> str:
+    file = root / "train" / "n02" / "images" / "n02_4.JPEG"
+    file.write_bytes(file.read_bytes()[:200])
+    return "n02_4.JPEG cannot be decoded"
+
+
+def drop_image(root: Path) -> str:
+    (root / "train" / "n02" / "images" / "n02_4.JPEG").unlink()
+    return "train/n02 has 9 images, not 10"
+
+
+def small_image(root: Path) -> str:
+    Image.new("RGB", (32, 64)).save(root / "val" / "images" / "val_3.JPEG")
+    return "val_3.JPEG is not 64 × 64"
+
+
+def unknown_class(root: Path) -> str:
+    file = root / "val" / "val_annotations.txt"
+    file.write_text(file.read_text().replace("n03", "n99"))
+    return "val_annotations.txt: 'val_2.JPEG' is no image of a known class"
+
+
+def short_annotations(root: Path) -> str:
+    file = root / "val" / "val_annotations.txt"
+    file.write_text("\n".join(file.read_text().splitlines()[:4]))
+    return "val_annotations.txt names 4 images, not 6"
+
+
+def no_names(root: Path) -> str:
+    (root / "wnids.txt").unlink()
+    return "wnids.txt: No such file or directory"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [damage_image, drop_image, small_image, unknown_class, short_annotations, no_names],
+)
+def test_damage_is_refused_by_name(
+    damage: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = write_tiny(tmp_path, monkeypatch)
+    reason = damage(root)  # type: ignore[operator]
+    with pytest.raises(SettingError) as error:
+        TinyImageNet(data_dir=str(tmp_path), num_clients=3).setup()
+    assert error.value.key == "data_dir" and reason in str(error.value)
+    assert not list(root.rglob("*.part")), "a half-decoded file was left"

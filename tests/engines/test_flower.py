@@ -1,0 +1,540 @@
+"""Flower: the bits of the local engine, through Flower's own messages, apps and contexts.
+
+Here messages go from app to app within this process; test_flower_net.py has the processes.
+"""
+
+import json
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fedgkd_pl.cli.main import main
+from fedgkd_pl.errors import RunFailed
+from fedgkd_pl.federation.message import ClientFailure, ClientUpdate, Message, encode_state
+from fedgkd_pl.storage.checkpoint import read_checkpoint
+
+from tests.conftest import same
+
+pytest.importorskip("flwr", reason="the extra flower is not installed")
+from fedgkd_pl.engines.flower.states import States
+from fedgkd_pl.flower import client_app, records
+from flwr.app import Array, ConfigRecord, Context, Error, RecordDict
+from flwr.app import Message as FlowerMessage
+
+from tests.support.flower_apps import BASE, METHODS, NET, TWO, Loop, Runs, failures, weights
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Runs:
+    return Runs(tmp_path)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "64-true", "bf16-mixed"])
+@pytest.mark.parametrize("method", METHODS)
+def test_the_same_bits_as_the_local_engine(method: str, precision: str, runs: Runs) -> None:
+    here = runs.local(method, "--trainer.precision", precision)
+    grid = runs.flower(runs.app(method, "--trainer.precision", precision))
+    there = runs.folder / f"flower-{method}/version_0"
+    assert same(weights(here), weights(there))
+    assert (here / "metrics.csv").read_text() == (there / "metrics.csv").read_text()
+    kinds = [kind for kind, _, _ in grid.sent]
+    assert kinds == ["query"] * 2 + ["train"] * 6  # one message for a node and round
+    states = [name for context in grid.contexts.values() for name in context.state]
+    assert bool(states) == (method == "MOON")  # what a client keeps stays with its node
+    saved = read_checkpoint(there / "checkpoints/last.ckpt")["fedgkd_pl"]["client_states"]
+    assert all(state.keys() == {records.SINCE} for state in saved.values())
+
+
+def test_a_node_that_fails_or_is_late_is_left_out(runs: Runs) -> None:
+    def change(grid: Loop) -> None:
+        def answer(message: Any, node: int) -> Any:
+            if message.metadata.message_type == "train" and node == 12:
+                if message.content["task"]["round"] == 1:
+                    raise ValueError("the node's disk is full")
+                if message.content["task"]["round"] == 2:
+                    return None  # and never will
+                if message.content["task"]["round"] == 3:
+                    return FlowerMessage(
+                        RecordDict({"5.weights": ConfigRecord()}), reply_to=message
+                    )
+            return grid._answer(message, node)
+
+        grid.answer = answer
+
+    app = runs.app("FedGKD", "--model.engine.deadline", "0.2")
+    runs.flower(app, change=change)
+    told = failures(runs.folder / "flower-FedGKD/version_0")
+    reasons = {round: {reason for r, _, reason in told if r == round} for round in "123"}
+    assert reasons["1"] == {"its node failed: the node's disk is full"}
+    assert reasons["2"] == {"its node did not answer within 0.2 s"}
+    assert reasons["3"] == {"its node did not answer for it"}
+    assert {int(client) % 2 for _, client, _ in told} == {1}
+
+
+def test_too_few_answers_change_nothing(runs: Runs) -> None:
+    app = runs.app("FedGKD", "--model.min_clients", "3", "--model.engine.patience", "0")
+    with pytest.raises(RunFailed, match="code 3"):
+        runs.flower(app, {11: {"clients": "0, 1"}})
+    told = failures(runs.folder / "flower-FedGKD/version_0")
+    assert {reason for _, _, reason in told} == {"no node that stands for it is connected"}
+
+
+REFUSED = {
+    "method": ({"method": "MOON"}, "this node takes part in MOON only, the server runs FedGKD"),
+    "version": ({"version": "0.0.9"}, "this node takes part in 0.0.9 only, the server runs"),
+    "settings": (
+        {"args": "--model.gamma 9"},
+        "settings: the server has model.gamma 0.2, this node 9.0",
+    ),
+    "data": (
+        {"args": "--data.partition_seed 9 --model.net.hidden [8]"},
+        "settings: the server has data.partition_seed null, this node 9; "
+        "model.net.hidden [16], this node [8]",
+    ),
+    "pinned": ({"settings": "?"}, "this node takes part in ? only, the server runs"),
+    "clients": ({"client": 7}, "there are 5, from 0"),
+    "nobody": ({}, "whom does this node stand for"),
+    "own": ({"own-data": True}, "of which client?"),
+    "typing": ({"args": "--model.gama 9"}, "not understood by this node"),
+}
+
+
+@pytest.fixture(scope="module")
+def loop(tmp_path_factory: pytest.TempPathFactory) -> Loop:
+    """A run of one round, and the nodes and messages it had."""
+    runs = Runs(tmp_path_factory.mktemp("loop"))
+    return runs.flower(runs.app("FedGKD", "--rounds", "1"))
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_node_that_thinks_otherwise_says_so(case: str, loop: Loop) -> None:
+    said, text = REFUSED[case]
+    if case not in ("clients", "nobody", "own"):
+        said = said | {"clients": "1 3"}
+    content = next(content for kind, _, content in loop.sent if kind == "query")
+    message = FlowerMessage(content, 12, "query")
+    message.metadata.__dict__["_message_id"] = "1"
+    reply = loop.client(message, Context(1, 12, said, RecordDict(), {}))
+    assert text in str(reply.content["node"]["refuses"])
+
+
+def test_a_node_that_refuses_is_not_used(runs: Runs, caplog: pytest.LogCaptureFixture) -> None:
+    app = runs.app("FedGKD", "--model.engine.patience", "0", "--rounds", "1")
+    grid = runs.flower(app, {11: {"clients": "0 2 4"}, 12: {"clients": "1 3", "method": "MOON"}})
+    assert "node 12 is not used: method: this node takes part in MOON only" in caplog.text
+    assert [node for kind, node, _ in grid.sent if kind == "train"] == [11]
+
+
+def test_a_client_refuses_a_server_that_has_changed_since(loop: Loop) -> None:
+    content = next(content for kind, _, content in loop.sent if kind == "train")
+    content["contract"]["method"] = "FedAvg"
+    message = FlowerMessage(content, 11, "train")
+    message.metadata.__dict__["_message_id"] = "1"
+    reply = loop._answer(message, 11)
+    assert not reply.content.array_records
+    told = [str(record["reason"]) for record in reply.content.config_records.values()]
+    assert told and all("method: the server has FedAvg, this node FedGKD" in text for text in told)
+
+
+def test_a_server_that_has_changed_its_settings_is_told_which(runs: Runs) -> None:
+    """An operator pins settings; the node's folder knows what they were."""
+    nodes = {11: {"clients": "0 1 2 3 4", "state-dir": str(runs.folder / "node")}}
+    grid = runs.flower(runs.app("FedGKD", "--rounds", "1"), nodes)
+    pinned = str(next(content for _, _, content in grid.sent)["contract"]["settings"])
+    said = nodes[11] | {"settings": pinned}
+    words = ["--model.gamma", "0.5", "--model.engine.patience", "0", "--rounds", "1"]
+    known = {"node": "gamma 0.5, this node 0.2", "new": "its log has the server's settings"}
+    for name, text in known.items():
+        said["state-dir"] = str(runs.folder / name)
+        app = runs.folder / f"app-{name}"
+        where = ["--output_dir", str(runs.folder), "--name", name, "--model.max_failed_rounds", "2"]
+        assert main(["flower", str(app), *METHODS["FedGKD"], *NET, *BASE, *where, *words]) == 0
+        runs.flower(app, {11: said})
+        told = failures(runs.folder / name / "version_0")
+        assert len(told) == 4 and all(text in reason for _, _, reason in told), told
+        assert all("node 11 is, but refuses: settings: this node takes" in why for *_, why in told)
+
+
+def test_a_node_that_comes_back_trains_again(runs: Runs, caplog: pytest.LogCaptureFixture) -> None:
+    """It is gone in round 2 and asked again when it is there, which takes it a while to answer."""
+    replies: dict[str, tuple[float, Any]] = {}
+    gone: list[float] = []
+
+    def change(grid: Loop) -> None:
+        def answer(message: Any, node: int) -> Any:
+            if message.metadata.message_type == "query":
+                due = time.monotonic() + (1.2 if gone else 0)  # a process must start there
+                replies[message.metadata.message_id] = due, grid._answer(message, node)
+                return None
+            if node == 12 and message.metadata.group_id == "2":
+                gone.append(time.monotonic())
+                raise ConnectionError("it was killed")
+            return grid._answer(message, node)
+
+        def pull(numbers: Iterable[str]) -> Iterable[Any]:
+            for number in list(numbers):
+                if number in replies and time.monotonic() >= replies[number][0]:
+                    grid.replies[number] = replies.pop(number)[1]
+            return usual(numbers)
+
+        def connected() -> Iterable[int]:
+            asked = [m for kind, node, m in grid.sent if kind == "train" and node == 11]
+            away = gone and len(asked) < 3  # it is back when round 3 is done
+            return [11] if away else [11, 12]
+
+        usual, grid.answer = grid.pull_messages, answer
+        grid.pull_messages, grid.get_node_ids = pull, connected  # type: ignore[method-assign]
+
+    runs.flower(runs.app("MOON", "--rounds", "5"), change=change)
+    told = failures(runs.folder / "flower-MOON/version_0")
+    assert {round for round, *_ in told} == {"2", "3"}
+    assert gone and {int(client) % 2 for _, client, _ in told} == {1}
+
+
+def test_a_run_that_refused_clients_says_so_at_its_end(
+    runs: Runs, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = runs.app("FedGKD", "--model.engine.patience", "0", "--data.participation", "1")
+    refused = {"clients": "1 3", "args": "--model.gamma 9"}
+    runs.flower(app, {11: {"clients": "0 2 4"}, 12: refused})
+    summary = json.loads((runs.folder / "flower-FedGKD/version_0/summary.json").read_text())
+    assert (summary["client_trainings"], summary["failed_clients"]) == (15, 6)  # 3 rounds of 5
+    assert "6 of 15 client trainings failed, most often: no node that stands" in caplog.messages[-1]
+    assert "model.gamma 0.2, this node 9.0" in caplog.messages[-1]
+    assert sum("node 12 is not used" in text for text in caplog.messages) == 1
+
+
+class Killed(BaseException):
+    """Nothing catches it."""
+
+
+def test_a_killed_server_goes_on_in_a_new_run(runs: Runs) -> None:
+    def stop(grid: Loop) -> None:
+        def answer(message: Any, node: int) -> Any:
+            if message.metadata.group_id == "3":
+                raise Killed
+            return grid._answer(message, node)
+
+        grid.answer = answer
+
+    whole = runs.local("MOON")
+    nodes = {n: said | {"state-dir": str(runs.folder / f"node{n}")} for n, said in TWO.items()}
+    app = runs.app("MOON")
+    with pytest.raises(Killed):
+        runs.flower(app, nodes, stop)
+    folder = runs.folder / "flower-MOON/version_0"
+    assert len((folder / "metrics.csv").read_text().splitlines()) == 3
+    runs.flower(app, nodes, resume=str(folder))  # with new contexts, as in a new run
+    assert same(weights(whole), weights(folder))
+    assert (whole / "metrics.csv").read_text() == (folder / "metrics.csv").read_text()
+
+
+def test_a_lost_state_is_told(runs: Runs) -> None:
+    def forget(grid: Loop) -> None:
+        def answer(message: Any, node: int) -> Any:
+            if node == 12:
+                grid.contexts[node].state = RecordDict()
+            return grid._answer(message, node)
+
+        grid.answer = answer
+
+    runs.flower(runs.app("MOON"), change=forget)
+    told = failures(runs.folder / "flower-MOON/version_0")
+    assert told and all("has lost what it kept since round" in reason for _, _, reason in told)
+    assert {int(client) % 2 for _, client, _ in told} == {1}
+
+
+def state_of(number: float) -> dict[str, torch.Tensor]:
+    return {"w": torch.full((2,), float(number))}
+
+
+def test_states_are_kept_as_long_as_a_server_may_ask(tmp_path: Path) -> None:
+    kept, since = States(RecordDict(), tmp_path / "states"), (0, 0)
+    marks: dict[int, tuple[int, int]] = {}
+    for round in range(1, 7):
+        stands = kept.add(3, round, state_of(round), since)
+        marks[round] = since = tuple(stands[records.SINCE].tolist())
+    kept.add(31, 1, state_of(0))  # another's, with a name that begins alike
+    for where in kept, States(RecordDict(), tmp_path / "states"):
+        assert [float(where.find(3, marks[n])["w"][0]) for n in (4, 5, 6)] == [4, 5, 6]
+        assert where.find(3, (0, 0)) == {}
+        with pytest.raises(RunFailed, match="since round 3"):
+            where.find(3, marks[3])
+    with pytest.raises(RunFailed, match="since round 6"):
+        kept.find(3, (6, 123))
+    file = next((tmp_path / "states").glob("client-3-round-6-*"))
+    file.write_bytes(encode_state(state_of(0)))
+    with pytest.raises(RunFailed, match="since round 6"):  # it was changed
+        States(RecordDict(), tmp_path / "states").find(3, marks[6])
+
+
+def test_rounds_that_do_not_count_lose_no_state(tmp_path: Path) -> None:
+    kept = States(RecordDict(), tmp_path)
+    mark = tuple(kept.add(3, 1, state_of(1))[records.SINCE].tolist())
+    for round in range(2, 9):  # the server never takes what this gives
+        kept.add(3, round, state_of(round), mark)
+    assert float(kept.find(3, mark)["w"][0]) == 1
+    assert float(States(RecordDict(), tmp_path).find(3, mark)["w"][0]) == 1
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_new_run_in_an_old_folder_keeps_its_states(tmp_path: Path) -> None:
+    for round in 98, 99, 100:
+        States(RecordDict(), tmp_path).add(3, round, state_of(round), (round - 1, 1))
+    mark = tuple(States(RecordDict(), tmp_path).add(3, 1, state_of(1))[records.SINCE].tolist())
+    assert float(States(RecordDict(), tmp_path).find(3, mark)["w"][0]) == 1
+
+
+def test_what_travels_is_exact() -> None:
+    torch.manual_seed(0)
+    state = {
+        "float": torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last),
+        "half": torch.randn(3).half(),
+        "bfloat16": torch.randn(2, 2).bfloat16(),
+        "empty": torch.empty(0, 3),
+        "scalar": torch.tensor(7, dtype=torch.int64),
+        "bool": torch.tensor([True, False]),
+        "inf": torch.tensor([float("inf"), float("nan"), -0.0]),
+    }
+    there = records.from_arrays(records.to_arrays(state))
+    assert list(there) == list(state)
+    for name, tensor in state.items():
+        assert there[name].dtype == tensor.dtype and there[name].shape == tensor.shape
+        assert torch.equal(there[name].nan_to_num(), tensor.nan_to_num())
+    message = Message(4, {"global": state, "none": {}}, {"loss": 1 / 3})
+    contract = records.Contract("0", "m", "s", "d")
+    common = records.pack_message(message, contract)
+    packed = records.pack_task(common, 4, {5: (3, 2**55), 6: (0, 0)})
+    back, since = records.unpack_task(packed)
+    assert (back.round, back.numbers, since) == (4, {"loss": 1 / 3}, {5: (3, 2**55), 6: (0, 0)})
+    assert (
+        list(back.models["global"]) == list(state) and records.unpack_contract(packed) == contract
+    )
+    update = ClientUpdate(5, 9, state, {"loss": 0.1}, {"logits": torch.ones(2)})
+    failed = ClientFailure(6, "it failed", "a traceback with a patient's name")
+    answers = records.unpack_answers(records.pack_answers([update, failed]), [5, 6, 7])
+    assert isinstance(answers[0], ClientUpdate) and answers[0].metrics == {"loss": 0.1}
+    assert answers[0].num_samples == 9 and torch.equal(answers[0].extra["logits"], torch.ones(2))
+    assert answers[1:] == [
+        ClientFailure(6, "it failed"),
+        ClientFailure(7, "its node did not answer for it"),
+    ]
+
+
+Change = Callable[[Any, RecordDict], Any]
+
+
+def spoiled(kind: str, node: int, change: Change) -> Callable[[Loop], None]:
+    """Nodes as always, but for what one of them answers to one kind of message."""
+
+    def apply(grid: Loop) -> None:
+        def answer(message: Any, to: int) -> Any:
+            reply = grid._answer(message, to)
+            if message.metadata.message_type == kind and to == node:
+                return change(message, reply.content) or reply
+            return reply
+
+        grid.answer = answer
+
+    return apply
+
+
+def other_arrays(make: Callable[[torch.Tensor], torch.Tensor]) -> Change:
+    def change(_: Any, content: RecordDict) -> None:
+        for name, record in list(content.array_records.items()):
+            state = records.from_arrays(record)
+            content[name] = records.to_arrays({key: make(value) for key, value in state.items()})
+
+    return change
+
+
+def other_counts(**values: Any) -> Change:
+    def change(_: Any, content: RecordDict) -> None:
+        for name in content.metric_records:
+            if name.endswith(".counts"):
+                content[name].update(values)
+
+    return change
+
+
+def forged(_: Any, content: RecordDict) -> None:
+    for record in content.array_records.values():
+        for name, array in list(record.items()):
+            record[name] = Array("bfloat16", array.shape, records.RAW, b"")
+
+
+NONSENSE = {
+    "integers": (other_arrays(lambda t: t.long()), "is torch.int64, not torch.float32"),
+    "shape": (other_arrays(lambda t: t.repeat(2, *[1] * (t.dim() - 1))), "is (32, 64), not"),
+    "nan": (other_arrays(lambda t: t * float("nan")), "is not finite"),
+    "mark": (other_counts(mark=[5]), "cannot be read: ValueError: not the mark of a state"),
+    "samples": (other_counts(num_samples=0), "reports 0 samples"),
+    "memory": (forged, "cannot be read: ValueError"),
+    "type": (lambda *_: FlowerMessage(RecordDict(), reply_to=_[0]), "did not answer for it"),
+}
+
+
+@pytest.mark.parametrize("case", NONSENSE)
+def test_a_node_that_answers_nonsense_is_left_out(case: str, runs: Runs) -> None:
+    change, text = NONSENSE[case]
+    runs.flower(runs.app("FedGKD", "--rounds", "2"), change=spoiled("train", 12, change))
+    told = failures(runs.folder / "flower-FedGKD/version_0")
+    assert told and all(text in reason for _, _, reason in told), told
+    assert {int(client) % 2 for _, client, _ in told} == {1}
+
+
+def test_a_node_is_asked_again_until_it_can_say_whom_it_stands_for(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("fedgkd_pl.engines.flower.engine.ASK_AGAIN", 0.1)
+    tries: list[int] = []
+
+    def change(message: Any, _: RecordDict) -> Any:
+        tries.append(1)
+        if len(tries) == 1:
+            return FlowerMessage(Error(2, "its disk is not mounted yet"), reply_to=message)
+        if len(tries) == 2:
+            return FlowerMessage(RecordDict(), reply_to=message)
+        return None
+
+    runs.flower(runs.app("FedGKD", "--rounds", "1"), change=spoiled("query", 12, change))
+    assert (
+        "its disk is not mounted yet" in caplog.text and "cannot be read: KeyError" in caplog.text
+    )
+    assert len(tries) == 3 and failures(runs.folder / "flower-FedGKD/version_0") == []
+
+
+def test_two_nodes_for_one_client(runs: Runs, caplog: pytest.LogCaptureFixture) -> None:
+    nodes = {12: {"clients": "0 1 2 3 4"}, 11: {"clients": "0 1 2 3 4"}}
+    grid = runs.flower(runs.app("FedGKD", "--rounds", "2"), nodes)
+    assert {node for kind, node, _ in grid.sent if kind == "train"} == {11}
+    assert caplog.text.count("client 3 is node 11's; node 12, which says so too") == 1
+
+
+def test_errors_of_a_node_say_their_kind_only(runs: Runs) -> None:
+    def hide(grid: Loop) -> None:
+        def train(self: Any, *_: Any) -> Any:
+            raise KeyError("patient 4711")
+
+        monkeypatch.setattr("fedgkd_pl.engines.flower.client_app.Node.train", train)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        app = runs.app("FedGKD", "--rounds", "1")
+        runs.flower(app, change=hide)
+    told = failures(runs.folder / "flower-FedGKD/version_0")
+    assert {reason for _, _, reason in told} == {"KeyError (its node's log says more)"}
+
+
+def test_bad_flags_of_a_run_end_it_with_an_error(runs: Runs) -> None:
+    app = runs.app("FedGKD")
+    with pytest.raises(RunFailed, match="code 2"):
+        runs.flower(app, args="--model.gama 9")
+    assert not (runs.folder / "flower-FedGKD").exists()
+
+
+def test_states_that_are_elsewhere(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
+    runs.flower(runs.app("MOON"))
+    folder = runs.folder / "flower-MOON/version_0"
+    before = (folder / "config.yaml").read_bytes()
+    resume = ["fit", "--resume", str(folder), "--rounds", "4", "--model.engine", "local"]
+    assert main(resume) == 2
+    assert "is with the clients: go on with the engine that began" in capfd.readouterr().err
+    assert (folder / "config.yaml").read_bytes() == before
+    config = ["--config", str(folder / "config.yaml"), "--model.engine", "local"]
+    assert main(["test", *config, "--ckpt_path", str(folder / "checkpoints/last.ckpt")]) == 0
+
+
+def test_modules_of_the_user_travel_in_the_app(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(runs.folder)
+    Path("flower_nets.py").write_text(
+        "from torch import nn\n\n\nclass Plain(nn.Linear):\n"
+        "    def __init__(self) -> None:\n        super().__init__(64, 10)\n"
+    )
+    words = ["--import", "flower_nets", "--model", "FedGKD", "--model.net", "flower_nets.Plain"]
+    where = ["--output_dir", str(runs.folder), "--name", "own", *BASE, "--rounds", "1"]
+    assert main(["flower", "app", *words, *where]) == 0
+    assert (runs.folder / "app/flower_nets.py").is_file()
+    project = tomllib.loads((runs.folder / "app/pyproject.toml").read_text())
+    run = project["tool"]["flwr"]["app"]["config"]
+    assert run["import"] == "flower_nets"
+    Path("flower_nets.py").unlink()  # only the app has it now
+    sys.modules.pop("flower_nets")
+    runs.flower(runs.folder / "app", **run)
+    assert failures(runs.folder / "own/version_0") == []
+    assert (runs.folder / "own/version_0/summary.json").is_file()
+
+
+def test_other_data_is_a_breach() -> None:
+    asked = records.Contract("1", "FedGKD", "abc", "one")
+    assert "data: the server has one, this node two" in replace(asked, data="two").breach(asked)
+    assert replace(asked, data="").breach(asked) == ""  # data of its own
+
+
+def test_nodes_with_data_of_their_own(runs: Runs) -> None:
+    """Each node's training data is its client's, whatever the server has."""
+
+    def change(grid: Loop) -> None:
+        def answer(message: Any, node: int) -> Any:
+            reply = grid._answer(message, node)
+            counted.extend(
+                r["num_samples"] for r in reply.content.metric_records.values() if "mark" in r
+            )
+            return reply
+
+        grid.answer = answer
+
+    counted: list[Any] = []
+    app = runs.app(
+        "FedGKD", "--data.participation", "1", "--data.num_clients", "2", "--rounds", "2"
+    )
+    nodes = {n: {"client": n, "own-data": True} for n in range(2)}
+    runs.flower(app, nodes, change, args="--model.engine.max_samples 1437")
+    assert failures(runs.folder / "flower-FedGKD/version_0") == []
+    assert counted == [1797 - 360] * 4  # all but the test set
+
+
+def test_flower_s_mods_for_privacy_fit(runs: Runs) -> None:
+    from flwr.clientapp.mod import LocalDpMod
+
+    def change(grid: Loop) -> None:
+        mod = LocalDpMod(clipping_norm=1e-6, sensitivity=0.0, epsilon=1.0, delta=0.1)
+        grid.client = client_app(str(app / "fedgkd_app.py"), mods=[mod])
+
+    words = ["--model.buffer_size", "1", "--rounds", "2", "--data.participation", "1"]
+    app = runs.app("FedGKD", *words)
+    nodes = {n: {"client": n} for n in range(5)}
+    runs.flower(app, nodes, change)
+    folder = runs.folder / "flower-FedGKD/version_0"
+    assert failures(folder) == []
+    start = read_checkpoint(folder / "checkpoints/last.ckpt")["state_dict"]
+    before = runs.local("FedGKD", *words, "--model.optimizer.lr", "1e-12")
+    for name, tensor in weights(before).items():  # clipped to nothing: the model stays
+        assert torch.allclose(tensor, start[name], atol=1e-5)
+
+
+BAD = [
+    (["flower", "app", "--config", "nowhere.yaml"], "nowhere.yaml"),
+    (["flower", "an app", "--config", "smoke.yaml"], "letters, digits and dashes"),
+    (["flower", "app", "--config", "smoke.yaml", "--model", "FedDistill"], "sends no models"),
+    (["flower", "app", "--config", "smoke.yaml", "--model.engine.deadline", "0"], "deadline"),
+    (["fit", "--config", "smoke.yaml", "--model.engine", "FlowerEngine"], "fedgkd-pl flower"),
+    (
+        ["flower", "app", "--model.engine.deadline", "5", "--config", "smoke.yaml"],
+        "must be Flower's",
+    ),
+    (["flower", "app", "--config", "smoke.yaml", "--resume", "x"], "--run-config"),
+    (["flower", "app", "--import", "json.decoder", "--config", "smoke.yaml"], "of one file"),
+]
+
+
+@pytest.mark.parametrize("words, text", BAD, ids=[str(n) for n in range(len(BAD))])
+def test_bad_input(words: list[str], text: str, run: Any, tmp_path: Path) -> None:
+    code, _, err = run(*words)
+    assert code == 2 and err.startswith("error: ") and err.count("\n") == 1 and text in err
+    assert list(tmp_path.iterdir()) == []

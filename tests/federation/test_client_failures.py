@@ -1,0 +1,191 @@
+"""Clients that fail are left out, counted, and change nothing for the others."""
+
+import csv
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fedgkd_pl import FedAvg, LocalEngine, RunFiles
+from fedgkd_pl.data.cohorts import CohortSampler
+from fedgkd_pl.data.datamodule import CohortLoader
+from fedgkd_pl.errors import RunFailed
+from fedgkd_pl.federation.answers import Form, Spec, like
+from fedgkd_pl.federation.message import ClientUpdate
+from lightning.pytorch import Callback
+from torch.optim import SGD
+
+from tests.conftest import Table, fit, linear, same
+from tests.support.faults import Fault, inject
+from tests.support.methods import EVERY, build
+
+SIZES = (8, 5, 6, 7, 9, 4, 5, 6, 8, 7)
+SILENT = ("raise", "nan", "inf", "shape", "missing", "loss")  # the worker survives these
+REASONS = {
+    "raise": "ArithmeticError: injected",
+    "nan": " is not finite",
+    "inf": " is not finite",
+    "shape": ", not (",
+    "missing": "its model lacks ",
+    "loss": "its loss is nan",
+    "hang": "timed out after 5 s",
+    "die": "its process died (exit code -9",
+}
+
+
+class Absent(Table):
+    """A table in whose cohorts some clients are missing: the run without the failed ones."""
+
+    def __init__(self, absent: set[tuple[int, int]] = frozenset(), **kwargs: Any) -> None:  # type: ignore[assignment]
+        super().__init__(**({"sizes": SIZES, "batch_size": 4, "val_fraction": 0.1} | kwargs))
+        self.absent = absent
+
+    def train_dataloader(self) -> CohortLoader:
+        absent = self.absent
+
+        class Sampler(CohortSampler):
+            def cohort(self) -> list[int]:
+                return [k for k in super().cohort() if (self.epoch + 1, k) not in absent]
+
+        return CohortLoader(Sampler(self.cohorts, self.population, None))
+
+
+def faults_of(kinds: tuple[str, ...], rounds: int) -> list[Fault]:
+    """Three clients of ten fail in every round, each time in another way."""
+    turns = [kinds[n % len(kinds)] for n in range(3 * rounds)]
+    clients = [(round + 3 * place) % 10 for round in range(rounds) for place in range(3)]
+    return [
+        Fault(n // 3 + 1, client, kind, step=n % 2)
+        for n, (client, kind) in enumerate(zip(clients, turns, strict=True))
+    ]
+
+
+@pytest.mark.parametrize("name", ["FedAvg", *EVERY])
+def test_a_run_with_failures_is_the_run_without_those_clients(name: str, tmp_path: Path) -> None:
+    """R5: 30 % of all updates raise, are not finite or have another shape."""
+
+    def model() -> FedAvg:
+        if name == "FedAvg":
+            return FedAvg(linear(), optimizer=partial(SGD, lr=0.3), engine=LocalEngine(1))
+        return build(name)
+
+    faults = faults_of(SILENT, 6)
+    files = RunFiles(str(tmp_path))
+    failed, expected = inject(model(), faults), model()
+    fit(failed, Absent(), 6, callbacks=[files])
+    fit(expected, Absent({(f.round, f.client) for f in faults}), 6)
+    assert same(failed.net.state_dict(), expected.net.state_dict())
+    assert all(tensor.isfinite().all() for tensor in failed.net.state_dict().values())
+    assert failed._client_states.keys() == expected._client_states.keys()
+    rows = list(csv.DictReader((tmp_path / "failures.csv").open()))
+    found = {(int(row["round"]), int(row["client"])): row for row in rows}
+    assert len(rows) == len(faults) == 18
+    for fault in faults:
+        row = found[fault.round, fault.client]
+        assert REASONS[fault.kind] in row["reason"], row
+        assert ("on_before_backward" in row["traceback"]) is (fault.kind == "raise")
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["failed_clients"] == 18 and summary["failed_rounds"] == []
+    assert sum(summary["failures"].values()) == 18
+    metrics = list(csv.DictReader((tmp_path / "metrics.csv").open()))
+    assert [float(row["client/failed"]) for row in metrics] == [3.0] * 6
+
+
+def test_clients_that_hang_or_die_are_left_out_too(tmp_path: Path) -> None:
+    """R5 in a pool: a worker that is gone is replaced, and the others go on."""
+    faults = [Fault(1, 3, "die", 1), Fault(1, 8, "hang"), Fault(2, 0, "die"), Fault(3, 4, "raise")]
+    engine = LocalEngine(workers=2, timeout=5)
+
+    def model(engine: LocalEngine) -> FedAvg:
+        return FedAvg(linear(), optimizer=partial(SGD, lr=0.3), engine=engine)
+
+    failed, expected = inject(model(engine), faults), model(LocalEngine(1))
+    fit(failed, Absent(), 4, callbacks=[RunFiles(str(tmp_path))])
+    fit(expected, Absent({(f.round, f.client) for f in faults}), 4)
+    assert same(failed.net.state_dict(), expected.net.state_dict())
+    rows = list(csv.DictReader((tmp_path / "failures.csv").open()))
+    assert {(int(row["round"]), int(row["client"])) for row in rows} == {
+        (fault.round, fault.client) for fault in faults
+    }
+    for row in rows:
+        kind = next(f.kind for f in faults if f.client == int(row["client"]))
+        assert REASONS[kind] in row["reason"]
+
+
+@pytest.mark.parametrize("name", ["FedAvg", *EVERY])
+def test_a_round_without_enough_clients_changes_nothing(name: str) -> None:
+    """R6: the model, the teachers, the clients' states and the server's optimizer stay."""
+    seen: list[dict[str, Any]] = []
+
+    class Watch(Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+            checkpoint: dict[str, Any] = {}
+            pl_module.on_save_checkpoint(checkpoint)
+            ours = checkpoint["fedgkd_pl"]
+            ours = {key: ours[key] for key in ours if key not in ("bytes", "failed_rounds")}
+            state = {"net": pl_module.state_dict(), "ours": ours}
+            state["optimizer"] = pl_module.optimizers().state_dict()
+            seen.append(_plain(state))
+
+    settings: dict[str, Any] = {"server_optimizer": partial(SGD, lr=1.0, momentum=0.5)}
+    settings["min_clients"] = 9
+    if name == "FedAvg":
+        local = partial(SGD, lr=0.3)
+        model = FedAvg(linear(), optimizer=local, engine=LocalEngine(1), **settings)
+    else:
+        model = build(name, **settings)
+    faults = [Fault(3, client, "raise") for client in range(2)]
+    inject(model, faults)
+    trainer = fit(model, Absent(), 4, callbacks=[Watch()])
+    assert seen[2] == seen[1] != seen[0] and seen[3] != seen[2]
+    assert model.failed_rounds == [3]
+    assert trainer.global_step == trainer.current_epoch == 4
+
+
+def _plain(value: Any) -> Any:
+    """Nested tensors as lists, so that they can be compared."""
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def test_rounds_that_fail_again_and_again_end_the_run(tmp_path: Path) -> None:
+    faults = [Fault(round, client, "nan") for round in (2, 4, 5) for client in range(10)]
+    optimizer, files = partial(SGD, lr=0.3), RunFiles(str(tmp_path))
+    model = FedAvg(
+        linear(), optimizer=optimizer, engine=LocalEngine(1), min_clients=2, max_failed_rounds=2
+    )
+    with pytest.raises(RunFailed, match=r"^2 rounds in a row failed .* client 4: its weight"):
+        fit(inject(model, faults), Absent(), 9, callbacks=[files])
+    assert model.failed_rounds == [2, 4, 5]
+    rows = list(csv.DictReader((tmp_path / "failures.csv").open()))
+    assert len(rows) == 30, "those of the last round are told too"
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"num_samples": 0}, "reports 0 samples"),
+        ({"num_samples": -3}, "reports -3 samples"),
+        ({"weights": {"a": torch.ones(2), "b": torch.ones(1), "c": torch.ones(1)}}, "entry, c"),
+        ({"weights": {"a": torch.ones(2)}}, "lacks b"),
+        ({"weights": {"a": torch.ones(2, 1), "b": torch.ones(1)}}, "a is (2, 1), not (2,)"),
+        ({"extra": {"x": torch.tensor([1.0, float("nan")])}}, "x is not finite"),
+        ({"state": {"s": torch.tensor(float("inf"))}}, "s is not finite"),
+        ({"metrics": {"acc": float("-inf")}}, "acc is -inf"),
+        ({}, ""),
+    ],
+)
+def test_what_cannot_be_averaged(change: dict[str, Any], fault: str) -> None:
+    weights = {"a": torch.zeros(2), "b": torch.zeros(1)}
+    good: dict[str, Any] = {"client": 1, "num_samples": 3, "weights": dict(weights)}
+    extra, state = (
+        {name: Spec(t.shape, t.dtype) for name, t in change.get(group, {}).items()}
+        for group in ("extra", "state")
+    )
+    found = Form(like(weights), extra, state).fault(ClientUpdate(**(good | change)), 1)
+    assert found.endswith(fault) and bool(found) is bool(fault)

@@ -1,0 +1,438 @@
+"""The baselines against the bare-torch oracle, which knows nothing of the package."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fedgkd_pl import (
+    MLP,
+    MOON,
+    FedAvg,
+    FedGen,
+    FedGKDPlus,
+    FedGKDVote,
+    LocalEngine,
+    ResNet8,
+    ResNet50,
+    TextClassifier,
+)
+from fedgkd_pl.data.examples import Examples, Splits
+from fedgkd_pl.errors import SettingError
+from fedgkd_pl.federation.message import Message
+from fedgkd_pl.methods.fedgen import Generator, generator_loss
+from fedgkd_pl.seeds import derive
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.optim import SGD
+
+from tests.conftest import Table, fit, quiet_trainer, same
+from tests.oracles import oracle_fedgen as fedgen
+from tests.oracles import oracle_methods as oracle
+from tests.support.datasets import TINY
+from tests.support.methods import EVERY, LOCAL, METHODS, batches_of, build, net, table
+
+OFF = {
+    "FedProx": {"mu": 0.0},
+    "FedGKD": {"gamma": 0.0},
+    "FedGKD+": {"gamma": 0.0},
+    "FedGKD-Vote": {"lam": 0.0},
+    "MOON": {"mu": 0.0},
+    "FedDistill+": {"coefficient": 0.0},
+    "FedGen": {"alpha": 0.0, "beta": 0.0},
+}
+
+
+def double(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().double().clone() for name, tensor in state.items()}
+
+
+def cohorts(data: Table, rounds: int) -> list[list[int]]:
+    data.setup()
+    sampler = data.train_dataloader().sampler
+    drawn = []
+    for epoch in range(rounds):
+        sampler.set_epoch(epoch)
+        drawn.append(sampler.cohort())
+    return drawn
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("participation", [1.0, 0.67], ids=["all", "two of three"])
+def test_whole_rounds(name: str, participation: float) -> None:
+    data = table(participation=participation)
+    model = build(name)
+    rounds = 5
+    batches = batches_of(data, epochs=2)
+    clients = [(torch.from_numpy(x).double(), torch.from_numpy(y)) for x, y in data.arrays()]
+    expected = oracle.run(
+        METHODS[name][2],
+        double(model.net.state_dict()),
+        clients,
+        cohorts(data, rounds),
+        batches=lambda round, client: [torch.from_numpy(b) for b in batches(round, client)],
+        val=(data.val.inputs.double(), data.val.targets),
+        **LOCAL,
+        **METHODS[name][3],
+    )["models"]
+    seen: list[dict[str, torch.Tensor]] = []
+    step = model.server_step
+
+    def keep(mean: Any) -> None:
+        step(mean)
+        seen.append(double(model.net.state_dict()))
+
+    model.server_step = keep  # type: ignore[method-assign]
+    fit(model, data, rounds, precision="64-true")
+    for round, (ours, theirs) in enumerate(zip(seen, expected, strict=True), 1):
+        for key in theirs:
+            torch.testing.assert_close(
+                ours[key], theirs[key], atol=1e-9, rtol=0, msg=f"{key} in round {round}"
+            )
+
+
+def test_whole_rounds_of_fedgen() -> None:
+    data, rounds = table(participation=0.67), 4
+    model = build("FedGen")
+    assert isinstance(model, FedGen)
+    data.setup()
+    batches = batches_of(data, epochs=2)
+    clients = [(torch.from_numpy(x).double(), torch.from_numpy(y)) for x, y in data.arrays()]
+    drawn = cohorts(data, rounds)
+    held: list[list[int]] = []  # labels reported up to each round
+    for cohort in drawn:
+        now = {int(label) for client in cohort for label in clients[client][1].unique()}
+        held.append(sorted(now.union(*held[-1:])))
+
+    def server_draws(round: int) -> list[Any]:
+        random = torch.Generator().manual_seed(derive(0, "generator", round))
+        labels = torch.cat([clients[client][1] for client in drawn[round - 1]]).unique()
+        draws = []
+        for _ in range(6):
+            noise = torch.rand(8, 5, generator=random).double()
+            draws.append((noise, labels[torch.randint(len(labels), (8,), generator=random)]))
+        return draws
+
+    def client_draws(round: int, client: int, step: int) -> Any:
+        torch.manual_seed(derive(0, "model", round, client))
+        for batch in batches(round, client)[: step + 1]:
+            fake = torch.tensor(held[round - 2])[torch.randint(len(held[round - 2]), (8,))]
+            noise = torch.rand(8 + len(batch), 5).double()
+        return (noise[:8], fake), noise[8:]
+
+    expected = fedgen.run(
+        double(model.net.state_dict()),
+        {k: t.double() if t.is_floating_point() else t.clone() for k, t in model._fresh.items()},
+        clients,
+        drawn,
+        batches=lambda round, client: [torch.from_numpy(b) for b in batches(round, client)],
+        alpha=0.8,
+        beta=0.6,
+        decay=0.9,
+        server_draws=server_draws,
+        client_draws=client_draws,
+        gen_lr=0.05,
+        **LOCAL,
+    )
+    for done in range(1, rounds + 1):
+        model = build("FedGen")
+        assert isinstance(model, FedGen)
+        fit(model, table(participation=0.67), done, precision="64-true")
+        for key, value in expected["models"][done - 1].items():
+            ours = model.net.state_dict()[key]
+            torch.testing.assert_close(ours, value, atol=1e-9, rtol=0, msg=f"{key}, round {done}")
+        for key, value in expected["generators"][done - 1].items():
+            ours = model.generator.state_dict()[key]
+            torch.testing.assert_close(ours, value, atol=1e-9, rtol=0, msg=f"{key}, round {done}")
+
+
+def test_fedgens_losses_on_fixed_tensors() -> None:
+    rng = torch.Generator().manual_seed(1)
+    noise = torch.rand(6, 5, generator=rng, dtype=torch.float64)
+    y = torch.tensor([0, 1, 2, 1, 0, 1])
+    heads = [(torch.randn(3, 4).double(), torch.randn(3).double()) for _ in range(2)]
+    shares = torch.tensor([[0.25, 1.0, 0.0], [0.75, 0.0, 1.0]], dtype=torch.float64)
+    generator = Generator(3, 4, noise=5, hidden=7).double()
+    state = {k: t.clone() for k, t in generator.state_dict().items()}
+    loss = generator_loss(generator(noise, y), noise, y, heads, shares)
+    loss.backward()
+    g = {k: t.requires_grad_() if t.is_floating_point() else t for k, t in state.items()}
+    expected, _ = fedgen.generator_loss(g, noise, y, heads, shares)
+    expected.backward()
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-10)
+    for key, parameter in generator.named_parameters():
+        torch.testing.assert_close(parameter.grad, g[key].grad, atol=1e-10, rtol=0)
+
+    model = build("FedGen")
+    client = model.client().double()
+    client.generator.net.double()  # type: ignore[attr-defined]
+    (start,) = models(1, None)
+    made = {k: t.detach().clone() for k, t in Generator(3, 6, 5, 7).double().state_dict().items()}
+    known = {"labels": torch.tensor([0, 2])}
+    sent = {"global": start, "generator": made, "labels": known}
+    client.receive(Message(2, sent, {"alpha": 0.3, "beta": 0.2}), {})
+    client.on_train_epoch_start()
+    x, labels = fixed_batch()
+    torch.manual_seed(4)
+    loss = client.training_step((x, labels), 0)
+    loss.backward()
+    torch.manual_seed(4)
+    fake = torch.tensor([0, 2])[torch.randint(2, (8,))]
+    both = torch.rand(8 + 7, 5).double()
+    w = {k: t.clone().requires_grad_() for k, t in start.items()}
+    settings = {"fake": (both[:8], fake), "same": both[8:], "alpha": 0.3, "beta": 0.2}
+    expected = fedgen.local_loss(w, x, labels, generator=made, **settings)
+    expected.backward()
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-10)
+    for key, parameter in client.net.named_parameters():
+        torch.testing.assert_close(parameter.grad, w[key].grad, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_the_method_is_not_fedavg(name: str) -> None:
+    """Otherwise the comparison above would prove little."""
+    plain = FedAvg(
+        net(METHODS[name][4] if name in METHODS else None),
+        local_epochs=2,
+        optimizer=partial(SGD, **LOCAL),
+        engine=LocalEngine(1),
+    )
+    model = build(name)
+    fit(plain, table(), 4)
+    fit(model, table(), 4)
+    weight = plain.net.classifier.weight - model.net.classifier.weight  # type: ignore[union-attr, operator]
+    assert weight.abs().max() > 1e-3
+
+
+def fixed_batch() -> tuple[torch.Tensor, torch.Tensor]:
+    rng = np.random.default_rng(5)
+    return torch.from_numpy(rng.normal(size=(7, 4))), torch.from_numpy(rng.integers(0, 3, 7))
+
+
+def models(count: int, projection: int | None) -> list[dict[str, torch.Tensor]]:
+    built = []
+    for seed in range(count):
+        torch.manual_seed(seed + 10)
+        built.append(double(MLP(4, [6], 3, projection).state_dict()))
+    return built
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_local_loss_and_gradient_on_fixed_tensors(name: str) -> None:
+    _, settings, theirs, _, projection = METHODS[name]
+    start, other, third = models(3, projection)
+    client = build(name).client().double()
+    targets = torch.from_numpy(np.random.default_rng(3).normal(size=(3, 3)))
+    message = Message(3, {"global": start}, {})
+    state: dict[str, torch.Tensor] = {}
+    context: dict[str, Any] = {}
+    for frozen in ("teacher", "anchor", "previous"):
+        if hasattr(client, frozen):
+            getattr(client, frozen).net.double()
+    if theirs == "fedprox":
+        context = {"start": start, "mu": settings["mu"]}
+    elif theirs == "fedgkd":
+        message = Message(3, {"global": start, "teacher": other}, {"distil": 1})
+        context = {"teacher": other, "gamma": settings["gamma"]}
+    elif theirs == "vote":
+        message = Message(
+            *(3, {"global": start, "teacher0": other, "teacher1": third}),
+            {"teacher0": 0.1, "teacher1": 0.25, "teacher2": 0.15},
+        )
+        context = {"teachers": [other, third, start], "coefficients": [0.1, 0.25, 0.15]}
+    elif theirs == "moon":
+        state = other
+        context = {"start": start, "previous": other, "mu": 2.0, "tau": 0.5}
+    else:  # labels 0 and 1 are held by two others, label 2 by this client alone
+        own = {"means": torch.full((3, 3), 0.5), "holds": torch.ones(3)}
+        holds = torch.tensor([3.0, 3.0, 1.0], dtype=torch.float64)
+        sums = 2 * targets + own["means"].double()
+        state = {key: value.double() for key, value in own.items()}
+        message = Message(3, {"global": start, "logits": {"means": sums, "holds": holds}}, {})
+        known = torch.tensor([True, True, False])
+        context = {"targets": targets, "known": known, "coefficient": settings["coefficient"]}
+    client.receive(message, state)
+    client.net.load_state_dict(models(4, projection)[3])  # the client has moved since
+    x, y = fixed_batch()
+    loss = client.training_step((x, y), 0)
+    loss.backward()
+    w = {k: t.requires_grad_() for k, t in models(4, projection)[3].items()}
+    expected = oracle.local_loss(theirs, w, x, y, **context)
+    expected.backward()
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-10)
+    for key, parameter in client.net.named_parameters():
+        torch.testing.assert_close(parameter.grad, w[key].grad, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("name", OFF)
+def test_switched_off_it_is_fedavg_bit_for_bit(name: str) -> None:
+    plain = FedAvg(
+        net(METHODS[name][4] if name in METHODS else None),
+        local_epochs=2,
+        optimizer=partial(SGD, **LOCAL),
+        engine=LocalEngine(1),
+    )
+    off = build(name, **OFF[name])
+    fit(plain, table(), 4)
+    fit(off, table(), 4)
+    assert same(plain.net.state_dict(), off.net.state_dict())
+    assert (plain.bytes_down, plain.bytes_up) == (off.bytes_down, off.bytes_up)
+
+
+def test_vote_with_one_teacher_is_fedgkd() -> None:
+    vote = build("FedGKD-Vote", lam=0.3, buffer_size=1)
+    gkd = build("FedGKD", gamma=0.6, buffer_size=1)
+    fit(vote, table(), 4, precision="64-true")
+    fit(gkd, table(), 4, precision="64-true")
+    for key, value in gkd.net.state_dict().items():
+        torch.testing.assert_close(vote.net.state_dict()[key], value, atol=1e-12, rtol=0)
+
+
+def test_votes_gradient_is_that_of_the_mixture() -> None:
+    """Σ c_m KL(p_m ‖ q) and (Σ c_m) KL(mixture ‖ q) differ by a constant."""
+    from fedgkd_pl.methods.fedgkd import distillation
+
+    torch.manual_seed(0)
+    student = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
+    teachers, c = torch.randn(3, 5, 4, dtype=torch.float64), torch.tensor([0.1, 0.3, 0.2]).double()
+    summed = sum(w * distillation(student, t) for w, t in zip(c, teachers, strict=True))
+    (a,) = torch.autograd.grad(summed, student)  # type: ignore[arg-type]
+    mixture = (c[:, None, None] * teachers.softmax(2)).sum(0) / c.sum()
+    (b,) = torch.autograd.grad(c.sum() * distillation(student, mixture.log()), student)
+    torch.testing.assert_close(a, b, atol=1e-12, rtol=0)
+
+
+def test_fedgkd_with_one_teacher_is_fedlsd() -> None:
+    """FedLSD: CE + β KL(global ‖ local) at τ=1, with β = γ/2, from round 2 on."""
+    start, student = models(2, None)
+    client = build("FedGKD", gamma=0.6, buffer_size=1).client().double()
+    client.teacher.net.double()  # type: ignore[attr-defined]
+    client.receive(Message(2, {"global": start}, {"distil": 1}), {})
+    client.net.load_state_dict(student)
+    x, y = fixed_batch()
+    p, q = oracle.forward(start, x)[1].softmax(1), oracle.forward(student, x)[1].softmax(1)
+    lsd = -q[range(7), y].log().mean() + 0.3 * (p * (p / q).log()).sum(1).mean()
+    assert client.training_step((x, y), 0).item() == pytest.approx(lsd.item(), abs=1e-12)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_resume_and_workers(name: str, tmp_path: Path) -> None:
+    """Six rounds in one go; in two; and with two worker processes: the same bits."""
+    data = {"participation": 0.67}
+    whole, first, second, pool = (build(name, workers) for workers in (1, 1, 1, 2))
+    fit(whole, table(**data), 6)
+    save = ModelCheckpoint(tmp_path, save_last=True)
+    fit(first, table(**data), 3, callbacks=[save], enable_checkpointing=True)
+    quiet_trainer(max_epochs=6).fit(second, table(**data), ckpt_path=tmp_path / "last.ckpt")
+    fit(pool, table(**data), 6)
+    assert same(whole.net.state_dict(), second.net.state_dict())
+    assert same(whole.net.state_dict(), pool.net.state_dict())
+    for other in (second, pool):
+        assert (whole.bytes_down, whole.bytes_up) == (other.bytes_down, other.bytes_up)
+
+
+def test_bytes_are_those_of_the_paper() -> None:
+    """M models down for Vote; a table of logits beside the model for FedDistill+."""
+    size = sum(p.numel() for p in net().parameters()) * 4
+    vote = build("FedGKD-Vote", buffer_size=3)
+    fit(vote, table(), 5)
+    assert vote.bytes_down == (1 + 1 + 2 + 3 + 3) * size * 3  # rounds; three clients each
+    assert vote.bytes_up == 5 * size * 3
+    distill = build("FedDistill+")
+    fit(distill, table(), 3)
+    report = (3 * 3 + 3) * 4
+    assert distill.bytes_up == 3 * 3 * (size + report)
+    assert distill.bytes_down == 3 * (3 * size + 2 * report)
+    plain = build("FedDistill")
+    fit(plain, table(), 3)
+    assert (plain.bytes_up, plain.bytes_down) == (3 * 3 * report, 3 * 2 * report)
+    moon = build("MOON")
+    fit(moon, table(), 3)
+    larger = sum(p.numel() for p in net(5).parameters()) * 4
+    assert moon.bytes_down == moon.bytes_up == 3 * 3 * larger  # the previous model stays at home
+
+
+def test_fedgen_needs_a_classifier_to_look_at() -> None:
+    with pytest.raises(SettingError, match="SplitNet"):
+        FedGen(torch.nn.Linear(4, 3))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["resnet8", "resnet50", "text"],
+)
+def test_fedgen_works_for_every_kind_of_net(kind: str) -> None:
+    nets: dict[str, Any] = {
+        "resnet8": lambda: ResNet8(3),
+        "resnet50": lambda: ResNet50(3),
+        "text": lambda: TextClassifier(3, encoder_config=TINY),
+    }
+    inputs = torch.randn(19, 3, 8, 8) if kind != "text" else torch.randint(1, 9, (19, 5))
+
+    class Shaped(Table):
+        def load(self) -> Any:
+            splits = super().load()
+            train = Examples(inputs, splits.train.targets, lambda x, generator: x)
+            return Splits(train, train[:4])
+
+    model = FedGen(nets[kind](), hidden=16, generator_steps=2, engine=LocalEngine(1))
+    assert fit(model, Shaped(sizes=(8, 5, 6)), 2).global_step == 2
+    assert all(torch.isfinite(t).all() for t in model.net.state_dict().values())
+
+
+def test_votes_coefficients_follow_the_validation_loss() -> None:
+    model = FedGKDVote(net(), lam=0.1, buffer_size=3, engine=LocalEngine(1))
+    model.losses.extend([0.9, 0.5, 0.7])
+    scores = np.exp(-np.array([0.9, 0.5, 0.7]) * 3)
+    np.testing.assert_allclose(model.coefficients(), 0.1 * scores / scores.sum(), atol=1e-12)
+    trainer = fit(model, table(), 4)
+    logged = [float(trainer.callback_metrics[f"vote/teacher_{m}"]) for m in range(3)]
+    assert sum(logged) == pytest.approx(0.1, abs=1e-6)
+
+
+def test_vote_needs_validation_data() -> None:
+    with pytest.raises(SettingError, match="val_fraction"):
+        fit(build("FedGKD-Vote"), table(val_fraction=0.0), 1)
+
+
+@pytest.mark.parametrize("method", [MOON, FedGKDPlus])
+def test_a_projection_head_is_asked_for(method: Any) -> None:
+    with pytest.raises(SettingError, match="projection"):
+        method(net())
+
+
+def test_moons_previous_model_is_the_clients_own_and_not_the_global_one() -> None:
+    model = build("MOON")
+    data = table()
+    updates: dict[int, Any] = {}
+    take = model.take
+
+    def keep(update: Any) -> None:
+        take(update)
+        updates[update.client] = {k: t.clone() for k, t in update.weights.items()}
+
+    model.take = keep  # type: ignore[method-assign]
+    fit(model, data, 2)
+    for client, state in model._client_states.items():
+        assert same(state, updates[client]), "not the model after the client's own training"
+        assert not same(state, model.net.state_dict())
+
+
+def test_feddistills_targets_are_the_others_and_not_uniform() -> None:
+    """Three clients with reports; each must be taught by the two others alone."""
+    reports = {
+        k: {"means": torch.full((3, 3), float(k)), "holds": torch.tensor([1.0, 1.0, float(k == 2)])}
+        for k in range(3)
+    }
+    model = build("FedDistill+")
+    model.reports = reports  # type: ignore[attr-defined]
+    model.trainer = quiet_trainer(max_epochs=1)
+    message = model.broadcast()
+    client = model.client()
+    client.receive(message, reports[2])
+    assert client.targets[0].tolist() == [0.5] * 3  # type: ignore[attr-defined]
+    assert client.known.tolist() == [True, True, False]  # type: ignore[attr-defined]
+    client.receive(message, {})  # a newcomer has no report to take out
+    assert client.targets[1].tolist() == [1.0] * 3  # type: ignore[attr-defined]
+    assert client.known.tolist() == [True, True, True]  # type: ignore[attr-defined]

@@ -1,0 +1,148 @@
+"""``build``: the same objects for the command line and a notebook; nothing is left behind."""
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonargparse
+import pytest
+import yaml
+from fedgkd_pl import Digits, FedGKD
+from fedgkd_pl.errors import SettingError
+from fedgkd_pl.settings.build import build
+from jsonargparse import _common, _loaders_dumpers, _optionals, _typehints
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
+
+from tests.conftest import script
+
+Run = Callable[..., tuple[int, str, str]]
+SMALL: dict[str, Any] = {"model.engine.workers": 1, "trainer.enable_progress_bar": False}
+STATE = """
+import jsonargparse, yaml
+from jsonargparse import _common, _loaders_dumpers, _optionals, _typehints
+def state():
+    loaders = [dict(getattr(_loaders_dumpers, name)) for name in
+               ("loaders", "loader_exceptions", "loader_json_superset", "loader_params")]
+    return [dict(_common.parsing_settings), _optionals._config_read_mode, loaders,
+            _typehints.resolve_class_path_by_name,
+            _typehints.discard_init_args_on_class_path_change,
+            jsonargparse.Path.read_text, dict(yaml.SafeDumper.yaml_multi_representers)]
+"""
+
+
+def state() -> list[Any]:
+    names = ("loaders", "loader_exceptions", "loader_json_superset", "loader_params")
+    path: Any = jsonargparse.Path  # type: ignore[attr-defined]
+    return [
+        dict(_common.parsing_settings),
+        _optionals._config_read_mode,
+        [dict(getattr(_loaders_dumpers, name)) for name in names],
+        _typehints.resolve_class_path_by_name,
+        _typehints.discard_init_args_on_class_path_change,
+        path.read_text,
+        dict(yaml.SafeDumper.yaml_multi_representers),
+    ]
+
+
+def test_what_it_gives(tmp_path: Path) -> None:
+    experiment = build("smoke", rounds=2, output_dir=str(tmp_path), **SMALL)
+    assert isinstance(experiment.trainer, Trainer) and experiment.trainer.max_epochs == 2
+    assert isinstance(experiment.model, FedGKD) and isinstance(experiment.data, Digits)
+    assert experiment.settings["rounds"] == 2
+    assert experiment.settings["model"]["init_args"]["buffer_size"] == 2
+    assert list(tmp_path.iterdir()) == [], "building writes nothing"
+
+
+def test_a_notebook_gets_the_files_and_bits_of_the_command_line(run: Run, tmp_path: Path) -> None:
+    flags = ("--config", "smoke.yaml", "--model.engine.workers", "1", "--rounds", "2")
+    assert run("fit", *flags, "--output_dir", "cli")[0] == 0
+    folder = build("smoke", rounds=2, output_dir="python", **SMALL).fit()
+    assert folder is not None and folder.path == Path("python/smoke/version_0")
+    there, here = tmp_path / "cli/smoke/version_0", folder.path
+    names = {file.name for file in there.iterdir() if "tfevents" not in file.name}
+    assert names == {file.name for file in here.iterdir() if "tfevents" not in file.name}
+    for name in ("global.safetensors", "metrics.csv", "partition.json"):
+        assert (there / name).read_bytes() == (here / name).read_bytes(), name
+
+
+def test_a_run_goes_on_in_python(run: Run, tmp_path: Path) -> None:
+    whole = build("smoke", rounds=3, output_dir="whole", **SMALL).fit()
+    begun = build("smoke", rounds=2, output_dir="parts", **SMALL).fit()
+    assert whole is not None and begun is not None
+    again = build(resume=begun.path, rounds=3).fit()
+    assert again is not None and again.path == begun.path
+    assert whole.model.read_bytes() == again.model.read_bytes()
+    with again.metrics.open() as file:
+        assert [row["round"] for row in csv.DictReader(file)] == ["1", "2", "3"]
+
+
+def test_settings_are_files_mappings_and_overrides_later_ones_win(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("rounds: 7\nname: mine\n")
+    more = {"model": {"class_path": "FedGKD", "init_args": {"gamma": 0.5}}, "name": "other"}
+    settings = build(["smoke", file, more], **{"model.gamma": 0.7}).settings
+    assert (settings["rounds"], settings["name"]) == (7, "other")
+    assert settings["model"]["init_args"]["gamma"] == 0.7
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        ({"model.gama": 1}, "model.gama: no such setting, did you mean gamma?"),
+        ({"rounds": 0}, "rounds: must be at least 1 (got 0)"),
+        ({"model.buffer_size": "many"}, "model.buffer_size: expected int (got many)"),
+    ],
+)
+def test_a_wrong_setting_is_an_exception_not_an_exit(flags: dict[str, Any], text: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        build("smoke", **flags)
+    assert str(caught.value) == text
+
+
+def test_a_refused_run_is_free_again(run: Run, tmp_path: Path) -> None:
+    folder = build("smoke", rounds=1, output_dir="runs", **SMALL).fit()
+    assert folder is not None
+    for _ in range(2):
+        with pytest.raises(SettingError, match="seed_everything"):
+            build(resume=folder.path, rounds=2, seed_everything=5).fit()
+    with pytest.raises(SettingError, match="no such setting"):
+        build(resume=folder.path, nonsense=1)
+    build(resume=folder.path, rounds=2).fit()
+
+
+def test_jsonargparse_is_as_it_was_after_an_import_and_after_a_build(tmp_path: Path) -> None:
+    text = STATE + "before = state()\nimport fedgkd_pl, fedgkd_pl.cli.main\n"
+    text += "assert state() == before\nimport lightning.pytorch.cli  # which changes it\n"
+    text += "before = state()\nimport fedgkd_pl.settings.build\nassert state() == before\n"
+    done = script(text, tmp_path)
+    assert done.returncode == 0, done.stderr
+    before = state()
+    build("smoke")
+    assert state() == before
+    with pytest.raises(SettingError):
+        build("smoke", nonsense=1)
+    assert state() == before
+
+
+class Theirs(BoringModel):
+    def __init__(self, width: int = 3) -> None:
+        super().__init__()
+        self.width = width
+
+
+class Watching(Callback):
+    """A class that our configs may not name, and theirs may."""
+
+
+def test_a_cli_of_the_users_works_before_and_after() -> None:
+    def cli() -> LightningModule:
+        words = ["--model.width=5", f"--trainer.callbacks+={__name__}.Watching"]
+        model: LightningModule = LightningCLI(Theirs, BoringDataModule, run=False, args=words).model
+        return model
+
+    assert cli().width == 5
+    build("smoke")
+    assert cli().width == 5

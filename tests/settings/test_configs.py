@@ -1,0 +1,94 @@
+"""Every configuration parses and runs two rounds, on tiny data where the real is not here."""
+
+import csv
+import json
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from fedgkd_pl.cli.main import main
+
+from tests.conftest import REPO
+from tests.support.datasets import TINY, WORDS, write_ag_news, write_cifar, write_sst5, write_tiny
+
+FILES = sorted(
+    file.relative_to(REPO / "configs").as_posix()
+    for file in (REPO / "configs").rglob("*.yaml")
+    if file.parent.name not in ("loggers", "studies")
+)
+
+
+@pytest.mark.parametrize("name", ["csv", "wandb", "mlflow"])
+def test_lightnings_loggers(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What is installed logs; what is not is asked for in one line."""
+    monkeypatch.chdir(tmp_path)
+    short = ("--rounds", "2", "--model.local_epochs", "1", "--trainer.enable_progress_bar", "false")
+    config = ("--config", "quickstart.yaml", "--config", f"loggers/{name}.yaml")
+    code = main(["fit", *config, *short])
+    if name != "csv" and find_spec(name) is None:
+        told = capfd.readouterr().err
+        assert code == 2 and told.startswith("error: trainer.logger: ModuleNotFoundError"), told
+        assert not list(tmp_path.iterdir())
+        return
+    assert code == 0
+    assert (tmp_path / "runs" / "quickstart" / "version_0" / "summary.json").exists()
+    if name == "csv":
+        rows = list(csv.DictReader((tmp_path / "runs/csv/version_0/metrics.csv").open()))
+        assert [row["step"] for row in rows if row["test/acc"]] == ["1", "2"]
+
+
+def test_the_configs_of_the_readme_are_there() -> None:
+    assert {
+        "quickstart.yaml",
+        "smoke.yaml",
+        "cifar10_fedgkd.yaml",
+        "cifar10_fedavg.yaml",
+        "cifar100_fedgkd.yaml",
+        "tiny_imagenet_fedgkd.yaml",
+        "ag_news_fedgkd.yaml",
+        "sst5_fedgkd.yaml",
+        "toy2d_fedgkd.yaml",
+    } <= set(FILES)
+
+
+def tiny(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Writes a little data of the config's kind; returns the flags that go with it."""
+    few = ["--data.num_clients", "5", "--model.engine.workers", "1"]
+    if name.startswith("cifar"):
+        write_cifar(folder / "data", monkeypatch, classes=100 if "100" in name else 10)
+        return few
+    if name.startswith("tiny_imagenet"):
+        write_tiny(folder / "data", monkeypatch)
+        return [*few, "--model.net.num_classes", "3"]
+    if name.startswith(("ag_news", "sst5")):
+        (folder / "vocab.txt").write_text("\n".join(WORDS))
+        few += ["--data.tokenizer", "vocab.txt", "--model.net.encoder_config", json.dumps(TINY)]
+    if name.startswith("ag_news"):
+        write_ag_news(folder / "data" / "ag_news", monkeypatch)
+        return [*few, "--data.train_samples", "40", "--data.val_samples", "10"]
+    if name.startswith("sst5"):
+        write_sst5(folder / "data" / "sst5", monkeypatch)
+        return few
+    return []
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_two_rounds(
+    name: str,
+    run: Callable[..., tuple[int, str, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    words = ["--config", name]
+    words += tiny(name, tmp_path, monkeypatch)
+    words += ["--rounds", "2", "--model.local_epochs", "1", "--name", "x"]
+    code, _, err = run("fit", *words)
+    assert code == 0, err
+    folder = tmp_path / "runs" / "x" / "version_0"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["rounds"] == 2 and summary["final_test_acc"] is not None
+    method = summary["method"].lower().replace("plus", "_plus").replace("vote", "_vote")
+    assert name in ("quickstart.yaml", "smoke.yaml") or Path(name).stem.endswith(method)
