@@ -12,7 +12,7 @@ from pathlib import Path
 from fedgkd_pl.errors import RunFailed, SettingError, StorageError, require
 from fedgkd_pl.settings.allowed import allow
 from fedgkd_pl.settings.build import FederatedCLI
-from fedgkd_pl.settings.files import resolve
+from fedgkd_pl.settings.files import expand
 from fedgkd_pl.storage.files import DISK, check_folder
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
@@ -108,14 +108,10 @@ def prepare(words: list[str]) -> tuple[list[str], Path | None]:
     """
     rest: list[str] = []
     resume: Path | None = None
-    waiting = iter(words)
+    waiting = iter(expand(words))
     for word in waiting:
         if word.split("=")[0] == "--import":
             import_users(word[9:] or next(waiting, ""))
-        elif word in ("-c", "--config"):
-            rest += ["--config", *(resolve(name) for name in [next(waiting, "")] if name)]
-        elif word.startswith("--config="):
-            rest.append("--config=" + resolve(word.removeprefix("--config=")))
         elif word.split("=")[0] == "--resume" and words[0] == "fit":
             require(resume is None, "resume", "one run at a time", resume)
             resume = Path(word[9:] or next(waiting, ""))
