@@ -25,14 +25,7 @@ from fedgkd_pl.errors import RunFailed, SettingError, StorageError, require
 from fedgkd_pl.experiments.paper import check_table
 from fedgkd_pl.experiments.runs import LARGEST, Run, read_run
 from fedgkd_pl.experiments.study import Cell, Study, read_study
-from fedgkd_pl.experiments.tables import (
-    make_tables,
-    to_csv,
-    to_html,
-    to_latex,
-    to_markdown,
-    to_rich,
-)
+from fedgkd_pl.experiments.tables import every_run, make_tables
 from fedgkd_pl.processes.signals import Stopped
 from fedgkd_pl.processes.start import context, ending_with_parent, without_main
 from fedgkd_pl.runs.settings import fixed_settings
@@ -392,9 +385,9 @@ def _write(study: Study, top: Path) -> None:
     """Tables of what there is."""
     results = _results(study, top)
     tables = make_tables(study, results)
-    write_text(top / "results.csv", to_csv(study, results))
-    write_text(top / "table.md", "\n".join(map(to_markdown, tables)))
-    write_text(top / "table.tex", "\n".join(map(to_latex, tables)))
+    write_text(top / "results.csv", every_run(study, results).to_csv())
+    write_text(top / "table.md", "\n".join(table.to_markdown() for table in tables))
+    write_text(top / "table.tex", "\n".join(table.to_latex() for table in tables))
 
 
 def _tell(study: Study, tasks: list[Task], top: Path) -> int:
@@ -403,13 +396,13 @@ def _tell(study: Study, tasks: list[Task], top: Path) -> int:
     console = Console() if sys.stdout.isatty() else Console(width=140)
     results = _results(study, top)
     for table in make_tables(study, results):
-        console.print(to_rich(table))
+        console.print(table.to_rich())
         for note in table.notes:
             console.print(f"  {note}", highlight=False, markup=False)
     if results:
-        from fedgkd_pl.experiments.report import write_page
+        from fedgkd_pl.experiments.page import write_page
 
-        page = "".join(map(to_html, make_tables(study, results)))
+        page = "".join(table.to_html() for table in make_tables(study, results))
         write_page([run for _, run in results], top / "report.html", study.title, page)
     failed = [task for task in tasks if task.state == "failed"]
     for task in failed:

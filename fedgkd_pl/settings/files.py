@@ -1,7 +1,7 @@
 """The configurations that come with the package, and what a ``--config`` stands for.
 
 A run is a protocol (``protocols/cifar10.yaml``: data, net, optimizer, rounds) and a method
-(``methods/moon.yaml``). ``cifar10_moon`` and ``cifar10/moon``, with or without ``.yaml``, name both.
+(``methods/moon.yaml``); ``cifar10_moon`` and ``cifar10/moon`` name both, as with ``.yaml``.
 """
 
 import json
