@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 FAST := not slow and not faults and not ray and not flower
 
-.PHONY: help setup demo digits bench test test-faults test-ray test-flower fuzz test-slow lint format wheel clean
+.PHONY: help setup demo digits bench test test-faults test-ray test-flower fuzz test-slow lint papers format wheel clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -60,6 +60,9 @@ lint: $(STAMP)  ## ruff and mypy --strict
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+
+papers: $(STAMP)  ## write the table of methods in PAPERS.md anew
+	@$(BIN)/python -m fedgkd_pl.experiments.papers PAPERS.md
 
 format: $(STAMP)  ## let ruff rewrite
 	@$(BIN)/ruff check --fix .

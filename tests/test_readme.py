@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 from fedgkd_pl.experiments.study import read_study
+from fedgkd_pl.settings.files import resolve
 from fedgkd_pl.settings.help import parameters
 
 from tests.conftest import REPO, script
@@ -63,7 +64,7 @@ def test_every_flag_and_file_it_names_exists(run: Callable[..., tuple[int, str, 
     for flag in set(re.findall(r"(--[\w.]+)", README)) - {"--model.epsilon", "--logdir", "--help"}:
         assert flag in out or flag.split(".")[-1] in settings, flag
     for name in set(re.findall(r"--config (\w+\.yaml)", README)):
-        assert (REPO / "configs" / name).is_file(), name
+        assert all(Path(file).is_file() for file in resolve(name)), name
     for path in set(re.findall(r"`((?:tests|fedgkd_pl)/[\w/.]+)`", README)):
         assert (REPO / path).exists(), path
 

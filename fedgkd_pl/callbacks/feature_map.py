@@ -11,7 +11,7 @@ from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.federation.message import ClientUpdate, State
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.plots.feature_maps import encode_feature_map
-from fedgkd_pl.plots.figures import FeatureMapData, Floats, feature_map
+from fedgkd_pl.plots.plane import FeatureMapData, Floats, feature_map
 from fedgkd_pl.runs.files import output_folder
 from fedgkd_pl.seeds import seeded
 from fedgkd_pl.storage.files import commit

@@ -15,14 +15,7 @@ from fedgkd_pl.experiments.paper import check_table
 from fedgkd_pl.experiments.runs import Run
 from fedgkd_pl.experiments.scheduler import PRELOAD, Task, begin, run_tasks, sound_run
 from fedgkd_pl.experiments.study import Cell, Study, read_study
-from fedgkd_pl.experiments.tables import (
-    make_tables,
-    to_csv,
-    to_html,
-    to_latex,
-    to_markdown,
-    to_rich,
-)
+from fedgkd_pl.experiments.tables import every_run, make_tables
 from fedgkd_pl.processes.start import context, ending_with_parent
 from fedgkd_pl.runs.folder import RunFolder
 from fedgkd_pl.runs.settings import fixed_settings
@@ -207,9 +200,9 @@ def _write(study: Study, top: Path) -> None:
     """Tables of what there is."""
     results = _results(study, top)
     tables = make_tables(study, results)
-    write_text(top / "results.csv", to_csv(study, results))
-    write_text(top / "table.md", "\n".join(map(to_markdown, tables)))
-    write_text(top / "table.tex", "\n".join(map(to_latex, tables)))
+    write_text(top / "results.csv", every_run(study, results).to_csv())
+    write_text(top / "table.md", "\n".join(table.to_markdown() for table in tables))
+    write_text(top / "table.tex", "\n".join(table.to_latex() for table in tables))
 
 
 def _tell(study: Study, tasks: list[Task], top: Path) -> int:
@@ -218,13 +211,13 @@ def _tell(study: Study, tasks: list[Task], top: Path) -> int:
     console = Console() if sys.stdout.isatty() else Console(width=140)
     results = _results(study, top)
     for table in make_tables(study, results):
-        console.print(to_rich(table))
+        console.print(table.to_rich())
         for note in table.notes:
             console.print(f"  {note}", highlight=False, markup=False)
     if results:
-        from fedgkd_pl.experiments.report import write_page
+        from fedgkd_pl.experiments.page import write_page
 
-        page = "".join(map(to_html, make_tables(study, results)))
+        page = "".join(table.to_html() for table in make_tables(study, results))
         write_page([run for _, run in results], top / "report.html", study.title, page)
     failed = [task for task in tasks if task.state == "failed"]
     for task in failed:

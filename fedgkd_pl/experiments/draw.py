@@ -31,7 +31,7 @@ def draw(kind: str, paths: Sequence[str], output: str) -> None:
         paths: run folders, or folders above them.
         output: the file, ``.svg``, ``.png`` or ``.pdf``.
     """
-    from fedgkd_pl.plots.figures import FORMATS, save
+    from fedgkd_pl.plots.style import FORMATS, save
 
     ending = Path(output).suffix.lower()
     require(ending in FORMATS, "output", f"must end in {', '.join(FORMATS)}", output)
@@ -71,13 +71,31 @@ def learning_curves(groups: Sequence[Group], column: str = "test/acc") -> "Figur
         groups: named.
         column: of ``metrics.csv``.
     """
-    from fedgkd_pl.experiments.report import panels_of
     from fedgkd_pl.plots.figures import curve_panels
 
     panels = panels_of(groups, column, 100.0 if column.endswith("/acc") else 1.0)
     require(len(panels) > 0, "runs", f"no metrics.csv has {column}")
     label = "test accuracy, %" if column == "test/acc" else column
     return curve_panels(panels, ylabel=label)
+
+
+def panels_of(
+    groups: Sequence[Group], column: str, factor: float = 1.0
+) -> dict[str, dict[str, list[dict[int, float]]]]:
+    """A column of ``metrics.csv`` by data, method and seed, for the groups that have it.
+
+    Args:
+        groups: named.
+        column: its name.
+        factor: on the values.
+    """
+    panels: dict[str, dict[str, list[dict[int, float]]]] = {}
+    for group in sorted(groups, key=lambda group: group.panel):
+        seeds = [run.metrics.get(column, {}) for run in group.runs.values()]
+        known = [{number: factor * value for number, value in s.items()} for s in seeds if s]
+        if known:
+            panels.setdefault(group.panel, {})[group.name] = known
+    return panels
 
 
 def participation(groups: Sequence[Group]) -> "Figure":
@@ -120,7 +138,7 @@ def features(groups: Sequence[Group]) -> "Figure":
         groups: named.
     """
     from fedgkd_pl.plots.feature_maps import read_feature_map
-    from fedgkd_pl.plots.figures import feature_map
+    from fedgkd_pl.plots.plane import feature_map
 
     maps = []
     for group in groups:

@@ -9,14 +9,10 @@ from fedgkd_pl.errors import CALMER
 from fedgkd_pl.experiments.paper import numbers, paper_row
 from fedgkd_pl.experiments.protocol import differences, joined, plain_settings, protocol, same
 from fedgkd_pl.experiments.runs import Run
+from fedgkd_pl.methods import title_of
 from fedgkd_pl.runs.settings import fixed_settings
 from fedgkd_pl.storage.reading import printable
 
-METHODS = {
-    "FedDistillPlus": "FedDistill+",
-    "FedGKDPlus": "FedGKD+",
-    "FedGKDVote": "FedGKD-Vote",
-}
 DATASETS = {
     "ag_news": "AG News",
     "cifar10": "CIFAR-10",
@@ -143,7 +139,7 @@ def facts(run: Run) -> dict[str, Any]:
         run: any.
     """
     method = str(run.summary["method"])
-    told = {"dataset": dataset_name(run), "method": METHODS.get(method, method)}
+    told = {"dataset": dataset_name(run), "method": title_of(method)}
     return plain_settings(run.settings) | told | {"rounds": run.summary["rounds"]}
 
 
@@ -183,7 +179,7 @@ def make_groups(runs: Iterable[Run]) -> list[Group]:
         key += tuple(sorted((k, str(v)) for k, v in settings.items()))
         if key in found and seed in found[key].runs and not settings:
             key += (run.folder,)  # which cannot tell what else differs
-        group = Group(METHODS.get(method, method), dataset, settings, {})
+        group = Group(title_of(method), dataset, settings, {})
         found.setdefault(key, group).runs[seed] = run
     groups = list(found.values())
     named = [
@@ -195,6 +191,20 @@ def make_groups(runs: Iterable[Run]) -> list[Group]:
         for group in groups
     ]
     return [_told_apart(group, named) for group in named]
+
+
+def shared_settings(groups: Sequence[Group]) -> dict[str, Any]:
+    """The settings that all groups have alike, as they are shown.
+
+    Args:
+        groups: at least one.
+    """
+    first, *others = [group.settings for group in groups]
+    return {
+        printable(key.replace("init_args.", "")): printable(value, 1000)
+        for key, value in first.items()
+        if value is not None and all(other.get(key) == value for other in others)
+    }
 
 
 def _told_apart(group: Group, groups: Sequence[Group]) -> Group:

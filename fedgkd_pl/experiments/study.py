@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgkd_pl.errors import SettingError, require
-from fedgkd_pl.settings.files import resolve
+from fedgkd_pl.settings.files import methods, resolve
 from fedgkd_pl.storage.reading import printable
 
 Settings = Mapping[str, Any]  # dotted keys, as `fedgkd-pl fit` takes them; `config` names files
@@ -59,7 +59,8 @@ class Study:
 
     Attributes:
         name: of the folder of its cells.
-        axes: for each, labels and the settings that each stands for.
+        axes: for each, labels and the settings that each stands for. In a file, the axis
+            ``method`` may also be ``all`` or a list of titles, each standing for its config.
         config: base configs.
         seeds: one run each.
         set: settings of all cells.
@@ -136,7 +137,8 @@ def read_study(path: str) -> Study:
     """
     from fedgkd_pl.settings import strict_yaml
 
-    (file,) = resolve(path)
+    file, *others = resolve(path)
+    require(not others, "study", "is a protocol with a method", path)
     content = strict_yaml.read(file)
     known = [item.name for item in fields(Study)]
     for key in content:
@@ -144,8 +146,8 @@ def read_study(path: str) -> Study:
     require("axes" in content, "axes", "a study needs at least one", path)
     axes = {
         str(axis): {str(label): _settings(f"axes.{axis}.{label}", s) for label, s in labels.items()}
-        for axis, labels in _mapping("axes", content["axes"]).items()
-        if _mapping(f"axes.{axis}", labels)
+        for axis, given in _mapping("axes", content["axes"]).items()
+        if (labels := _labels(str(axis), given))
     }
     require(len(axes) == len(content["axes"]) > 0, "axes", "each needs at least one label")
     name = content.get("name", Path(file).stem)
@@ -251,6 +253,17 @@ def _texts(value: Any, name: str) -> Iterator[tuple[str, str]]:
         yield name, value
         if name not in ADDRESSES:
             yield from ((found, "") for found in ADDRESSES if found in value)  # JSON in a text
+
+
+def _labels(axis: str, given: Any) -> dict[Any, Any]:
+    """An axis as it is written; methods may be named only: ``all``, or a list of titles."""
+    if axis != "method" or isinstance(given, dict):
+        return _mapping(f"axes.{axis}", given)
+    known = methods()
+    chosen = list(known) if given == "all" else _list("axes.method", given, str)
+    for title in chosen:
+        require(title in known, "axes.method", f"all, or some of {', '.join(known)}", title)
+    return {title: {"config": known[title]} for title in chosen}
 
 
 def _mapping(key: str, value: Any) -> dict[str, Any]:

@@ -1,33 +1,27 @@
-"""A study's results as CSV, Markdown and LaTeX, beside the paper's."""
+"""A study's results as tables, beside the paper's."""
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from html import escape
+from dataclasses import dataclass
 from itertools import product
-from statistics import mean, stdev
-from typing import TYPE_CHECKING
+from statistics import mean
 
 from fedgkd_pl.experiments.groups import dataset_name, diverged, facts, symbol
 from fedgkd_pl.experiments.paper import numbers, paper_row
 from fedgkd_pl.experiments.protocol import Footnotes, differences, joined
 from fedgkd_pl.experiments.runs import ACCURACIES, Run
+from fedgkd_pl.experiments.significance import lead, spread
 from fedgkd_pl.experiments.study import Cell, Study
-
-if TYPE_CHECKING:
-    import rich.table
+from fedgkd_pl.experiments.table import Table, Value
 
 Labels = tuple[str, ...]
 Results = Sequence[tuple[Cell, Run]]
-ENOUGH = 3  # seeds for a test of significance
 FEWER = "of runs with fewer than ten rounds, the mean of all they have"
 NAMES = {"best": "best", "final": "final", "last10": "last 10", "at_best_val": "at best val"}
 
 
 @dataclass
 class Entry:
-    """A cell of a table.
+    """A number of a table.
 
     Attributes:
         values: the accuracy of every seed, in percent.
@@ -53,18 +47,14 @@ class Entry:
         return mean(self.values.values())
 
     @property
-    def text(self) -> str:
-        """Mean ± standard deviation, and marks; a dash where there is no run."""
-        return spread(list(self.values.values())) + self.marks
-
-    @property
-    def paper_text(self) -> str:
-        """The paper's mean ± standard deviation, and a mark; empty where there is none."""
-        if self.paper is None:
-            return ""
-        std = self.paper[1]
-        text = f"{self.paper[0]:.2f}" + (f" ± {std:.2f}" if std is not None else "")
-        return text + self.paper_mark
+    def value(self) -> Value:
+        """Mean ± standard deviation, a dash where there is no run; the paper's; marks of both."""
+        paper = ""
+        if self.paper is not None:
+            std = self.paper[1]
+            paper = f"{self.paper[0]:.2f}" + (f" ± {std:.2f}" if std is not None else "")
+            paper += self.paper_mark
+        return Value(spread(list(self.values.values())) + self.marks, self.rank, paper)
 
     def annotate(self, notes: Footnotes) -> None:
         """Takes marks for what is to be said of it.
@@ -75,38 +65,6 @@ class Entry:
         if self.values:
             self.marks = "".join(map(notes.mark, self.remarks))
             self.paper_mark = notes.mark(self.differs)
-
-
-@dataclass
-class Table:
-    """A laid-out table.
-
-    Attributes:
-        title: above it.
-        corner: what the rows are labelled by.
-        rows: the labels of every row.
-        columns: the label of every column.
-        entries: row by row.
-        notes: below it.
-    """
-
-    title: str
-    corner: Labels
-    rows: list[Labels]
-    columns: list[str]
-    entries: list[list[Entry]]
-    notes: list[str]
-
-
-def spread(values: Sequence[float]) -> str:
-    """Mean ± standard deviation (of a sample) of some percentages.
-
-    Args:
-        values: one per seed.
-    """
-    if not values:
-        return "-"
-    return f"{mean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
 
 
 def make_tables(study: Study, results: Results) -> list[Table]:
@@ -137,13 +95,23 @@ def make_tables(study: Study, results: Results) -> list[Table]:
                 line[-1].annotate(footnotes)
             body.append(line)
         which = f": {measure_name(measures[0])}" if "measure" not in laid_out else ""
+        # rows and columns that neither we nor the paper have a number for are left out
+        known = [[bool(entry.values or entry.paper) for entry in line] for line in body]
+        shown = [n for n in range(len(columns)) if any(line[n] for line in known)]
         tables.append(
             Table(
+                [*map(symbol, study.rows), *(_column(study.columns, columns[n]) for n in shown)],
+                [
+                    [
+                        *(Value(measure_name(label)) for label in row),
+                        *(line[n].value for n in shown),
+                    ]
+                    for row, line, some in zip(rows, body, known, strict=True)
+                    if any(some)
+                ],
+                range(len(study.rows)),
                 f"{study.title or study.name}{which}",
-                tuple(map(symbol, study.rows)),
-                [tuple(map(measure_name, row)) for row in rows],
-                [_column(study.columns, column) for column in columns],
-                body,
+                "test accuracy in %",
                 [
                     *footnotes.lines,
                     *_too_short(results, measures),
@@ -152,20 +120,7 @@ def make_tables(study: Study, results: Results) -> list[Table]:
                 ],
             )
         )
-    return [_without_empty(table) for table in tables]
-
-
-def _without_empty(table: Table) -> Table:
-    """Without rows and columns that neither we nor the paper have a number for."""
-    known = [[bool(entry.values or entry.paper) for entry in line] for line in table.entries]
-    rows = [n for n, line in enumerate(known) if any(line)]
-    columns = [n for n in range(len(table.columns)) if any(line[n] for line in known)]
-    return replace(
-        table,
-        rows=[table.rows[n] for n in rows],
-        columns=[table.columns[n] for n in columns],
-        entries=[[table.entries[row][column] for column in columns] for row in rows],
-    )
+    return tables
 
 
 def _too_short(results: Results, measures: Sequence[str]) -> list[str]:
@@ -196,106 +151,7 @@ def measure_name(name: str) -> str:
     return f"round {number}" if number != name and number.isdigit() else NAMES.get(name, name)
 
 
-def to_markdown(table: Table) -> str:
-    """The table in Markdown, the best bold, the second underlined.
-
-    Args:
-        table: laid out.
-    """
-    lines = [f"**{table.title}**, test accuracy in %", ""]
-    names = (name.replace("|", r"\|") for name in (*table.corner, *table.columns))
-    lines.append("| " + " | ".join(names) + " |")
-    lines.append("|" + "---|" * len(table.corner) + "---:|" * len(table.columns))
-    for labels, entries in zip(table.rows, table.entries, strict=True):
-        cells = []
-        for entry in entries:
-            text = ("{}", "**{}**", "<u>{}</u>")[entry.rank].format(entry.text)
-            cells.append(text + (f" ({entry.paper_text})" if entry.paper else ""))
-        plain = (label.replace("|", r"\|") for label in labels)
-        lines.append("| " + " | ".join([*plain, *cells]) + " |")
-    if any(entry.paper for entries in table.entries for entry in entries):
-        lines += ["", "In brackets: the paper's."]
-    lines += ["", *(f"- {note}" for note in table.notes)] if table.notes else []
-    return "\n".join(lines) + "\n"
-
-
-def to_rich(table: Table) -> "rich.table.Table":
-    """The table for a terminal.
-
-    Args:
-        table: laid out.
-    """
-    from rich.markup import escape as plain
-    from rich.table import Table as RichTable
-
-    shown = RichTable(title=plain(f"{table.title}, test accuracy in %"))
-    for name in table.corner:
-        shown.add_column(plain(name))
-    for name in table.columns:
-        shown.add_column(plain(name), justify="right")
-    for labels, entries in zip(table.rows, table.entries, strict=True):
-        cells = []
-        for entry in entries:
-            text = ("{}", "[bold]{}[/bold]", "[underline]{}[/underline]")[entry.rank]
-            paper = f"\n[dim]({entry.paper_text})[/dim]" if entry.paper else ""
-            cells.append(text.format(entry.text) + paper)
-        shown.add_row(*map(plain, labels), *cells)
-    return shown
-
-
-def to_latex(table: Table) -> str:
-    """The table in LaTeX (booktabs), the best bold, the second underlined.
-
-    Args:
-        table: laid out.
-    """
-    width = len(table.corner) + len(table.columns)
-    lines = [
-        r"\begin{table}",
-        r"\centering",
-        rf"\caption{{{_tex(table.title)}. Test accuracy in \%"
-        + (", the paper's in brackets" if _has_paper(table) else "")
-        + ".}",
-        rf"\begin{{tabular}}{{{'l' * len(table.corner)}{'r' * len(table.columns)}}}",
-        r"\toprule",
-        " & ".join(map(_tex, (*table.corner, *table.columns))) + r" \\",
-        r"\midrule",
-    ]
-    for labels, entries in zip(table.rows, table.entries, strict=True):
-        cells = [_tex(label) for label in labels]
-        for entry in entries:
-            text = _tex(entry.text)
-            text = (text, rf"\textbf{{{text}}}", rf"\underline{{{text}}}")[entry.rank]
-            cells.append(text + (f" ({_tex(entry.paper_text)})" if entry.paper else ""))
-        lines.append(" & ".join(cells) + r" \\")
-    lines.append(r"\bottomrule")
-    lines += [rf"\multicolumn{{{width}}}{{l}}{{\small {_tex(note)}}} \\" for note in table.notes]
-    return "\n".join([*lines, r"\end{tabular}", r"\end{table}", ""])
-
-
-def to_html(table: Table) -> str:
-    """The table for a page, the best bold, the second underlined.
-
-    Args:
-        table: laid out.
-    """
-    head = "".join(f"<th>{escape(name)}</th>" for name in (*table.corner, *table.columns))
-    lines = []
-    for labels, entries in zip(table.rows, table.entries, strict=True):
-        cells = [escape(label) for label in labels]
-        for entry in entries:
-            text = ("{}", "<b>{}</b>", "<u>{}</u>")[entry.rank].format(escape(entry.text))
-            paper = f"<br><small>paper {entry.paper_text}</small>" if entry.paper else ""
-            cells.append(text + paper)
-        lines.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
-    notes = "".join(f"<li>{escape(note)}</li>" for note in table.notes)
-    return (
-        f"<section><h2>{escape(table.title)}</h2><div class=scroll><table><thead><tr>{head}</tr>"
-        f"</thead><tbody>{''.join(lines)}</tbody></table></div><ul>{notes}</ul></section>"
-    )
-
-
-def to_csv(study: Study, results: Results) -> str:
+def every_run(study: Study, results: Results) -> Table:
     """A row per run: labels, seed, all measures in percent, bytes, the folder.
 
     Args:
@@ -303,23 +159,21 @@ def to_csv(study: Study, results: Results) -> str:
         results: the runs there are.
     """
     measures = list(dict.fromkeys([*ACCURACIES, *study.measures]))
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*study.axes, "seed", "rounds", *measures, "bytes_down", "bytes_up", "cell"])
+    columns = [*study.axes, "seed", "rounds", *measures, "bytes_down", "bytes_up", "cell"]
+    rows = []
     for cell, run in results:
         values = [run.measure(measure) for measure in measures]
-        writer.writerow(
-            [
-                *cell.labels.values(),
-                cell.seed,
-                run.summary["rounds"],
-                *("" if value is None else f"{value:.4f}" for value in values),
-                run.summary["bytes_down"],
-                run.summary.get("bytes_up", ""),
-                cell.name,
-            ]
-        )
-    return text.getvalue()
+        row = [
+            *cell.labels.values(),
+            cell.seed,
+            run.summary["rounds"],
+            *("" if value is None else f"{value:.4f}" for value in values),
+            run.summary["bytes_down"],
+            run.summary.get("bytes_up", ""),
+            cell.name,
+        ]
+        rows.append([Value("" if each is None else str(each)) for each in row])
+    return Table(columns, rows, range(len(study.axes)))
 
 
 def _key(study: Study, labels: Mapping[str, str], measure: str) -> Labels:
@@ -417,60 +271,3 @@ def _notes(study: Study, entries: Mapping[Labels, Entry], measures: Sequence[str
     if tests > 1:
         notes.append(f"{tests} tests, not corrected for their number")
     return notes
-
-
-def lead(first: str, best: Mapping[int, float], second: str, other: Mapping[int, float]) -> str:
-    """By how much one is ahead of another over the seeds they share, and if that is much.
-
-    Args:
-        first: the name of the one ahead.
-        best: its values by seed.
-        second: the name of the other.
-        other: its values.
-    """
-    seeds = sorted(best.keys() & other.keys())
-    ahead = [best[seed] - other[seed] for seed in seeds]
-    if not seeds:
-        return f"{first} and {second} have no seed in common"
-    if not any(round(each, 6) for each in ahead):
-        return f"{first} and {second} are equal"
-    if round(mean(ahead), 2) == 0:
-        apart = spread(ahead).removeprefix("-")
-        return f"{first} and {second} are level: {apart} points apart over {_seeds(seeds)}"
-    if mean(ahead) < 0:  # over the seeds that both have
-        return lead(second, other, first, best)
-    text = f"{first} is ahead of {second} by {spread(ahead)} points"
-    if len(seeds) < 2:
-        return f"{text}; one seed says nothing of its significance"
-    if len({round(each, 6) for each in ahead}) == 1:  # the last bits differ, and prove nothing
-        no_test = "; without any spread there is no test" if len(seeds) >= ENOUGH else ""
-        return f"{text} in each of {len(seeds)} seeds{no_test}"
-    if len(seeds) < ENOUGH:
-        return f"{text} over {_seeds(seeds)}; a test needs {ENOUGH}"
-    from scipy.stats import ttest_1samp
-
-    p = float(ttest_1samp(ahead, 0).pvalue)
-    shown = f"p = {p:.3f}" if p >= 0.001 else "p < 0.001"
-    verdict = "significant" if p < 0.05 else "not significant"
-    return f"{text} over {len(seeds)} seeds, paired t-test {shown}: {verdict} at 5 %"
-
-
-def _seeds(seeds: Sequence[int]) -> str:
-    return f"{len(seeds)} seed{'s' * (len(seeds) > 1)}"
-
-
-def _has_paper(table: Table) -> bool:
-    return any(entry.paper for entries in table.entries for entry in entries)
-
-
-TEX: dict[str, str | int | None] = {
-    **{letter: f"\\{letter}" for letter in "_%&#{}$"},
-    **{"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"},
-    **{"α": r"$\alpha$", "γ": r"$\gamma$", "λ": r"$\lambda$", "μ": r"$\mu$", "τ": r"$\tau$"},
-    **{"±": r"$\pm$", "†": r"\dag{}", "‡": r"\ddag{}", "§": r"\S{}", "¶": r"\P{}"},
-    "‖": r"$\|$",
-}
-
-
-def _tex(text: str) -> str:
-    return text.replace(" ± ", "±").translate(str.maketrans(TEX))

@@ -17,7 +17,7 @@ from fedgkd_pl.federation.message import ClientUpdate, State
 from fedgkd_pl.methods.fedavg import FedAvg
 from fedgkd_pl.methods.fedgkd import FedGKD
 from fedgkd_pl.models.mlp import MLP
-from fedgkd_pl.plots.figures import Boundary, decision_boundaries
+from fedgkd_pl.plots.plane import Boundary, decision_boundaries
 from fedgkd_pl.seeds import derive, seeded
 from lightning.pytorch import Callback, LightningModule, Trainer
 from numpy.typing import NDArray

@@ -1,1 +1,98 @@
-"""One file per algorithm: its server half, then its client half."""
+"""The federated learning algorithms, a file each.
+
+A method says how it is shown by three attributes of its class, each of which may be left out:
+``title`` (by default the name of the class), ``citation``, and ``colour``, its place among the
+methods and in the palette of the figures (by default, or where that is taken, the first free one).
+"""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+BASE = "FederatedServer"
+
+
+@dataclass(frozen=True)
+class MethodInfo:
+    """What is known of a method without importing it, and torch with it.
+
+    Attributes:
+        name: of the class.
+        module: where it is defined.
+        title: its name in tables and figures, as in the paper.
+        citation: empty where it has none.
+        colour: different for every method, from 0.
+    """
+
+    name: str
+    module: str
+    title: str
+    citation: str
+    colour: int
+
+
+@cache
+def discover() -> dict[str, MethodInfo]:
+    """Every method of this package by the name of its class, in the order of their colours."""
+    classes = {
+        node.name: (f"{__name__}.{file.stem}", node)
+        for file in sorted(Path(__file__).parent.glob("*.py"))
+        for node in ast.parse(file.read_bytes()).body
+        if isinstance(node, ast.ClassDef)
+    }
+    bases = {name: [_name(base) for base in node.bases] for name, (_, node) in classes.items()}
+    found: dict[str, tuple[str, dict[str, Any]]] = {
+        name: (module, dict(_attributes(node)))
+        for name, (module, node) in classes.items()
+        if not name.startswith("_") and _derives(name, bases)
+    }
+    colours: dict[int, str] = {}
+    for name, (_, attributes) in found.items():
+        if isinstance(attributes.get("colour"), int):
+            colours.setdefault(attributes["colour"], name)
+    for name in found:
+        if name not in colours.values():
+            colours[next(n for n in range(len(found)) if n not in colours)] = name
+    methods: dict[str, MethodInfo] = {}
+    for colour, name in sorted(colours.items()):
+        module, attributes = found[name]
+        title, citation = attributes.get("title", name), attributes.get("citation", "")
+        if title in (other.title for other in methods.values()):  # copied with the rest of a file
+            title = name
+        methods[name] = MethodInfo(name, module, title, citation, colour)
+    return methods
+
+
+def title_of(name: str) -> str:
+    """A method's name in tables and figures; a class that is not ours keeps its own.
+
+    Args:
+        name: of the class.
+    """
+    info = discover().get(name)
+    return info.title if info else name
+
+
+def _derives(name: str, bases: dict[str, list[str]]) -> bool:
+    return any(
+        base == BASE or (base != name and _derives(base, bases)) for base in bases.get(name, [])
+    )
+
+
+def _name(base: ast.expr) -> str:
+    """The last word of ``a.b.C`` or ``C[...]``."""
+    if isinstance(base, ast.Subscript):
+        base = base.value
+    return base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "")
+
+
+def _attributes(node: ast.ClassDef) -> Iterator[tuple[str, Any]]:
+    """The class attributes that are plain values."""
+    for line in node.body:
+        targets = line.targets if isinstance(line, ast.Assign) else [getattr(line, "target", None)]
+        value = getattr(line, "value", None)
+        if isinstance(value, ast.Constant) and isinstance(targets[0], ast.Name):
+            yield targets[0].id, value.value

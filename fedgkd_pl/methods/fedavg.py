@@ -38,6 +38,9 @@ class FedAvg(FederatedServer):
             what it gains depends on the net and the machine.
     """
 
+    title = "FedAvg"
+    citation = "McMahan et al., AISTATS 2017"
+    colour = 0
     client_metrics: tuple[str, ...] | None = ("loss", "acc", "ce")
 
     def __init__(

@@ -34,6 +34,9 @@ class FedDistillPlus(FedAvg):
         kwargs: those of :class:`FedAvg`.
     """
 
+    title = "FedDistill+"
+    citation = "Yao et al."
+    colour = 4
     keeps: tuple[str, ...] = ("reports",)
     client_metrics = ("loss", "acc", "ce", "kd")
 
@@ -115,6 +118,9 @@ class FedDistill(FedDistillPlus):
         kwargs: those of :class:`FedAvg`.
     """
 
+    title = "FedDistill"
+    citation = "Seo et al., 2020"
+    colour = 3
     shares_models = False
     client_metrics = FedDistillPlus.client_metrics
     keeps = ("reports", "start")  # w_0: clients that have not trained yet start from it

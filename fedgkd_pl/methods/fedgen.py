@@ -79,6 +79,9 @@ class FedGen(FedAvg):
         kwargs: those of :class:`FedAvg`.
     """
 
+    title = "FedGen"
+    citation = "Zhu et al., ICML 2021"
+    colour = 5
     keeps = ("labels",)  # the generator is a part of the module
     client_metrics = ("loss", "acc", "ce", "generated", "kd")
 

@@ -36,6 +36,9 @@ class FedGKD(FedAvg):
         kwargs: those of :class:`FedAvg`.
     """
 
+    title = "FedGKD"
+    citation = "Yao et al."
+    colour = 6
     client_metrics = ("loss", "acc", "ce", "kd")
 
     def __init__(

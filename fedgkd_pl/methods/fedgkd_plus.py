@@ -19,6 +19,10 @@ class FedGKDPlus(FedGKD):
         kwargs: those of :class:`FedGKD`.
     """
 
+    title = "FedGKD+"
+    citation = "Yao et al."
+    colour = 8
+
     def __init__(self, net: nn.Module, **kwargs: Any) -> None:
         require_projection(net, "FedGKD+")
         super().__init__(net, **kwargs)

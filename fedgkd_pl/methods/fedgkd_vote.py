@@ -34,6 +34,9 @@ class FedGKDVote(FedAvg):
         kwargs: those of :class:`FedAvg`.
     """
 
+    title = "FedGKD-Vote"
+    citation = "Yao et al."
+    colour = 7
     client_metrics = ("loss", "acc", "ce", "kd")
 
     def __init__(

@@ -24,6 +24,9 @@ class FedProx(FedAvg):
         kwargs: those of :class:`FedAvg`.
     """
 
+    title = "FedProx"
+    citation = "Li et al., MLSys 2020"
+    colour = 1
     client_metrics = ("loss", "acc", "ce", "proximal")
 
     def __init__(self, net: nn.Module, mu: float = 0.01, **kwargs: Any) -> None:

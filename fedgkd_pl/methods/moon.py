@@ -32,6 +32,9 @@ class MOON(FedAvg):
         kwargs: those of :class:`FedAvg`.
     """
 
+    title = "MOON"
+    citation = "Li et al., CVPR 2021"
+    colour = 2
     client_metrics = ("loss", "acc", "ce", "contrast")
 
     def __init__(self, net: nn.Module, mu: float = 5.0, tau: float = 0.5, **kwargs: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from fedgkd_pl.errors import StorageError
-from fedgkd_pl.plots.figures import FeatureMapData
+from fedgkd_pl.plots.plane import FeatureMapData
 from fedgkd_pl.storage.reading import MB, read_bytes
 
 ARRAYS = ("global_points", "local_points", "labels")

@@ -1,10 +1,21 @@
-"""The configurations that come with the package."""
+"""The configurations that come with the package, and what a ``--config`` stands for.
 
+A run is a protocol (``protocols/cifar10.yaml``: data, net, optimizer, rounds) and a method
+(``methods/moon.yaml``); ``cifar10_moon`` and ``cifar10/moon`` name both, as with ``.yaml``.
+"""
+
+import json
 import os
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.methods import discover, title_of
+
+PROTOCOLS, METHODS, TUNED = "protocols", "methods", "tuned.yaml"
 
 
 def folder() -> Path:
@@ -15,15 +26,31 @@ def folder() -> Path:
 
 
 def available() -> dict[str, str]:
-    """Their names, each with the first line of its header."""
+    """The names of the files, each with the first line of its header."""
     files = sorted(folder().rglob("*.yaml"))
     names = [file.relative_to(folder()).as_posix() for file in files]
     headers = [file.read_text(encoding="utf-8").splitlines()[0].lstrip("# ") for file in files]
     return dict(zip(names, headers, strict=True))
 
 
+def pairs() -> dict[str, tuple[Path, Path]]:
+    """The files of every protocol with every method, by ``<protocol>_<method>``."""
+    every = product(*(sorted((folder() / part).glob("*.yaml")) for part in (PROTOCOLS, METHODS)))
+    return {f"{protocol.stem}_{method.stem}": (protocol, method) for protocol, method in every}
+
+
+def methods() -> dict[str, str]:
+    """The config of every method by its title, in the order of their colours."""
+    found = {}
+    for file in sorted((folder() / METHODS).glob("*.yaml")):
+        name = str(_read(file)["model"]["class_path"]).rpartition(".")[2]
+        found[name] = f"{METHODS}/{file.name}"
+    order = [name for name in discover() if name in found]
+    return {title_of(name): found[name] for name in dict.fromkeys([*order, *found])}
+
+
 def resolve(name: str) -> list[str]:
-    """The file of a ``--config``: a path as it is, or one of ours by its name.
+    """The files of a ``--config``, in their order: a path as it is, or ours by their name.
 
     Args:
         name: what was typed.
@@ -31,9 +58,77 @@ def resolve(name: str) -> list[str]:
     require(not os.path.isdir(name), "config", "is a folder", name)
     if os.path.exists(name):
         return [name]
-    for ours in (folder() / name, folder() / f"{name}.yaml"):
-        if os.path.isfile(ours):
-            return [str(ours)]
-    near = get_close_matches(name, available(), n=1)
+    both = pairs()
+    for plain in (name, _below(name)):
+        for ours in (folder() / plain, folder() / f"{plain}.yaml"):
+            if os.path.isfile(ours):
+                return [str(ours)]
+        if _underscored(plain) in both:
+            return [str(file) for file in both[_underscored(plain)]]
+    near = get_close_matches(name, [*available(), *(f"{pair}.yaml" for pair in both)], n=1)
     hint = f", did you mean {near[0]}?" if near else ""
     raise SettingError("config", f"no such file{hint} (fedgkd-pl configs lists ours)", name)
+
+
+def expand(argv: Sequence[str]) -> list[str]:
+    """The arguments of a command with files for the names behind ``--config``.
+
+    Behind a protocol and a method come what they take only together (``tuned.yaml``) and, unless
+    the arguments have one, a name for the run.
+
+    Args:
+        argv: of ``fit`` and the like; configs by path or by name.
+    """
+    found: list[str] = []
+    protocol = ""
+    named = any(word.partition("=")[0] == "--name" for word in argv)
+    waiting = iter(argv)
+    for word in waiting:
+        if word not in ("-c", "--config") and not word.startswith("--config="):
+            found.append(word)
+            continue
+        name = word.partition("=")[2] if "=" in word else next(waiting, "")
+        if not name and "=" not in word:
+            found.append("--config")  # which the parser refuses
+            continue
+        files = resolve(name)
+        for file in files:
+            found += ["--config", file]
+            kind, stem = _ours(file)
+            if kind == PROTOCOLS:
+                protocol = stem
+            elif kind == METHODS and protocol:
+                found += _tuned(protocol, stem)
+                if not named:
+                    typed = f"{protocol}/{stem}"
+                    as_typed = len(files) > 1 and name.removesuffix(".yaml").endswith(typed)
+                    found += ["--name", typed if as_typed else f"{protocol}_{stem}"]
+    return found
+
+
+def _below(name: str) -> str:
+    """The name of a config that is typed as a path to our folder."""
+    path, top = os.path.abspath(name), f"{folder()}{os.sep}"
+    return path.removeprefix(top) if path.startswith(top) else name
+
+
+def _underscored(name: str) -> str:
+    return name.removesuffix(".yaml").replace("/", "_")
+
+
+def _ours(file: str) -> tuple[str, str]:
+    """The kind and the name of a config; of one that is not ours, nothing."""
+    path = Path(os.path.abspath(file))
+    return (path.parent.name, path.stem) if path.parent.parent == folder() else ("", "")
+
+
+def _tuned(protocol: str, method: str) -> Iterator[str]:
+    for key, value in _read(folder() / TUNED).get(method, {}).get(protocol, {}).items():
+        yield from (f"--{key}", value if isinstance(value, str) else json.dumps(value))
+
+
+def _read(file: Path) -> dict[str, Any]:
+    import yaml
+
+    content: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
+    return content

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.runs.folder import RunFolder
-from fedgkd_pl.settings.files import resolve
+from fedgkd_pl.settings.files import expand
 from fedgkd_pl.storage.files import check_folder
 
 
@@ -46,9 +46,6 @@ def read_request(command: str, argv: Sequence[str], modules: Sequence[str] = ())
         flag, _, value = word.partition("=")
         if flag == "--import":
             imported.append(import_module_of_user(value or next(waiting, "")))
-        elif flag in ("-c", "--config"):
-            name = value or next(waiting, "")
-            rest += _configs(name) if name else ["--config"]
         elif flag == "--resume" and command == "fit":
             require(resume is None, "resume", "one run at a time", resume and resume.path)
             resume = RunFolder(Path(value or next(waiting, "")))
@@ -58,11 +55,7 @@ def read_request(command: str, argv: Sequence[str], modules: Sequence[str] = ())
             rest[0:0] = ["--config", str(resume.config)]
         else:
             rest.append(word)
-    return Request(command, rest, resume, tuple(imported))
-
-
-def _configs(name: str) -> list[str]:
-    return [word for file in resolve(name) for word in ("--config", file)]
+    return Request(command, expand(rest), resume, tuple(imported))
 
 
 def import_module_of_user(module: str, folder: Path | None = None) -> str:

@@ -90,13 +90,12 @@ def test_the_papers_split_and_cohorts(real_data: Path) -> None:
     )
     assert data.cohorts.draw(100, data.population) is not None
     assert sorted(data.cohorts.draw(100, data.population)) == [3, 4, 6, 13]  # 4, 5, 7, 14 from 1
-    known = REPO.parent / "shared/data/authors/cifar10_alpha0.1_seed7.json"
-    if known.exists():
-        facts = json.loads(known.read_text())
-        cohorts = [data.cohorts.draw(r, data.population) for r in range(1, 101)]
-        cohorts = [sorted(client + 1 for client in cohort) for cohort in cohorts]
-        assert cohorts == [sorted(cohort) for cohort in facts["cohorts_round_1_to_100"]]
-        assert data.summary()["counts"] == facts["class_counts"]
+    known = REPO / "tests" / "fixtures" / "authors_cifar10_alpha0.1_seed7.json"
+    facts = json.loads(known.read_text())
+    cohorts = [data.cohorts.draw(r, data.population) for r in range(1, 101)]
+    cohorts = [sorted(client + 1 for client in cohort) for cohort in cohorts]
+    assert cohorts == [sorted(cohort) for cohort in facts["cohorts_round_1_to_100"]]
+    assert data.summary()["counts"] == facts["class_counts"]
 
 
 def test_authors_cohorts_need_the_authors_split() -> None:

@@ -15,19 +15,12 @@ import pytest
 from fedgkd_pl.cli.main import main
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.experiments.groups import make_groups
+from fedgkd_pl.experiments.overview import overview
 from fedgkd_pl.experiments.paper import paper_value
-from fedgkd_pl.experiments.report import overview
 from fedgkd_pl.experiments.runs import Run, find_runs
+from fedgkd_pl.experiments.significance import lead
 from fedgkd_pl.experiments.study import Cell, read_study
-from fedgkd_pl.experiments.tables import (
-    lead,
-    make_tables,
-    to_csv,
-    to_html,
-    to_latex,
-    to_markdown,
-    to_rich,
-)
+from fedgkd_pl.experiments.tables import every_run, make_tables
 from fedgkd_pl.settings.files import available
 from rich.console import Console
 
@@ -180,7 +173,7 @@ def test_a_table_by_hand() -> None:
         ("0.1", "FedAvg"): [[0.3, 0.4]],  # one seed
     }
     (table,) = make_tables(it, results(it, values))
-    assert to_markdown(table).splitlines() == [
+    assert table.to_markdown().splitlines() == [
         "**T: best**, test accuracy in %",
         "",
         "| α | FedAvg | FedGKD | MOON |",
@@ -191,7 +184,7 @@ def test_a_table_by_hand() -> None:
         "- † of seed 0 only",
         "- α 1, best: FedGKD is ahead of FedAvg by 7.00 ± 4.24 points over 2 seeds; a test needs 3",
     ]
-    latex = to_latex(table)
+    latex = table.to_latex()
     assert r"1 & \underline{65.00$\pm$7.07} & \textbf{72.00$\pm$11.31} & 20.00$\pm$0.00 \\" in latex
     assert latex.startswith("\\begin{table}\n") and latex.endswith("\\end{table}\n")
     assert latex.count("{") == latex.count("}")
@@ -206,8 +199,8 @@ def test_the_papers_numbers_stand_beside() -> None:
     ours = grouped("FedGKD", 0, 0.1, **distils)
     ours.summary["best_test_acc"] = 0.7
     (table,) = make_tables(it, [(Cell(labels, 0, ()), ours)])
-    assert "| CIFAR-10 | 0.1 | 70.00 (72.27 ± 0.84) |" in to_markdown(table)
-    assert "In brackets: the paper's." in to_markdown(table)
+    assert "| CIFAR-10 | 0.1 | 70.00 (72.27 ± 0.84) |" in table.to_markdown()
+    assert "In brackets: the paper's." in table.to_markdown()
     assert paper_value("rounds", {"method": "FedAvg"}, "round100") == (40.09, 2.29)
     assert paper_value("overview", {"method": "FedAvg"}, "best") is None, "which of nine?"
     assert paper_value("overview", labels | {"alpha": "0.10"}, "best") == (72.27, 0.84)
@@ -223,7 +216,7 @@ def test_measures_as_columns() -> None:
     it = study(axes=axes, seeds=[0], paper="rounds", **columns)
     runs = [(Cell({"method": m}, 0, ()), fake(m, 0, [0.1, 0.2])) for m in ("FedAvg", "FedGKD")]
     (table,) = make_tables(it, runs)
-    lines = to_markdown(table).splitlines()
+    lines = table.to_markdown().splitlines()
     assert lines[2] == "| method | round 1 | round 10 |", "nobody has round 3"
     assert lines[4:6] == [
         "| FedAvg | **10.00** | - (36.30 ± 1.24) |",
@@ -253,7 +246,9 @@ def test_the_lead_is_a_paired_t_test() -> None:
 def test_results_as_csv() -> None:
     it = study(measures=["round2"])
     rows = list(
-        csv.DictReader(to_csv(it, results(it, {("1", "MOON"): [[0.25, 0.5]]})).splitlines())
+        csv.DictReader(
+            every_run(it, results(it, {("1", "MOON"): [[0.25, 0.5]]})).to_csv().splitlines()
+        )
     )
     assert rows == [
         {
@@ -328,10 +323,12 @@ def test_labels_are_escaped() -> None:
         for label in it.axes["gamma"]
     ]
     (table,) = make_tables(it, runs)
-    assert r"| a\|b | 50.00 |" in to_markdown(table)
-    assert r"50\%\_\$x\$ & 50.00 \\" in to_latex(table) and r"$\gamma$ & [/b] \\" in to_latex(table)
-    Console(file=io.StringIO()).print(to_rich(table))  # raises where a label is markup
-    assert "<td>a|b</td>" in to_html(table)
+    assert r"| a\|b | 50.00 |" in table.to_markdown()
+    assert (
+        r"50\%\_\$x\$ & 50.00 \\" in table.to_latex() and r"$\gamma$ & [/b] \\" in table.to_latex()
+    )
+    Console(file=io.StringIO()).print(table.to_rich())  # raises where a label is markup
+    assert "<td>a|b</td>" in table.to_html()
 
 
 def test_runs_of_different_length_are_told() -> None:

@@ -13,24 +13,18 @@ from typing import Any
 import pytest
 from fedgkd_pl import FedAvg, LocalEngine, RunFiles
 from fedgkd_pl.experiments.draw import participation
-from fedgkd_pl.experiments.groups import METHODS, make_groups
+from fedgkd_pl.experiments.groups import make_groups
+from fedgkd_pl.experiments.overview import overview
+from fedgkd_pl.experiments.page import write_page
 from fedgkd_pl.experiments.paper import paper_row
 from fedgkd_pl.experiments.protocol import Footnotes, differences, plain_settings
-from fedgkd_pl.experiments.report import overview, write_page
 from fedgkd_pl.experiments.runs import Run
+from fedgkd_pl.experiments.significance import lead
 from fedgkd_pl.experiments.study import Cell
-from fedgkd_pl.experiments.tables import (
-    Table as Laid,
-)
-from fedgkd_pl.experiments.tables import (
-    lead,
-    make_tables,
-    to_html,
-    to_latex,
-    to_markdown,
-    to_rich,
-)
+from fedgkd_pl.experiments.table import Table as Laid
+from fedgkd_pl.experiments.tables import make_tables
 from fedgkd_pl.federation.divergence import Divergence
+from fedgkd_pl.methods import title_of
 from lightning.pytorch.callbacks import ModelCheckpoint
 from rich.console import Console
 from torch.optim import SGD
@@ -148,10 +142,8 @@ def test_the_first_loss_is_that_of_a_round_that_counted() -> None:
 def test_the_digits_are_clipped_as_the_protocol_says() -> None:
     import yaml
 
-    files = [*(REPO / "configs" / "digits").glob("*.yaml"), REPO / "configs" / "quickstart.yaml"]
-    files += [REPO / "configs" / "smoke.yaml"]
-    assert len(files) == 11
-    for file in files:
+    for name in ("protocols/digits.yaml", "quickstart.yaml", "smoke.yaml"):
+        file = REPO / "configs" / name
         assert yaml.safe_load(file.read_text())["trainer"] == {"gradient_clip_val": 10}, file.name
 
 
@@ -194,7 +186,7 @@ def only(*methods: str, seeds: tuple[int, ...] = (0, 1, 2), **kwargs: Any) -> An
 
 
 def by(table: Laid) -> list[tuple[str, int]]:
-    return [(entry.text, entry.rank) for entry in table.entries[0]]
+    return [(value.text, value.rank) for value in table.rows[0][1:]]
 
 
 def test_no_best_is_marked_over_other_seeds() -> None:
@@ -217,7 +209,7 @@ def test_a_value_that_is_no_number_is_missing() -> None:
     values = {("1", "A"): [[0.9], [float("nan")]], ("1", "B"): [[0.8], [0.8]]}
     (table,) = make_tables(it, results(it, values))
     assert by(table) == [("90.00 †", 0), ("80.00 ± 0.00", 0)]
-    assert "nan" not in to_markdown(table)
+    assert "nan" not in table.to_markdown()
     (group,) = make_groups([fake("A", seed, [acc]) for seed, acc in enumerate([0.9, float("inf")])])
     assert overview([group])[0]["best"] == "90.00 (1 of 2)"
 
@@ -262,7 +254,7 @@ def check_cell(name: str, labels: dict[str, str], parse: Parse) -> int:
     """A shipped study's cell is the paper's protocol, for every number of the paper; how many."""
     ours = plain_settings(parse(words(name, **labels)))
     ours["dataset"] = DATA[ours["data"]]
-    ours["method"] = METHODS.get(ours["model"], ours["model"])
+    ours["method"] = title_of(ours["model"])
     found = [
         (measure, row)
         for measure in study_file(name)["measures"]
@@ -356,20 +348,20 @@ SMALLER = "batch_size 32 instead of 64"
 
 def test_marks_in_every_format() -> None:
     table = short_table()
-    markdown = to_markdown(table)
+    markdown = table.to_markdown()
     assert "(69.22 ± 0.91 †)" in markdown and "(71.12 ± 0.69)" in markdown, "MOON's is the paper's"
     assert re.search(rf"- † .*{SMALLER}.*{DIFFERS}|- † .*{DIFFERS}.*{SMALLER}", markdown)
     assert "50.00 ± 0.00 ‡" in markdown
     cure = "clients diverged: seed 1 from round 28 on; try --trainer.gradient_clip_val 10"
     assert f"- ‡ {cure}" in markdown
-    latex = to_latex(table)
+    latex = table.to_latex()
     assert r"(69.22$\pm$0.91 \dag{})" in latex and r"0.00 \ddag{}" in latex
     assert r"\small \dag{} " in latex and r"batch\_size 32 instead of 64" in latex
-    page = to_html(table)
+    page = table.to_html()
     assert "<small>paper 69.22 ± 0.91 †</small>" in page and "<li>† " in page and SMALLER in page
     assert "<small>paper 71.12 ± 0.69</small>" in page and "<li>‡ clients diverged" in page
     screen = io.StringIO()
-    Console(file=screen, width=140).print(to_rich(table))
+    Console(file=screen, width=140).print(table.to_rich())
     assert "(69.22 ± 0.91 †)" in screen.getvalue() and "± 0.00 ‡" in screen.getvalue()
 
 
@@ -378,7 +370,7 @@ def test_a_number_we_have_not_is_not_compared() -> None:
     columns = {"rows": ["method"], "columns": ["measure"], "measures": ["round1", "round10"]}
     it = study(axes=axes, seeds=[0], paper="rounds", **columns)
     (table,) = make_tables(it, [(Cell({"method": "FedAvg"}, 0, ()), fake("FedAvg", 0, [0.1]))])
-    assert "| FedAvg | 10.00 | - (36.30 ± 1.24) |" in to_markdown(table)
+    assert "| FedAvg | 10.00 | - (36.30 ± 1.24) |" in table.to_markdown()
     assert table.notes == ["round 10: no run has so many rounds, the longest 1"]
 
 

@@ -16,7 +16,9 @@ from fedgkd_pl import MLP, FedAvg, FedGKD, LocalEngine, RunFiles
 from fedgkd_pl.callbacks.feature_map import FeatureMap, embed
 from fedgkd_pl.errors import SettingError, StorageError
 from fedgkd_pl.experiments.toy import sector, toy_figure
+from fedgkd_pl.methods import MethodInfo, discover
 from fedgkd_pl.plots import figures as draw
+from fedgkd_pl.plots import plane, style
 from fedgkd_pl.plots.feature_maps import read_feature_map
 from lightning.pytorch import Callback, seed_everything
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
@@ -72,32 +74,57 @@ def apart(a: str, b: str) -> float:
 
 def test_colours_can_be_told_apart_on_light_and_dark_pages() -> None:
     assert contrast("#000000", "#FFFFFF") == pytest.approx(21)
-    assert set(draw.COLOURS.values()) == set(draw.PALETTE) and len(set(draw.PALETTE)) == 9
+    assert {each.colour for each in style.STYLES} == set(style.PALETTE)
+    assert len(set(style.PALETTE)) == len({each.symbol for each in style.STYLES}) == 9
     for page in PAGES:
-        assert contrast(draw.TEXT, page) > 4
-        assert all(contrast(value, page) > 2.2 for value in draw.PALETTE)
-    okabe_ito = min(apart(a, b) for a, b in combinations(draw.OKABE_ITO, 2))
-    for (one, a), (other, b) in combinations(draw.COLOURS.items(), 2):
-        assert apart(a, b) >= okabe_ito > 16
-        if apart(a, b) < 18:
-            assert draw.DASHES.get(one, "-") != draw.DASHES.get(other, "-"), (one, other)
+        assert contrast(style.TEXT, page) > 4
+        assert all(contrast(value, page) > 2.2 for value in style.PALETTE)
+    okabe_ito = min(apart(a, b) for a, b in combinations(style.OKABE_ITO, 2))
+    for one, other in combinations(style.STYLES, 2):
+        far = apart(one.colour, other.colour)
+        assert far >= okabe_ito > 16
+        assert far >= 18 or one.dash != other.dash, (one, other)
 
 
 def test_a_method_has_one_colour_however_it_is_written() -> None:
-    assert draw.colour("FedGKD") == "#0072B2"
+    assert style.style("FedGKD").colour == "#0072B2"
     for name in ("FedGKD-Vote", "FedGKDVote", "fedgkd_vote", "fedgkd vote"):
-        assert draw.colour(name) == "#009E73"
-    assert draw.colour("FedGKDPlus") == draw.colour("FedGKD+") == "#D55E00"
-    assert draw.colour("FedDistillPlus") == draw.colour("FedDistill+") != draw.colour("FedDistill")
-    assert draw.colour("mine") == draw.colour("mine") in draw.PALETTE
+        assert style.style(name).colour == "#009E73"
+    assert style.style("FedGKDPlus").colour == style.style("FedGKD+").colour == "#D55E00"
+    assert (
+        style.style("FedDistillPlus").colour
+        == style.style("FedDistill+").colour
+        != style.style("FedDistill").colour
+    )
+    assert style.style("mine").colour == style.style("mine").colour in style.PALETTE
+
+
+def test_further_methods_have_colours_again_with_other_dashes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The tenth to the eighteenth are those of the first nine, but not the same line."""
+    more = {
+        f"New{n}": MethodInfo(f"New{n}", "somewhere", f"new method {n}", "", n)
+        for n in range(9, 40)
+    }
+    known = discover()
+    first = {name: info for name, info in known.items() if info.colour < 9}
+    monkeypatch.setattr(style, "discover", lambda: first | more)
+    assert style.style("New9") == style.style("new method 9") == ("#5A5A5A", "--", "*")
+    assert style.style("New10") == ("#56B4E9", ":", "X")
+    again = [*first, *(f"New{n}" for n in range(9, 18))]
+    assert len({style.style(name)[:2] for name in again}) == 18
+    assert all(style.style(name).colour in style.PALETTE for name in more)
+    chosen = style.colours(["New9", "FedAvg", "New10"])
+    assert chosen["FedAvg"] == "#5A5A5A" and len(set(chosen.values())) == 3
 
 
 def test_labels_of_one_figure_have_different_colours() -> None:
     names = ["FedGKD", *(f"γ = {gamma}" for gamma in range(8))]
-    chosen = draw.colours(names)
-    assert list(chosen) == names and sorted(chosen.values()) == sorted(draw.PALETTE)
+    chosen = style.colours(names)
+    assert list(chosen) == names and sorted(chosen.values()) == sorted(style.PALETTE)
     assert chosen["FedGKD"] == "#0072B2"
-    assert len(draw.colours(str(number) for number in range(30))) == 30
+    assert len(style.colours(str(number) for number in range(30))) == 30
 
 
 # -- files -----------------------------------------------------------------------------------------
@@ -111,7 +138,7 @@ def test_files_are_the_same_bytes_every_time(tmp_path: Path) -> None:
     before = dict(mpl.rcParams)
     for kind in ("svg", "png", "pdf"):
         for name in "ab":
-            draw.save(small(), tmp_path / f"{name}.{kind}")
+            style.save(small(), tmp_path / f"{name}.{kind}")
         assert (tmp_path / f"a.{kind}").read_bytes() == (tmp_path / f"b.{kind}").read_bytes()
     text = (tmp_path / "a.svg").read_text()
     assert "α = 0.1</text>" in text and "communication round</text>" in text
@@ -122,11 +149,11 @@ def test_files_are_the_same_bytes_every_time(tmp_path: Path) -> None:
     assert image.shape[2] == 4 and image[0, 0, 3] == 0, "the background is transparent"
     assert dict(mpl.rcParams) == before
     with pytest.raises(SettingError, match=r"path: must end in one of \.svg, \.png, \.pdf"):
-        draw.save(small(), tmp_path / "a.jpeg")
+        style.save(small(), tmp_path / "a.jpeg")
 
 
 def test_figures_of_one_page_do_not_share_ids() -> None:
-    one, two = (draw.to_svg(small(), prefix) for prefix in ("one", "two"))
+    one, two = (style.to_svg(small(), prefix) for prefix in ("one", "two"))
     assert one.startswith('<svg id="one" ') and "<metadata>" not in one
     found = []
     for text, prefix in (one, "one"), (two, "two"):
@@ -140,7 +167,7 @@ def test_figures_of_one_page_do_not_share_ids() -> None:
     assert not found[0] & found[1]
     assert two.replace("two", "one") == one
     with pytest.raises(SettingError, match="prefix"):
-        draw.to_svg(small(), "a b")
+        style.to_svg(small(), "a b")
 
 
 def test_all_text_is_grey_and_nothing_is_filled() -> None:
@@ -148,7 +175,7 @@ def test_all_text_is_grey_and_nothing_is_filled() -> None:
     (axes,) = figure.axes
     (legend,) = figure.legends
     words = [axes.title, axes.xaxis.label, axes.yaxis.label, *legend.get_texts()]
-    assert {to_hex(word.get_color()).upper() for word in words} == {draw.TEXT}
+    assert {to_hex(word.get_color()).upper() for word in words} == {style.TEXT}
     assert figure.get_facecolor()[3] == axes.get_facecolor()[3] == 0
 
 
@@ -223,7 +250,7 @@ def test_participation_is_mean_and_error_bars() -> None:
     np.testing.assert_allclose(line.get_ydata(), mean)
     ends = np.array([segment[:, 1] for segment in error.get_segments()])
     np.testing.assert_allclose(ends, np.stack([mean - std, mean + std], 1))
-    assert (line.get_color(), line.get_marker()) == ("#0072B2", draw.SYMBOLS["FedGKD"])
+    assert (line.get_color(), line.get_marker()) == ("#0072B2", ">")
     assert list(avg[0].get_ydata()) == [7.0]
     assert list(axes.get_xticks()) == [0.1, 0.4, 1.0]
     three = draw.participation_panels({f"α = {a}": values for a in (1, 0.5, 0.1)})  # type: ignore
@@ -256,7 +283,7 @@ def test_bars_are_sorted_with_the_papers_numbers_beside() -> None:
     names = [text.get_text() for text in axes.get_yticklabels()]
     assert names == ["FedAvg", "MOON", "FedGKD"]
     drawn = [to_hex(patch.get_facecolor()).upper() for patch in patches]
-    assert drawn == [draw.COLOURS[name] for name in names]
+    assert drawn == [style.style(name).colour for name in names]
     markers = next(c for c in axes.collections if c.get_label() == "paper")
     assert points(*markers.get_offsets().T) == {(51.5, 0), (70.0, 2)}  # type: ignore[union-attr]
     errors = next(c for c in axes.collections if hasattr(c, "get_segments"))
@@ -288,9 +315,9 @@ def test_confusion_is_normalised_by_row() -> None:
 # -- points in the plane ---------------------------------------------------------------------------
 
 
-def a_map(**kwargs: Any) -> draw.FeatureMapData:
+def a_map(**kwargs: Any) -> plane.FeatureMapData:
     rng = np.random.default_rng(3)
-    data = draw.FeatureMapData(
+    data = plane.FeatureMapData(
         *(rng.normal(size=(40, 2)), rng.normal(size=(40, 2)), rng.permutation(40) % 10),
         *(0.9031, 0.4473, 4, 30),
     )
@@ -299,7 +326,7 @@ def a_map(**kwargs: Any) -> draw.FeatureMapData:
 
 def test_feature_maps_show_each_class_in_its_colour() -> None:
     data = a_map()
-    figure = draw.feature_map([data])
+    figure = plane.feature_map([data])
     titles = [axes.get_title() for axes in figure.axes]
     assert titles == ["global, round 30: 90.3 %", "client 4: 44.7 %"]
     for axes, where in zip(figure.axes, (data.global_points, data.local_points), strict=True):
@@ -307,12 +334,12 @@ def test_feature_maps_show_each_class_in_its_colour() -> None:
         for number, dots in enumerate(axes.collections):
             mine = where[data.labels == number]
             np.testing.assert_allclose(dots.get_offsets(), mine)
-            assert to_hex(dots.get_facecolor()[0]).upper() == draw.PALETTE[number % 9]
+            assert to_hex(dots.get_facecolor()[0]).upper() == style.PALETTE[number % 9]
     first, last = (figure.axes[0].collections[k].get_paths()[0].vertices for k in (0, 9))
     assert len(first) != len(last), "the tenth class has the first one's colour, not its marker"
     assert [t.get_text() for t in figure.legends[0].get_texts()] == [str(k) for k in range(10)]
     names = ("FedAvg", "FedProx", "FedGKD")
-    paper = draw.feature_map([a_map(name=name) for name in names])
+    paper = plane.feature_map([a_map(name=name) for name in names])
     titles = [axes.get_title() for axes in paper.axes]
     assert titles[:3] == [f"{name}, global, round 30: 90.3 %" for name in names]
     assert titles[3:] == [f"{name}, client 4: 44.7 %" for name in names]
@@ -321,19 +348,19 @@ def test_feature_maps_show_each_class_in_its_colour() -> None:
 def test_boundaries_show_predictions_and_points() -> None:
     classes = np.array([[0, 1], [2, 3]])
     where, labels = np.array([[1.0, 2.0], [-1.0, 3.0], [2.0, 2.0]]), np.array([0, 1, 0])
-    panel = draw.Boundary("user 1", classes, where, labels)
-    empty = draw.Boundary("aggregate", classes, where[:0], labels[:0])
-    figure = draw.decision_boundaries({"FedGKD": [panel, empty], "FedAvg": [panel, empty]})
+    panel = plane.Boundary("user 1", classes, where, labels)
+    empty = plane.Boundary("aggregate", classes, where[:0], labels[:0])
+    figure = plane.decision_boundaries({"FedGKD": [panel, empty], "FedAvg": [panel, empty]})
     assert [axes.get_ylabel() for axes in figure.axes] == ["FedGKD", "", "FedAvg", ""]
     axes = figure.axes[0]
     (image,) = axes.images
     for (row, column), number in np.ndenumerate(classes):
         drawn = to_hex(image.get_array()[row, column, :3]).upper()  # type: ignore[index]
-        assert drawn == draw.PALETTE[number]
+        assert drawn == style.PALETTE[number]
     assert image.origin == "lower" and list(image.get_extent()) == [-4, 4, -4, 4]
     for number, dots in enumerate(axes.collections):
         np.testing.assert_allclose(dots.get_offsets(), where[labels == number])
-        assert to_hex(dots.get_facecolor()[0]).upper() == draw.PALETTE[number]
+        assert to_hex(dots.get_facecolor()[0]).upper() == style.PALETTE[number]
     assert not figure.axes[1].collections
 
 
@@ -559,7 +586,7 @@ def test_the_toys_numbers_are_those_of_what_is_drawn() -> None:
     rng = np.random.default_rng(0)
     train, _, test = (rng.uniform(-4, 4, (n, 2)) for n in (800, 400, 2000))
     truth = (test[:, 0] < 0) + 2 * (test[:, 1] < 0)
-    shades = np.array([[int(c[i : i + 2], 16) / 255 for i in (1, 3, 5)] for c in draw.PALETTE])
+    shades = np.array([[int(c[i : i + 2], 16) / 255 for i in (1, 3, 5)] for c in style.PALETTE])
     column, row = np.floor((test + 4) / 8 * 200).astype(int).T
     for place, axes in enumerate(figure.axes):
         found = numbers[("FedGKD", "FedAvg")[place // 4]]

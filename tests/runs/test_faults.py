@@ -22,7 +22,7 @@ from fedgkd_pl.storage.files import previous
 from tests.conftest import REPO
 from tests.support.faults import Launcher
 
-METHODS = sorted(file.stem for file in (REPO / "configs" / "digits").glob("*.yaml"))
+METHODS = sorted(file.stem for file in (REPO / "configs" / "methods").glob("*.yaml"))
 SMALL = (
     *("--rounds", "20", "--data.participation", "0.1", "--model.local_steps", "2"),
     *("--model.engine.workers", "1", "--output_dir", ".", "--name", "run"),

@@ -2,21 +2,32 @@
 
 import csv
 import json
+import re
 from collections.abc import Callable
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 
 import pytest
+import yaml
 from fedgkd_pl.cli.main import main
+from fedgkd_pl.errors import SettingError
+from fedgkd_pl.settings.files import expand, resolve
 
 from tests.conftest import REPO
 from tests.support.datasets import TINY, WORDS, write_ag_news, write_cifar, write_sst5, write_tiny
 
-FILES = sorted(
-    file.relative_to(REPO / "configs").as_posix()
-    for file in (REPO / "configs").rglob("*.yaml")
-    if file.parent.name not in ("loggers", "studies")
+CONFIGS = REPO / "configs"
+PROTOCOLS, METHODS = (
+    sorted(file.stem for file in (CONFIGS / part).glob("*.yaml"))
+    for part in ("protocols", "methods")
 )
+FILES = [
+    *("quickstart.yaml", "smoke.yaml"),
+    *(f"cifar10_{method}.yaml" for method in METHODS),
+    *(f"digits/{method}.yaml" for method in METHODS),
+    *(f"{each}_fedgkd.yaml" for each in PROTOCOLS if each not in ("cifar10", "digits")),
+]
 
 
 @pytest.mark.parametrize("name", ["csv", "wandb", "mlflow"])
@@ -90,5 +101,50 @@ def test_two_rounds(
     folder = tmp_path / "runs" / "x" / "version_0"
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["rounds"] == 2 and summary["final_test_acc"] is not None
-    method = summary["method"].lower().replace("plus", "_plus").replace("vote", "_vote")
-    assert name in ("quickstart.yaml", "smoke.yaml") or Path(name).stem.endswith(method)
+    if name not in ("quickstart.yaml", "smoke.yaml"):
+        (method,) = [each for each in METHODS if re.search(rf"\d?[_/]{each}\.yaml$", name)]
+        config = yaml.safe_load((CONFIGS / "methods" / f"{method}.yaml").read_text())
+        assert summary["method"] == config["model"]["class_path"]
+
+
+def test_a_pair_is_two_files_and_what_they_take_together() -> None:
+    protocol, method = (
+        str(CONFIGS / part) for part in ("protocols/tiny_imagenet.yaml", "methods/moon.yaml")
+    )
+    files = ["--config", protocol, "--config", method]
+    tuned = ["--model.mu", "1", "--model.net.norm", "batch"]
+    for name in (
+        "tiny_imagenet_moon",
+        "tiny_imagenet_moon.yaml",
+        str(CONFIGS / "tiny_imagenet_moon"),
+    ):
+        named = ["--name", "tiny_imagenet_moon"]
+        assert expand(["fit", "--config", name]) == ["fit", *files, *tuned, *named]
+        assert expand(["fit", f"--config={name}"]) == ["fit", *files, *tuned, *named]
+    assert expand(["-c", "tiny_imagenet/moon.yaml"])[-1] == "tiny_imagenet/moon"
+    assert expand(["-c", "tiny_imagenet_moon", "--name", "x"]) == [*files, *tuned, "--name", "x"]
+    apart = ["-c", "protocols/tiny_imagenet.yaml", "--rounds", "3", "-c", "methods/moon"]
+    assert expand(apart) == [
+        *(*files[:2], "--rounds", "3", *files[2:], *tuned),
+        *("--name", "tiny_imagenet_moon"),
+    ]
+
+
+def test_every_pair_has_its_names() -> None:
+    assert len(PROTOCOLS) == 7 and len(METHODS) >= 9
+    for protocol, method in product(PROTOCOLS, METHODS):
+        files = [str(CONFIGS / "protocols" / f"{protocol}.yaml")]
+        files += [str(CONFIGS / "methods" / f"{method}.yaml")]
+        for between, ending in product("_/", ("", ".yaml")):
+            name = f"{protocol}{between}{method}"
+            assert resolve(name + ending) == files
+            assert expand(["--config", name + ending])[-2:] == ["--name", name]
+    for name in ("cifar10_", "cifar10_fedgkd_", "fedgkd", "x/cifar10_fedgkd.yaml"):
+        with pytest.raises(SettingError, match="config: no such file"):
+            resolve(name)
+
+
+def test_what_is_tuned_names_what_is_there() -> None:
+    tuned = yaml.safe_load((CONFIGS / "tuned.yaml").read_text())
+    assert set(tuned) <= set(METHODS)
+    assert {protocol for of_method in tuned.values() for protocol in of_method} <= set(PROTOCOLS)

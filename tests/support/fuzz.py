@@ -43,15 +43,25 @@ class Late(BaseException):
     """An input that took longer than a minute."""
 
 
-def configs() -> list[Path]:
+def configs() -> list[str]:
     """The sound ones to start from: those that need no file."""
     folder = REPO / "configs"
-    return [*sorted(folder.glob("digits/*.yaml")), folder / "quickstart.yaml"]
+    texts = [(folder / "quickstart.yaml").read_text(encoding="utf-8")]
+    for method in sorted((folder / "methods").glob("*.yaml")):
+        tree = yaml.safe_load((folder / "protocols" / "digits.yaml").read_text(encoding="utf-8"))
+        own = yaml.safe_load(method.read_text(encoding="utf-8"))["model"]
+        settings = own.get("init_args", {})
+        tree["model"]["class_path"] = own["class_path"]
+        net = tree["model"]["init_args"]["net"]
+        net["init_args"] |= settings.pop("net", {}).get("init_args", {})
+        tree["model"]["init_args"] |= settings
+        texts.append(yaml.safe_dump(tree))
+    return texts
 
 
 def damaged_config(chance: random.Random) -> bytes:
     """A config with values replaced, moved, dropped or added, or with damaged bytes."""
-    text = chance.choice(configs()).read_text(encoding="utf-8")
+    text = chance.choice(configs())
     if chance.random() < 0.3:
         return next(islice(mutations(text.encode(), chance.getrandbits(32)), 1))
     tree = yaml.safe_load(text)

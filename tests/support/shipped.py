@@ -9,6 +9,17 @@ import yaml
 
 from tests.conftest import REPO
 
+CONFIGS = {  # the end of the name of a method's config
+    "FedAvg": "fedavg",
+    "FedProx": "fedprox",
+    "MOON": "moon",
+    "FedDistill": "feddistill",
+    "FedDistill+": "feddistill_plus",
+    "FedGen": "fedgen",
+    "FedGKD": "fedgkd",
+    "FedGKD-Vote": "fedgkd_vote",
+    "FedGKD+": "fedgkd_plus",
+}
 COUNTS = {
     "overview": 3 * 3 * 8,
     "text": 2 * 8,
@@ -26,6 +37,11 @@ Settings = dict[str, Any]
 def study(name: str) -> dict[str, Any]:
     text = (REPO / "configs" / "studies" / f"{name}.yaml").read_text(encoding="utf-8")
     content: dict[str, Any] = yaml.safe_load(text)
+    chosen = content["axes"].get("method")
+    if not isinstance(chosen, dict) and chosen is not None:
+        chosen = CONFIGS if chosen == "all" else chosen
+        of_methods = {title: {"config": f"methods/{CONFIGS[title]}.yaml"} for title in chosen}
+        content["axes"]["method"] = of_methods
     for axis, labels in content["axes"].items():
         content["axes"][axis] = {str(label): settings for label, settings in labels.items()}
     for one in content.get("special", []):

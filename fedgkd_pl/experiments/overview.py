@@ -1,0 +1,86 @@
+"""Runs and groups of runs as the rows of a table."""
+
+from collections.abc import Sequence
+from statistics import mean
+
+from fedgkd_pl.errors import CALMER
+from fedgkd_pl.experiments.groups import Group
+from fedgkd_pl.experiments.protocol import Footnotes
+from fedgkd_pl.experiments.runs import Run
+from fedgkd_pl.experiments.significance import spread
+from fedgkd_pl.experiments.tables import FEWER, measure_name
+
+MEASURES = ("best", "final", "last10", "at_best_val")
+Row = dict[str, str]
+
+
+def overview(groups: Sequence[Group], notes: Footnotes | None = None) -> list[Row]:
+    """A row for every group: accuracies over the seeds, the paper's, bytes, seconds.
+
+    Args:
+        groups: named.
+        notes: gets what a reader must know, marked in the rows.
+    """
+    notes = notes or Footnotes()
+    rows = []
+    for group in sorted(groups, key=lambda group: group.panel):
+        summaries = [run.summary for run in group.runs.values()]
+        seconds = [s["wall_seconds"] / s["rounds"] for s in summaries if s.get("wall_seconds")]
+        rows.append(
+            {
+                "method": group.name + notes.mark(group.unknown) + notes.mark(group.diverged),
+                "data": group.panel,
+                "rounds": _range([summary["rounds"] for summary in summaries]),
+                "seeds": ", ".join(map(str, sorted(group.runs))),
+                **{measure_name(name): _over_seeds(group, name, notes) for name in MEASURES},
+                "paper's best": f"{group.paper[0]:.2f}{notes.mark(group.differs)}"
+                if group.paper
+                else "",
+                "MB down": f"{mean(s['bytes_down'] for s in summaries) / 1e6:.1f}",
+                "s/round": f"{mean(seconds):.1f}" if seconds else "",
+            }
+        )
+    for name in ("paper's best", "s/round"):
+        if not any(row[name] for row in rows):
+            for row in rows:
+                del row[name]
+    return rows
+
+
+def _range(numbers: Sequence[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return str(low) if low == high else f"{low}–{high}"
+
+
+def _over_seeds(group: Group, measure: str, notes: Footnotes) -> str:
+    """Mean ± standard deviation; where some of the seeds have no such number, of how many."""
+    values = group.values(measure)
+    part = f" ({len(values)} of {len(group.runs)})" if 0 < len(values) < len(group.runs) else ""
+    return spread(values) + part + notes.mark(_fewer(measure, list(group.runs.values())))
+
+
+def _fewer(measure: str, runs: Sequence[Run]) -> str:
+    short = any(run.summary["rounds"] < 10 and run.measure(measure) is not None for run in runs)
+    return FEWER if measure == "last10" and short else ""
+
+
+def run_row(run: Run, notes: Footnotes) -> Row:
+    """A run alone.
+
+    Args:
+        run: finished.
+        notes: gets what a reader must know, marked in the row.
+    """
+    since = run.summary.get("diverged_round")
+    mark = notes.mark(f"clients diverged from round {since} on; {CALMER}" if since else "")
+    return {
+        "method": f"{run.summary['method']}{mark}",
+        **{key: str(run.summary[key]) for key in ("dataset", "seed", "rounds")},
+        **{
+            measure_name(name): spread([] if (v := run.measure(name)) is None else [v])
+            + notes.mark(_fewer(name, [run]))
+            for name in MEASURES
+        },
+        "MB down": f"{run.summary['bytes_down'] / 1e6:.1f}",
+        "run": str(run.folder),
+    }

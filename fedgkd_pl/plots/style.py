@@ -1,0 +1,248 @@
+"""How every figure looks: colours of methods, panels, legends, files.
+
+The background is transparent and all text mid-grey, so that one file reads on light and on dark
+pages. Colours are Okabe and Ito's (https://jfly.uni-koeln.de/color/) but for black and yellow,
+which vanish on one of the two; three more are as far from all others to colour-blind eyes. A method
+has the same colour in every figure. Nothing here touches pyplot, which keeps global state.
+"""
+
+import io
+import re
+import zlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fedgkd_pl.errors import require
+from fedgkd_pl.methods import discover
+from fedgkd_pl.storage.files import commit
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+TEXT = "#7D7D7D"  # the grey with the same contrast, 4:1, to white and to a dark page (#1E1E1E)
+OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7")
+PALETTE = (*OKABE_ITO, "#7A5C1E", "#9030F0", "#5A5A5A")
+FORMATS = (".svg", ".png", ".pdf")
+
+
+class Style(NamedTuple):
+    """How a method is drawn."""
+
+    colour: str
+    dash: str = "-"
+    symbol: str = "o"
+
+
+# By the ``colour`` of a method. Colours that are near each other to some eyes have other dashes.
+STYLES = (
+    Style("#5A5A5A"),
+    Style("#56B4E9", "--", "s"),
+    Style("#CC79A7", ":", "D"),
+    Style("#E69F00", "--", "^"),
+    Style("#7A5C1E", "-", "v"),
+    Style("#9030F0", "-", "<"),
+    Style("#0072B2", "-", ">"),
+    Style("#009E73", "-.", "P"),
+    Style("#D55E00", "--", "h"),
+)
+DASHES = ("-", "--", ":", "-.")
+SYMBOLS = "*Xpd8"  # of methods beyond STYLES
+
+
+# -- colours ---------------------------------------------------------------------------------------
+
+
+def style(name: str) -> Style:
+    """How a method is drawn; any other name has a colour that depends on it alone.
+
+    When all colours are taken, further methods have them again with other dashes and symbols.
+
+    Args:
+        name: as in the paper (``FedGKD-Vote``) or of the class (``FedGKDVote``).
+    """
+    index = _index(name)
+    if index is None:
+        return Style(PALETTE[zlib.crc32(name.encode()) % len(PALETTE)])
+    again, place = divmod(index, len(STYLES))
+    first = STYLES[place]
+    if not again:
+        return first
+    dash = DASHES[(DASHES.index(first.dash) + again) % len(DASHES)]
+    return Style(first.colour, dash, SYMBOLS[(index - len(STYLES)) % len(SYMBOLS)])
+
+
+def colours(names: Iterable[str]) -> dict[str, str]:
+    """Colours for the labels of one figure, different ones as long as there are enough.
+
+    Args:
+        names: the labels; methods with a colour of their own keep it, others take the next free.
+    """
+    names = list(names)
+    places = {name: _index(name) for name in names}
+    own = [name for name, place in places.items() if place is not None and place < len(STYLES)]
+    chosen = {name: style(name).colour for name in own}
+    for name in names:
+        if name not in chosen:
+            start = PALETTE.index(style(name).colour)
+            cycle = PALETTE[start:] + PALETTE[:start]
+            free = [value for value in cycle if value not in chosen.values()]
+            chosen[name] = (free or cycle)[0]
+    return {name: chosen[name] for name in names}
+
+
+def _index(name: str) -> int | None:
+    """The number of a method among all; None of another name."""
+    plain = _plain(name)
+    for info in discover().values():
+        if plain in (_plain(info.title), _plain(info.name)):
+            return info.colour
+    return None
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\s_-]", "", name).lower().replace("plus", "+")
+
+
+def literal(text: str) -> str:
+    """A name that Matplotlib shows as it is: between two dollars it would look for a formula.
+
+    Args:
+        text: a label or title.
+    """
+    return text.replace("$", r"\$")
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def save(figure: "Figure", path: str | Path) -> None:
+    """Writes a figure; the same figure gives the same bytes.
+
+    Args:
+        figure: any.
+        path: ends in ``.svg``, ``.png`` or ``.pdf``.
+    """
+    path = Path(path)
+    kind = path.suffix.lower()
+    require(kind in FORMATS, "path", f"must end in one of {', '.join(FORMATS)}", path)
+    commit(path, [_render(figure, kind[1:])])
+
+
+def to_svg(figure: "Figure", prefix: str) -> str:
+    """A figure as an ``<svg>`` element to put into a page.
+
+    Args:
+        figure: any.
+        prefix: the element's id; all ids inside begin with it, so that two figures of one page
+            do not take each other's clip paths.
+    """
+    require(re.fullmatch(r"[A-Za-z][\w-]*", prefix) is not None, "prefix", "must be an id", prefix)
+    text = _render(figure, "svg").decode()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r'\bid="', f'id="{prefix}-', text)
+    text = re.sub(r'(url\(#|href="#)', rf"\g<1>{prefix}-", text)
+    text = text.replace("*{", f"#{prefix} *{{")  # its style sheet is the figure's, not the page's
+    return text.replace("<svg ", f'<svg id="{prefix}" ', 1)
+
+
+def _render(figure: "Figure", kind: str) -> bytes:
+    from matplotlib import rc_context
+
+    undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    content = io.BytesIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "fedgkd_pl"}):
+        figure.savefig(content, format=kind, dpi=200, metadata=undated.get(kind))
+    return content.getvalue()
+
+
+# -- panels ----------------------------------------------------------------------------------------
+
+
+def make_panels(
+    number: int, columns: int, size: tuple[float, float], share: bool = True
+) -> "tuple[Figure, list[Axes]]":
+    """A figure with panels of this size, row by row."""
+    from matplotlib.figure import Figure
+
+    require(columns >= 1, "columns", "must be at least 1", columns)
+    columns = min(columns, max(1, number))
+    rows = -(-number // columns)
+    width, height = size
+    figure = Figure(
+        figsize=(width * columns, height * rows), layout="constrained", facecolor="none"
+    )
+    grid: list[Axes] = []
+    for place in range(number):
+        first = grid[0] if share and grid else None
+        axes = figure.add_subplot(rows, columns, place + 1, sharey=first)
+        grey(axes)
+        axes.set_facecolor("none")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_axisbelow(True)
+        axes.grid(color=TEXT, alpha=0.22, linewidth=0.7)
+        grid.append(axes)
+    return figure, grid
+
+
+def grey(axes: "Axes") -> None:
+    """Draws all that is no data in mid-grey."""
+    axes.tick_params(colors=TEXT, which="both", labelsize="small")
+    for part in (axes.title, axes.xaxis.label, axes.yaxis.label):
+        part.set_color(TEXT)
+    axes.title.set_fontsize("medium")
+    for spine in axes.spines.values():
+        spine.set_color(TEXT)
+
+
+def boxed(axes: "Axes") -> None:
+    """Draws a line all around, for panels whose axes mean nothing."""
+    for spine in axes.spines.values():
+        spine.set_visible(True)
+    axes.title.set_fontsize("small")
+
+
+def label_panels(grid: "Sequence[Axes]", columns: int, xlabel: str, ylabel: str) -> None:
+    """Names the axes on the left and below only."""
+    for place, axes in enumerate(grid):
+        if place % columns == 0:
+            axes.set_ylabel(ylabel)
+        else:
+            axes.tick_params(labelleft=False)
+        if place + columns >= len(grid):
+            axes.set_xlabel(xlabel)
+
+
+def legend(figure: "Figure", grid: "Sequence[Axes]", title: str = "", scale: float = 1.0) -> None:
+    """One legend for all panels, below them."""
+    entries: dict[str, Any] = {}
+    for axes in grid:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
+    if not entries:
+        return
+    width = figure.get_figwidth()
+    longest = max(len(label) for label in entries)
+    rows = -(-len(entries) // max(1, int(width / (0.62 + 0.085 * longest))))
+    legend = figure.legend(
+        list(entries.values()),
+        list(entries),
+        loc="outside lower center",
+        ncols=-(-len(entries) // rows),
+        frameon=False,
+        fontsize="small",
+        labelcolor=TEXT,
+        markerscale=scale,
+        title=title or None,
+        title_fontsize="small",
+    )
+    legend.get_title().set_color(TEXT)
+
+
+def whole_numbers(axis: Any) -> None:
+    """Puts ticks at whole numbers only."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
