@@ -44,12 +44,21 @@ def draw(kind: str, paths: Sequence[str], output: str) -> None:
             print(f"{method}: {told}")
     else:
         require(len(paths) > 0, "runs", f"{kind} needs at least one run")
-        figure = _figure(kind, find_runs(paths))
+        figure = plot(kind, find_runs(paths))
     save(figure, output)
     print(f"wrote {output}")
 
 
-def _figure(kind: str, runs: Sequence[Run]) -> "Figure":
+def plot(kind: str, runs: Sequence[Run]) -> "Figure":
+    """A figure of finished runs.
+
+    Args:
+        kind: one of :data:`KINDS` but the toy, which needs no runs.
+        runs: as :func:`find_runs` gives them.
+    """
+    known = [each for each in KINDS if each != "toy"]
+    require(kind in known, "kind", f"must be one of {', '.join(known)}", kind)
+    require(len(runs) > 0, "runs", f"{kind} needs at least one run")
     groups = make_groups(runs)
     if kind == "curves":
         return learning_curves(groups)
@@ -91,7 +100,7 @@ def panels_of(
     """
     panels: dict[str, dict[str, list[dict[int, float]]]] = {}
     for group in sorted(groups, key=lambda group: group.panel):
-        seeds = [run.metrics.get(column, {}) for run in group.runs.values()]
+        seeds = [run.columns.get(column, {}) for run in group.runs.values()]
         known = [{number: factor * value for number, value in s.items()} for s in seeds if s]
         if known:
             panels.setdefault(group.panel, {})[group.name] = known

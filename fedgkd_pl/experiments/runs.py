@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite, nan
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedgkd_pl.errors import SettingError
-from fedgkd_pl.runs.folder import CONFIG, METRICS, PARTITION, SUMMARY
+from fedgkd_pl.runs.folder import CONFIG, METRICS, PARTITION, SUMMARY, RunFolder
 from fedgkd_pl.storage.reading import MB, printable, read_bytes, read_json
+
+if TYPE_CHECKING:
+    from torch import nn
 
 Summary = dict[str, Any]
 ACCURACIES = {
@@ -39,8 +42,36 @@ class Run:
     folder: Path
     summary: Summary
 
+    def metrics(self) -> list[dict[str, float]]:
+        """A row for every round, as ``pandas.DataFrame`` takes it; a value may be missing."""
+        rows: dict[int, dict[str, float]] = {}
+        for name, values in self.columns.items():
+            for number, value in values.items():
+                rows.setdefault(number, {"round": number})[name] = value
+        return [rows[number] for number in sorted(rows)]
+
+    def net(self, imports: Sequence[str] = ()) -> "nn.Module":
+        """The trained net in plain torch, in eval mode, as the last round left it.
+
+        Args:
+            imports: your modules, where the net or the method is yours.
+        """
+        from fedgkd_pl.settings.build import build
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+        from torch.random import fork_rng
+
+        folder = RunFolder(self.folder)
+        with fork_rng([]):  # initial weights are drawn, which is nobody's business
+            made = build(folder.config, imports=imports, seed_everything=False)
+        try:
+            made.model.net.load_state_dict(load_file(folder.model))
+        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+            raise self.damaged(folder.model.name) from error
+        return made.model.net.eval()
+
     @cached_property
-    def metrics(self) -> dict[str, dict[int, float]]:
+    def columns(self) -> dict[str, dict[int, float]]:
         """The columns of ``metrics.csv``, each by round; none where there is no such file."""
         columns: dict[str, dict[int, float]] = {}
         rows = self.table(METRICS)
@@ -57,7 +88,7 @@ class Run:
     @cached_property
     def accuracy(self) -> dict[int, float]:
         """Test accuracy in percent, by round."""
-        known = self.metrics.get("test/acc", {})
+        known = self.columns.get("test/acc", {})
         return {number: 100 * value for number, value in known.items() if abs(value) <= MB}
 
     @cached_property
@@ -147,12 +178,9 @@ class Run:
         return SettingError("runs", f"{name}: {error.strerror}", self.folder / name)
 
 
-def read_run(folder: Path) -> Run:
-    """A finished run; anything else is refused.
-
-    Args:
-        folder: with ``summary.json``.
-    """
+def read_run(folder: str | Path) -> Run:
+    """A finished run, by its folder; anything else is refused."""
+    folder = Path(folder)
     file = folder / SUMMARY
     try:
         summary: Summary = read_json(file)

@@ -7,9 +7,12 @@ from typing import Any
 
 import jsonargparse
 import pytest
+import torch
 import yaml
-from fedgkd_pl import Digits, FedGKD
+from fedgkd_pl import MLP, Digits, FedGKD
 from fedgkd_pl.errors import SettingError
+from fedgkd_pl.experiments.draw import plot
+from fedgkd_pl.experiments.runs import read_run
 from fedgkd_pl.settings.build import build
 from jsonargparse import _common, _loaders_dumpers, _optionals, _typehints
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -66,6 +69,31 @@ def test_a_notebook_gets_the_files_and_bits_of_the_command_line(run: Run, tmp_pa
     assert names == {file.name for file in here.iterdir() if "tfevents" not in file.name}
     for name in ("global.safetensors", "metrics.csv", "partition.json"):
         assert (there / name).read_bytes() == (here / name).read_bytes(), name
+
+
+def test_a_run_is_read_back(run: Run, tmp_path: Path) -> None:
+    folder = build("smoke", rounds=2, output_dir="runs", **SMALL).fit()
+    assert folder is not None
+    done = read_run(folder.path)
+    rows = done.metrics()
+    assert [row["round"] for row in rows] == [1, 2]
+    with folder.metrics.open() as file:
+        for row, text in zip(rows, csv.DictReader(file), strict=True):
+            assert {k: v for k, v in row.items()} == {k: float(v) for k, v in text.items() if v}
+    torch.manual_seed(5)
+    drawn = torch.rand(3)
+    torch.manual_seed(5)
+    net = done.net()
+    assert torch.equal(torch.rand(3), drawn), "reading a run disturbs nobody's random numbers"
+    assert isinstance(net, MLP) and not net.training
+    data = Digits(num_clients=2)
+    data.setup()
+    x = data.test.transform(data.test.inputs, None)
+    right = (net(x).argmax(1) == data.test.targets).float().mean().item()
+    assert right == pytest.approx(done.summary["final_test_acc"])
+    assert plot("curves", [done]).axes
+    with pytest.raises(SettingError, match="kind: must be one of curves"):
+        plot("pie", [done])
 
 
 def test_a_run_goes_on_in_python(run: Run, tmp_path: Path) -> None:

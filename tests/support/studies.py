@@ -23,7 +23,7 @@ def fake(method: str, seed: int, curve: list[float], **extra: Any) -> Run:
         **extra,
     }
     run = Run(Path("nowhere"), summary)
-    run.__dict__["metrics"] = {"test/acc": dict(enumerate(curve, 1))}
+    run.__dict__["columns"] = {"test/acc": dict(enumerate(curve, 1))}
     return run
 
 
