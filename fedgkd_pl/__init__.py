@@ -41,16 +41,25 @@ if TYPE_CHECKING:
     from fedgkd_pl.data.partition import IID as IID
     from fedgkd_pl.data.partition import ByKey as ByKey
     from fedgkd_pl.data.partition import Dirichlet as Dirichlet
+    from fedgkd_pl.data.partition import Partition as Partition
     from fedgkd_pl.data.partition import Pathological as Pathological
     from fedgkd_pl.data.partition import QuantitySkew as QuantitySkew
     from fedgkd_pl.data.partition import Shards as Shards
     from fedgkd_pl.data.published import AuthorsDirichlet as AuthorsDirichlet
     from fedgkd_pl.data.published import FromFile as FromFile
+    from fedgkd_pl.engines.base import Engine as Engine
+    from fedgkd_pl.engines.base import Session as Session
     from fedgkd_pl.engines.flower.engine import FlowerEngine as FlowerEngine
     from fedgkd_pl.engines.local import LocalEngine as LocalEngine
     from fedgkd_pl.engines.ray import RayEngine as RayEngine
     from fedgkd_pl.federation.answers import Spec as Spec
+    from fedgkd_pl.federation.callback import FederatedCallback as FederatedCallback
+    from fedgkd_pl.federation.client import FederatedClient as FederatedClient
+    from fedgkd_pl.federation.message import ClientUpdate as ClientUpdate
+    from fedgkd_pl.federation.message import Message as Message
+    from fedgkd_pl.federation.server import FederatedServer as FederatedServer
     from fedgkd_pl.methods.fedavg import FedAvg as FedAvg
+    from fedgkd_pl.methods.fedavg import FedAvgClient as FedAvgClient
     from fedgkd_pl.methods.feddistill import FedDistill as FedDistill
     from fedgkd_pl.methods.feddistill import FedDistillPlus as FedDistillPlus
     from fedgkd_pl.methods.fedgen import FedGen as FedGen
@@ -86,12 +95,15 @@ _HOME = {
     "CohortsFromFile": "data.cohorts",
     "CyclicCohorts": "data.cohorts",
     "ClientDrift": "callbacks.drift",
+    "ClientUpdate": "federation.message",
     "Communication": "callbacks.communication",
     "Dashboard": "callbacks.dashboard",
     "Digits": "data.datasets.digits",
     "Dirichlet": "data.partition",
+    "Engine": "engines.base",
     "FeatureMap": "callbacks.feature_map",
     "FedAvg": "methods.fedavg",
+    "FedAvgClient": "methods.fedavg",
     "FedDistill": "methods.feddistill",
     "FedDistillPlus": "methods.feddistill",
     "FedGKD": "methods.fedgkd",
@@ -99,7 +111,10 @@ _HOME = {
     "FedGKDVote": "methods.fedgkd_vote",
     "FedGen": "methods.fedgen",
     "FedProx": "methods.fedprox",
+    "FederatedCallback": "federation.callback",
+    "FederatedClient": "federation.client",
     "FederatedDataModule": "data.datamodule",
+    "FederatedServer": "federation.server",
     "FlowerEngine": "engines.flower.engine",
     "Forgetting": "callbacks.forgetting",
     "FromFile": "data.published",
@@ -108,7 +123,9 @@ _HOME = {
     "LocalModels": "callbacks.local_models",
     "MLP": "models.mlp",
     "MOON": "methods.moon",
+    "Message": "federation.message",
     "ModelExport": "callbacks.export",
+    "Partition": "data.partition",
     "Pathological": "data.partition",
     "QuantitySkew": "data.partition",
     "ResNet": "models.resnet",
@@ -123,6 +140,7 @@ _HOME = {
     "RoundProgress": "callbacks.progress",
     "RunFiles": "runs.files",
     "SST5": "data.datasets.sst5",
+    "Session": "engines.base",
     "Shards": "data.partition",
     "Spec": "federation.answers",
     "SplitNet": "models.heads",

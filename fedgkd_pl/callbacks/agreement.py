@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from fedgkd_pl.callbacks.evaluate import Split, SplitCallback
-from fedgkd_pl.federation.message import ClientUpdate, Message, State
+from fedgkd_pl.federation.message import ClientUpdate, Message
 from fedgkd_pl.federation.server import FederatedServer
 from lightning.pytorch import Trainer
 from torch import Tensor
@@ -15,9 +15,9 @@ class TeacherAgreement(SplitCallback):
 
     Logs ``teacher/agreement_mean`` and ``_min``: over the clients that answered, the share of
     samples on which the client's most probable class is the teacher's; and ``teacher/acc``, the
-    teacher's own accuracy on these samples. The teacher is that of the round's message, see
-    :func:`teachers_of`: in FedGKD the mean of the last global models, in FedGKD-Vote the mixture
-    of the teachers' class probabilities by their coefficients γ_m. In methods and rounds without a
+    teacher's own accuracy on these samples. The teacher is what the method's ``teachers`` says: in
+    FedGKD the mean of the last global models, in FedGKD-Vote the mixture of the teachers' class
+    probabilities by their coefficients γ_m. In methods and rounds without a
     teacher it is w_t, which makes the number one of how much clients keep of what they started
     from; a method that sends no model (FedDistill) has none, and nothing is logged.
 
@@ -40,7 +40,7 @@ class TeacherAgreement(SplitCallback):
     ) -> None:
         """Lets the teacher decide."""
         self.decisions, self.shares = None, []
-        runner, teachers = self.runner_of(pl_module), teachers_of(message)
+        runner, teachers = self.runner_of(pl_module), pl_module.teachers(message)
         if runner and teachers:
             said = [weight * runner.logits(model).softmax(1) for weight, model in teachers]
             mixture = torch.stack(said).sum(0)
@@ -67,23 +67,3 @@ class TeacherAgreement(SplitCallback):
                 }
             )
         self.decisions, self.shares = None, []
-
-
-def teachers_of(message: Message) -> list[tuple[float, State]]:
-    """The models that teach in a round, each with its weight; empty if no model is sent.
-
-    Args:
-        message: to the clients. ``teacher0``, ``teacher1``, … among its numbers are FedGKD-Vote's
-            coefficients of the models of these names, w_t for the one that is not sent twice; else
-            the model ``teacher`` or, without it, w_t.
-    """
-    models = message.models
-    votes = {
-        name: weight
-        for name, weight in message.numbers.items()
-        if name.startswith("teacher") and name.removeprefix("teacher").isdecimal()
-    }
-    if votes:
-        return [(weight, models.get(name, models["global"])) for name, weight in votes.items()]
-    teacher = models.get("teacher", models.get("global"))
-    return [] if teacher is None else [(1.0, teacher)]

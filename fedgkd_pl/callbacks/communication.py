@@ -3,12 +3,13 @@
 import time
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from fedgkd_pl.federation.callback import FederatedCallback
+from lightning.pytorch import LightningModule, Trainer
 
 MEGABYTE = 10**6
 
 
-class Communication(Callback):
+class Communication(FederatedCallback):
     """Logs what was sent since the run began, and the seconds of every round.
 
     ``comm/total_mb_down`` and ``comm/total_mb_up`` are in 10⁶ bytes, over all clients and rounds,

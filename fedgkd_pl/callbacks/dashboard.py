@@ -10,6 +10,7 @@ import torch
 from fedgkd_pl.data.examples import Batches
 from fedgkd_pl.data.index import ClientIndex, Indices
 from fedgkd_pl.errors import require
+from fedgkd_pl.federation.callback import FederatedCallback
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.federation.teachers import FrozenNet
 from fedgkd_pl.runs.files import RunFiles
@@ -26,7 +27,7 @@ CONFUSION = "test/confusion"
 FEATURES = "features"
 
 
-class Dashboard(Callback):
+class Dashboard(FederatedCallback):
     """Adds to what TensorBoard shows of a run; does nothing where it is not the logger.
 
     CUSTOM SCALARS gets charts of what belongs together, TEXT the settings, IMAGES the confusion
@@ -226,12 +227,12 @@ def features_of(server: FederatedServer, rows: Indices) -> Tensor:
             return torch.cat([run(precision.convert_input(x)).float().cpu() for x, _ in batches])
 
     try:
-        found = outputs(net.features)
-        if found.dim() < 2 or len(found) != len(rows):
-            found = outputs(net)
+        features = outputs(net.features)
+        if features.dim() < 2 or len(features) != len(rows):
+            features = outputs(net)
     except Exception:  # of the user's net, which may mean anything by that name
-        found = outputs(net)
-    return found.flatten(2).mean(dim=2) if found.dim() > 2 else found
+        features = outputs(net)
+    return features.flatten(2).mean(dim=2) if features.dim() > 2 else features
 
 
 def write_projector(folder: Path, features: Tensor, labels: Indices, owners: Indices) -> None:

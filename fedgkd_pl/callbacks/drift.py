@@ -3,13 +3,14 @@
 from typing import Any
 
 import torch
+from fedgkd_pl.federation.callback import FederatedCallback
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.federation.server import FederatedServer
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Trainer
 from torch import Tensor
 
 
-class ClientDrift(Callback):
+class ClientDrift(FederatedCallback):
     """Logs how the clients' models of a round differ from the one they started from.
 
     With Δ_k = w_k − w_t, a vector of all parameters and floating-point buffers, over the K clients

@@ -7,10 +7,11 @@ import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.examples import Batches, Examples
 from fedgkd_pl.errors import require
+from fedgkd_pl.federation.callback import FederatedCallback
 from fedgkd_pl.federation.message import State
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.federation.teachers import FrozenNet
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -45,8 +46,8 @@ class SplitRunner:
         """
         self.net.load(model, self.device)
         with self.precision.val_step_context():
-            found = [self.net(self.precision.convert_input(x)) for x, _ in self.batches]
-        return torch.cat([logits.cpu().double() for logits in found])
+            logits = [self.net(self.precision.convert_input(x)) for x, _ in self.batches]
+        return torch.cat([batch.cpu().double() for batch in logits])
 
     def score(self, logits: Tensor) -> tuple[float, float]:
         """The accuracy and the mean cross-entropy.
@@ -58,7 +59,7 @@ class SplitRunner:
         return float(hits.mean()), float(cross_entropy(logits, self.targets))
 
 
-class SplitCallback(Callback):
+class SplitCallback(FederatedCallback):
     """Base of callbacks that evaluate models other than the global one.
 
     Args:
@@ -77,20 +78,10 @@ class SplitCallback(Callback):
         self.max_samples = max_samples
         self.runner: SplitRunner | None = None
 
-    def check(self, server: FederatedServer, data: FederatedDataModule) -> None:
-        """Refuses a split without samples.
-
-        Args:
-            server: whose models.
-            data: loaded data.
-        """
+    def check(self, model: FederatedServer, data: FederatedDataModule) -> None:
+        """Refuses a split without samples."""
         samples = len(getattr(data, self.split))
         require(samples > 0, "split", "the server holds no such data (val_fraction)", self.split)
-
-    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        """Checks, before the run begins."""
-        if stage == "fit":
-            self.check(pl_module, pl_module.datamodule)
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Copies the net, once for all rounds."""

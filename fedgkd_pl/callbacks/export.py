@@ -10,11 +10,12 @@ from typing import Any, Literal
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.federation.callback import FederatedCallback
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.runs.files import output_folder
 from fedgkd_pl.storage.files import commit
 from fedgkd_pl.storage.tensors import to_safetensors
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Trainer
 from torch import Tensor, nn
 
 Format = Literal["safetensors", "onnx", "torchscript", "torch_export"]
@@ -26,7 +27,7 @@ FILES: dict[Format, str] = {
 }
 
 
-class ModelExport(Callback):
+class ModelExport(FederatedCallback):
     """Writes the global model beside the run's files when the run ends.
 
     ``model.safetensors`` holds parameters and buffers; ``model.onnx`` (input ``inputs``, output
@@ -53,21 +54,12 @@ class ModelExport(Callback):
         self.formats = tuple(formats)
         self.checked = False
 
-    def check(self, server: FederatedServer, data: FederatedDataModule) -> None:
-        """Refuses a net that a format cannot hold.
-
-        Args:
-            server: whose net.
-            data: loaded data.
-        """
+    def check(self, model: FederatedServer, data: FederatedDataModule) -> None:
+        """Refuses a net that a format cannot hold."""
         for form in self.formats:
             if form != "safetensors" and not self.checked:
-                exported(server, data, form)
+                exported(model, data, form)
         self.checked = True
-
-    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Checks, where nobody has."""
-        self.check(pl_module, pl_module.datamodule)
 
     def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Writes the files."""
@@ -114,11 +106,11 @@ def _graph(net: nn.Module, inputs: Tensor, form: Format) -> bytes:
         sizes[1] = torch.export.Dim.AUTO
     program = torch.export.export(net, (inputs,), dynamic_shapes=(sizes,))
     if form == "onnx":
-        found = torch.onnx.export(
+        converted = torch.onnx.export(
             program, input_names=["inputs"], output_names=["logits"], verbose=False
         )
-        assert found is not None
-        blob: bytes = found.model_proto.SerializeToString()
+        assert converted is not None
+        blob: bytes = converted.model_proto.SerializeToString()
         return blob
     file = io.BytesIO()
     torch.export.save(program, file)

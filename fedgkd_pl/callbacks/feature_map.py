@@ -8,6 +8,7 @@ import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.examples import Batches, Examples
 from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.federation.callback import FederatedCallback
 from fedgkd_pl.federation.message import ClientUpdate, State
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.plots.feature_maps import encode_feature_map
@@ -15,11 +16,11 @@ from fedgkd_pl.plots.plane import FeatureMapData, Floats, feature_map
 from fedgkd_pl.runs.files import output_folder
 from fedgkd_pl.seeds import seeded
 from fedgkd_pl.storage.files import commit
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 
 
-class FeatureMap(Callback):
+class FeatureMap(FederatedCallback):
     """Embeds what the global and one client's model see in test samples in the plane, by t-SNE.
 
     The client is that with the smallest number among those of the round that answered. Every map
@@ -51,27 +52,20 @@ class FeatureMap(Callback):
         self.answer: ClientUpdate | None = None  # of the round's first client, until it is used
         self.round = 0  # whose answer it is
 
-    def check(self, server: FederatedServer, data: FederatedDataModule) -> None:
-        """Refuses a net without features and a split that is too small.
-
-        Args:
-            server: whose net.
-            data: loaded data.
-        """
-        if not callable(getattr(server.net, "features", None)):
-            kind = type(server.net).__name__
+    def check(self, model: FederatedServer, data: FederatedDataModule) -> None:
+        """Refuses a net without features and a split that is too small."""
+        if not callable(getattr(model.net, "features", None)):
+            name = type(model.net).__name__
             raise SettingError(
                 "callbacks",
-                f"FeatureMap needs the net's features, which {kind} does not tell "
+                f"FeatureMap needs the net's features, which {name} does not tell "
                 "(SplitNet gives them to any net)",
             )
         samples = len(getattr(data, self.split))
         require(samples >= 4, "split", f"FeatureMap needs 4 samples, {self.split} has {samples}")
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Checks."""
-        server = _server(pl_module)
-        self.check(server, server.datamodule)
+        """Nobody has answered."""
         self.answer = None
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
@@ -113,13 +107,13 @@ class FeatureMap(Callback):
         examples: Examples = getattr(server.datamodule, self.split)
         rng = np.random.default_rng(self.seed)
         rows = rng.permutation(len(examples))[: self.max_samples]
-        found = []
+        results = []
         net = deepcopy(server.net).eval()  # whose mode and weights are nobody else's
         for state in (server.global_state(), answer.weights):
             with seeded(self.seed):  # for nets that draw numbers even when they are evaluated
                 features, acc = _evaluate(trainer, net, state, examples, rows)
-            found.append((embed(features, self.seed), acc))
-        (global_points, global_acc), (local_points, local_acc) = found
+            results.append((embed(features, self.seed), acc))
+        (global_points, global_acc), (local_points, local_acc) = results
         labels = examples.targets[rows].cpu().numpy()
         return FeatureMapData(
             global_points=global_points,

@@ -4,12 +4,13 @@ from typing import Any
 
 from fedgkd_pl.callbacks.evaluate import Split
 from fedgkd_pl.errors import require
+from fedgkd_pl.federation.callback import FederatedCallback
 from fedgkd_pl.federation.server import FederatedServer
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 
-class Forgetting(Callback):
+class Forgetting(FederatedCallback):
     """Logs, per class, how far its accuracy is below the best of all earlier evaluated rounds.
 
     Chaudhry et al. (Riemannian Walk for Incremental Learning, ECCV 2018), with classes for tasks

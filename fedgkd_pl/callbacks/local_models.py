@@ -36,7 +36,7 @@ class LocalModels(SplitCallback):
     ) -> None:
         super().__init__(every_n_rounds, split, max_samples)
         self.rows: list[dict[str, float]] = []
-        self.found: list[dict[str, float]] = []  # of this round, until it is done
+        self.results: list[dict[str, float]] = []  # of this round, until it is done
 
     def state_dict(self) -> dict[str, Any]:
         """For the checkpoint."""
@@ -52,7 +52,6 @@ class LocalModels(SplitCallback):
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         """A new run starts without rows; those of a checkpoint come after this hook."""
-        super().setup(trainer, pl_module, stage)
         if stage == "fit" and trainer.current_epoch == 0:
             self.rows = []
 
@@ -64,7 +63,7 @@ class LocalModels(SplitCallback):
         self, trainer: Trainer, pl_module: FederatedServer, message: Message, cohort: Any
     ) -> None:
         """Starts the round."""
-        self.found = []
+        self.results = []
 
     def on_client_end(
         self, trainer: Trainer, pl_module: FederatedServer, update: ClientUpdate, cohort_size: int
@@ -73,14 +72,14 @@ class LocalModels(SplitCallback):
         if runner := self.runner_of(pl_module):
             acc, loss = runner.score(runner.logits(update.weights))
             values = (pl_module.round, update.client, update.num_samples, acc, loss)
-            self.found.append(dict(zip(COLUMNS, values, strict=True)))
+            self.results.append(dict(zip(COLUMNS, values, strict=True)))
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         """Logs the round."""
-        if not self.found:
+        if not self.results:
             return
-        accs = np.array([row["acc"] for row in self.found])
-        losses = np.array([row["loss"] for row in self.found])
+        accs = np.array([row["acc"] for row in self.results])
+        losses = np.array([row["loss"] for row in self.results])
         pl_module.log_round(
             {
                 "local/acc_mean": float(accs.mean()),
@@ -90,8 +89,8 @@ class LocalModels(SplitCallback):
                 "local/loss_mean": float(losses.mean()),
             }
         )
-        self.rows += sorted(self.found, key=lambda row: row["client"])
-        self.found = []
+        self.rows += sorted(self.results, key=lambda row: row["client"])
+        self.results = []
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes the rows."""

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedgkd_pl.federation.callback import FederatedCallback
 from fedgkd_pl.federation.message import ClientUpdate
 from fedgkd_pl.runs.folder import PROFILE
 from fedgkd_pl.storage.files import write_text
 from fedgkd_pl.storage.reading import MB, read_bytes
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 
 LARGEST = 64 * MB
 CLIENTS = ("student", "teacher", "transfer")
@@ -24,7 +25,7 @@ MEANING = {
 }
 
 
-class RoundProfile(Callback):
+class RoundProfile(FederatedCallback):
     """Measures the parts of every round; writes ``profile.csv`` and prints a table at the end.
 
     Clients that train side by side share the seconds that the server waits for them, in proportion

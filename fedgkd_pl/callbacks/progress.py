@@ -6,6 +6,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
+from fedgkd_pl.federation.callback import FederatedCallback
 from fedgkd_pl.federation.message import ClientFailure, ClientUpdate
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
@@ -14,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 SHOWN = ("val/acc", "test/acc")
 
 
-class RoundProgress(ProgressBar):
+class RoundProgress(ProgressBar, FederatedCallback):
     """A live display on a terminal; one plain line per round elsewhere."""
 
     def __init__(self) -> None:

@@ -97,7 +97,8 @@ class Batches:
         self.examples = examples
         self.batch_size = batch_size
         self.generator = generator
-        self.taught: Tensor | None = None  # one row a sample, which then comes with the batches
+        # one row a sample, which then comes with the batches
+        self.teacher_output: Tensor | None = None
 
     def __len__(self) -> int:
         return math.ceil(len(self.examples) / self.batch_size)
@@ -110,10 +111,10 @@ class Batches:
             order = torch.randperm(len(examples), generator=generator)
         for rows in order.to(examples.targets.device).split(self.batch_size):
             inputs = examples.transform(examples.inputs[rows], generator)
-            if self.taught is None:
+            if self.teacher_output is None:
                 yield inputs, examples.targets[rows]
             else:
-                yield inputs, examples.targets[rows], self.taught[rows]
+                yield inputs, examples.targets[rows], self.teacher_output[rows]
 
 
 @dataclass

@@ -39,12 +39,7 @@ class LocalEngine(Engine):
         self.timeout = timeout
 
     def open(self, job: Job, cohort_size: int) -> Session:
-        """See :meth:`Engine.open`.
-
-        Args:
-            job: what the workers will train.
-            cohort_size: clients per round.
-        """
+        """See :meth:`Engine.open`."""
         keep_memory()  # for evaluation, too
         if self.workers != "auto":
             workers = self.workers
@@ -72,19 +67,15 @@ class InProcessSession(Session):
         self.trainer = ClientTrainer(job)
 
     def run(self, message: Message, cohort: Sequence[int]) -> Iterator[Answer]:
-        """See :meth:`Session.run`.
+        """See :meth:`Session.run`."""
+        for client in schedule(self.job, cohort):
+            with threads(self.threads), quiet():  # not while others work on the answer
+                answer = self._train(message, client)
+            yield answer
 
-        Args:
-            message: what every client gets.
-            cohort: the clients' ids.
-        """
-        with threads(self.threads), quiet():  # once a round: changing threads costs milliseconds
-            for client in schedule(self.job, cohort):
-                state = self.job.states.get(client, {})
-                answer: Answer
-                try:
-                    answer = self.trainer.update(message, client, state)
-                except Exception as error:  # a user's net or loss may fail in any way
-                    answer = failure(client, error)
-                    self.trainer = ClientTrainer(self.job)  # nothing of the failed fit stays
-                yield answer
+    def _train(self, message: Message, client: int) -> Answer:
+        try:
+            return self.trainer.update(message, client, self.job.states.get(client, {}))
+        except Exception as error:  # a user's net or loss may fail in any way
+            self.trainer = ClientTrainer(self.job)  # nothing of the failed fit stays
+            return failure(client, error)

@@ -74,34 +74,29 @@ class PoolSession(Session):
             self, _end, (self.workers, self.shared.memory, self.message), exitpriority=10
         )
         try:
-            for place in range(workers):
-                self.workers.append(self._start(place))
+            for slot in range(workers):
+                self.workers.append(self._start(slot))
         except BaseException:
             self.close()
             raise
 
     def run(self, message: Message, cohort: Sequence[int]) -> Iterator[Answer]:
-        """See :meth:`Session.run`.
-
-        Args:
-            message: what every client gets.
-            cohort: the clients' ids.
-        """
+        """See :meth:`Session.run`."""
         self.message.write([message.encode()])  # nobody reads: all clients before have answered
         order = schedule(self.job, cohort)
         waiting = iter(order)
         done: dict[int, Answer] = {}
         try:
-            for place in range(len(self.workers)):
-                self._tell(place, self.message.size)
-                self._assign(place, waiting)
+            for slot in range(len(self.workers)):
+                self._tell(slot, self.message.size)
+                self._assign(slot, waiting)
             for client in order:
                 while client not in done:
-                    for place in self._ready():
-                        answer = self._receive(place)
+                    for slot in self._ready():
+                        answer = self._receive(slot)
                         if answer is not None:
                             done[answer.client] = answer
-                            self._assign(place, waiting)
+                            self._assign(slot, waiting)
                 yield done.pop(client)
         except BaseException:  # a stopped round leaves workers in the middle of something
             self.close()
@@ -111,12 +106,12 @@ class PoolSession(Session):
         """See :meth:`Session.close`."""
         self._end()
 
-    def _start(self, place: int) -> WorkerHandle:
-        job = _dumps(_for_worker(self.job, place), self.data)
+    def _start(self, slot: int) -> WorkerHandle:
+        job = _dumps(_for_worker(self.job, slot), self.data)
         ours, theirs = self.context.Pipe()
         args = (theirs, self.threads, numerics(), self.shared, self.message)
         process = self.context.Process(
-            **ending_with_parent(_work, *args), name=f"fedgkd-worker-{place}", daemon=True
+            **ending_with_parent(_work, *args), name=f"fedgkd-worker-{slot}", daemon=True
         )
         try:
             with without_main():
@@ -138,28 +133,28 @@ class PoolSession(Session):
             raise
         return worker
 
-    def _tell(self, place: int, task: Any) -> None:
+    def _tell(self, slot: int, task: Any) -> None:
         """Sends a task; a worker that has died since its last one is replaced."""
-        if not self.workers[place].process.is_alive():
-            self._replace(place)
+        if not self.workers[slot].process.is_alive():
+            self._replace(slot)
         try:
-            self.workers[place].connection.send(task)
+            self.workers[slot].connection.send(task)
         except OSError:
-            self._replace(place)
-            self.workers[place].connection.send(task)
+            self._replace(slot)
+            self.workers[slot].connection.send(task)
 
-    def _replace(self, place: int) -> None:
-        _kill(self.workers[place])
-        self.workers[place].connection.close()
-        self.workers[place] = self._start(place)
-        self.workers[place].connection.send(self.message.size)
+    def _replace(self, slot: int) -> None:
+        _kill(self.workers[slot])
+        self.workers[slot].connection.close()
+        self.workers[slot] = self._start(slot)
+        self.workers[slot].connection.send(self.message.size)
 
-    def _assign(self, place: int, waiting: Iterator[int]) -> None:
+    def _assign(self, slot: int, waiting: Iterator[int]) -> None:
         client = next(waiting, None)
         given = time.monotonic()
         if client is not None:
-            self._tell(place, (client, encode_state(self.job.states.get(client, {}))))
-        worker = self.workers[place]
+            self._tell(slot, (client, encode_state(self.job.states.get(client, {}))))
+        worker = self.workers[slot]
         worker.client, worker.given, worker.started = client, given, None
 
     def _ready(self) -> list[int]:
@@ -171,28 +166,28 @@ class PoolSession(Session):
             left = max(0.0, min(started) + self.timeout - time.monotonic())
         answered = cast(list[Connection], wait(list(busy), left))
         return [busy[connection] for connection in answered] or [
-            place for place in busy.values() if self._late(place)
+            slot for slot in busy.values() if self._late(slot)
         ]
 
-    def _late(self, place: int) -> bool:
-        started = self.workers[place].started
+    def _late(self, slot: int) -> bool:
+        started = self.workers[slot].started
         if started is None or self.timeout is None:
             return False
         return time.monotonic() - started >= self.timeout
 
-    def _receive(self, place: int) -> Answer | None:
+    def _receive(self, slot: int) -> Answer | None:
         """A worker's answer; None if it only says that it has begun."""
-        worker = self.workers[place]
+        worker = self.workers[slot]
         assert worker.client is not None
         if not worker.connection.poll():
-            self._replace(place)
+            self._replace(slot)
             return ClientFailure(worker.client, f"timed out after {self.timeout:g} s")
         try:
             answer = worker.connection.recv_bytes()
         except (EOFError, OSError):
             worker.process.join(timeout=5)
             code = worker.process.exitcode
-            self._replace(place)
+            self._replace(slot)
             hint = (
                 "; mostly a lack of memory: take fewer workers" if code == -signal.SIGKILL else ""
             )
@@ -276,11 +271,11 @@ def _serve(connection: Connection, shared: SharedTensors, memory: Memory) -> Non
 
 def _dumps(job: Job, shared: list[Tensor]) -> bytes:
     """Pickles a job by value, but for the tensors that are sent through shared memory."""
-    places = {id(tensor): place for place, tensor in enumerate(shared)}
+    slots = {id(tensor): slot for slot, tensor in enumerate(shared)}
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         def persistent_id(self, value: object) -> int | None:
-            return places.get(id(value))
+            return slots.get(id(value))
 
     buffer = io.BytesIO()
     try:
@@ -293,8 +288,8 @@ def _dumps(job: Job, shared: list[Tensor]) -> bytes:
 
 def _loads(blob: bytes, shared: list[Tensor]) -> Job:
     class Unpickler(pickle.Unpickler):
-        def persistent_load(self, place: int) -> Tensor:
-            return shared[place]
+        def persistent_load(self, slot: int) -> Tensor:
+            return shared[slot]
 
     job: Job = Unpickler(io.BytesIO(blob)).load()
     return job

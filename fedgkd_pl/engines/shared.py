@@ -110,11 +110,11 @@ class SharedTensors:
         if not self.memory.size:
             return [layout.read(torch.empty(0, dtype=torch.uint8)) for layout in self.layouts]
         rest = torch.frombuffer(self.memory.map(), dtype=torch.uint8)
-        found = []
+        tensors = []
         for layout in self.layouts:
-            found.append(layout.read(rest))
+            tensors.append(layout.read(rest))
             rest = rest[layout.padded :]
-        return found
+        return tensors
 
 
 class _Layout:

@@ -48,7 +48,7 @@ class Worker:
             if part:
                 data, own = self.trainer.data, decode_state(part)
                 examples = Examples(own["inputs"], own["targets"], data.examples.transform)
-                self.trainer.hold(data.only(client, examples))
+                self.trainer.load_data(data.only(client, examples))
             begun()
             return b"=" + self.trainer.update(message, client, decode_state(state)).encode()
         except Exception as error:  # a user's net or loss may fail in any way

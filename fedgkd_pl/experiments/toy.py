@@ -12,6 +12,7 @@ import torch
 from fedgkd_pl.data.datasets.toy import Toy2D, sector
 from fedgkd_pl.engines.local import LocalEngine
 from fedgkd_pl.errors import require
+from fedgkd_pl.federation.callback import FederatedCallback
 from fedgkd_pl.federation.client_trainer import quiet
 from fedgkd_pl.federation.message import ClientUpdate, State
 from fedgkd_pl.methods.fedavg import FedAvg
@@ -19,7 +20,7 @@ from fedgkd_pl.methods.fedgkd import FedGKD
 from fedgkd_pl.models.mlp import MLP
 from fedgkd_pl.plots.plane import Boundary, decision_boundaries
 from fedgkd_pl.seeds import derive, seeded
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from numpy.typing import NDArray
 from torch.optim import Adam
 
@@ -31,7 +32,7 @@ SIDE = 200  # of the grid that boundaries are drawn from
 Accuracies = dict[str, float]  # of "aggregate", "user 1", "user 1, unseen" …
 
 
-class LatestModels(Callback):
+class LatestModels(FederatedCallback):
     """Keeps the clients' models of the latest round."""
 
     def __init__(self) -> None:

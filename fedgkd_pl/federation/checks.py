@@ -1,15 +1,18 @@
-"""What of a stock Trainer works per round, and what is refused because it cannot.
+"""What is refused before a run begins: of the method, of its data, and of a stock Trainer.
 
-A round is one batch and one step of the server's Trainer, which has no loss of its own. The whole
-table is in docs/lightning.md.
+A round is one batch and one step of the server's Trainer, which has no loss of its own. What works
+per round and what cannot is listed in docs/lightning.md.
 """
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from math import isfinite
+from typing import TYPE_CHECKING, Any
 
 import torch
-from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.data.datamodule import FederatedDataModule
+from fedgkd_pl.errors import RunFailed, SettingError, require
+from fedgkd_pl.federation.performance import slow_precision
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import (
     BaseFinetuning,
@@ -21,7 +24,12 @@ from lightning.pytorch.callbacks import (
     SpikeDetection,
     StochasticWeightAveraging,
 )
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+if TYPE_CHECKING:
+    from fedgkd_pl.federation.server import FederatedServer
 
 log = logging.getLogger("fedgkd_pl")
 SCORES = ("val/", "test/")
@@ -53,12 +61,103 @@ REFUSED: dict[type[Callback], str] = {
 }
 
 
-def check_trainer(trainer: Trainer) -> None:
-    """Raises a clear error for a flag or callback that would do something else than it says.
+def check_method(server: "FederatedServer", data: FederatedDataModule) -> None:
+    """Raises a clear error if the net does not fit the data, or an optimizer the net."""
+    data.check_net(server.net)
+    require(
+        server.min_clients <= data.cohort_size,
+        "min_clients",
+        f"must be at most the {data.cohort_size} clients of a round",
+        server.min_clients,
+    )
+    normed = any(isinstance(m, _BatchNorm) and m.training for m in server.net.modules())
+    require(
+        data.batch_size > 1 or not normed,
+        "batch_size",
+        "must be at least 2 for a net with BatchNorm (or norm: group)",
+        data.batch_size,
+    )
+    _check_shape(server.net, server.some_inputs(data), data)
+    for key, build in ("server_optimizer", server), ("optimizer", server.client()):
+        try:
+            check_scheduler(build.configure_optimizers())
+        except SettingError:
+            raise
+        except (ValueError, TypeError) as error:
+            raise SettingError(key, str(error)) from error
 
-    Args:
-        trainer: the server's.
-    """
+
+def _check_shape(net: nn.Module, inputs: torch.Tensor, data: FederatedDataModule) -> None:
+    modes = {module: module.training for module in net.modules()}
+    net.eval()
+    try:
+        with torch.no_grad():
+            shape = tuple(net(inputs).shape)
+    except Exception as error:  # a net of the user's may fail in any way
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise SettingError(
+            "net", f"does not take {data.name} inputs of shape {tuple(inputs.shape)}: {reason}"
+        ) from error
+    finally:
+        for module, training in modes.items():
+            module.training = training
+    require(
+        shape == (len(inputs), data.num_classes),
+        "num_classes",
+        f"{data.name} has {data.num_classes} classes, the net gives {shape[-1]} logits",
+    )
+
+
+def check_resumed(
+    server: "FederatedServer", data: FederatedDataModule, saved: dict[str, Any]
+) -> None:
+    """Refuses to go on with other data than a checkpoint's, or where its states are not."""
+    require(
+        saved["data"] == data.fingerprint(),
+        "data",
+        "the checkpoint was trained on other data: its samples, labels or partition differ",
+    )
+    stay = saved.get("states_stay", False)
+    where = "with the clients" if stay else "in the checkpoint"
+    require(
+        not saved["client_states"] or stay == server.engine.states_stay,
+        "engine",
+        f"what clients keep between rounds is {where}: go on with the engine that began",
+    )
+
+
+def check_learned(server: "FederatedServer") -> None:
+    """Raises an error at the end of a run that has learned nothing."""
+    done = server.current_epoch
+    if done and len(server.failed_rounds) >= done:
+        raise RunFailed(f"none of {done} rounds counted: too few clients succeeded in each")
+    for split in ("val", "test"):
+        loss = server.report.get(f"{split}/loss", 0.0)
+        if not isfinite(loss):
+            raise RunFailed(f"after round {done} the global model's {split}/loss is {loss}")
+
+
+def warn_of_precision(trainer: Trainer) -> None:
+    """Says that a precision is slower than the usual one here."""
+    if slow_precision(trainer.precision, trainer.strategy.root_device):
+        text = "trainer.precision: this hardware only emulates %s, which is slower than 32-true"
+        log.warning(text, trainer.precision)
+
+
+def warn_of_eval_mode(net: nn.Module) -> None:
+    """Says how many layers the user has frozen, perhaps without wanting to."""
+    layers = [module for module in net.modules() if not any(module.children())]
+    frozen = sum(not layer.training for layer in layers)
+    if frozen:
+        log.warning(
+            "net: %d of its %d layers are in eval mode and stay so while clients train "
+            "(net.train() before, if that is not meant)",
+            *(frozen, len(layers)),
+        )
+
+
+def check_trainer(trainer: Trainer) -> None:
+    """Raises a clear error for a flag or callback that would do something else than it says."""
     for name, (is_right, instead) in FLAGS.items():
         value = getattr(trainer, name, None)
         require(value is None or is_right(value), name, instead, value)
@@ -101,11 +200,7 @@ def check_scheduler(optimizers: Any) -> None:
 
 
 def first_not_finite(state: dict[str, torch.Tensor]) -> str:
-    """The first weight of a model that is not finite; empty if all are.
-
-    Args:
-        state: parameters and buffers.
-    """
+    """The first weight of a model that is not finite; empty if all are."""
     for name, tensor in state.items():
         if tensor.is_floating_point() and not tensor.isfinite().all():
             return name

@@ -16,7 +16,9 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-Objective = tuple[Tensor, dict[str, Tensor]]  # a loss, and its parts to report: batch means
+# a loss, and by name what to report beside it: batch means, but for "outputs", see observe
+Objective = tuple[Tensor, dict[str, Tensor]]
+OUTPUTS = "outputs"
 GRADIENT_HOOKS = ("on_after_backward", "on_before_optimizer_step", "configure_gradient_clipping")
 TEACHER_BATCH = 256  # rows at a time where teachers are asked ahead of training
 
@@ -67,22 +69,27 @@ class FederatedClient(LightningModule):
             super().__setattr__(name, value)
 
     @abstractmethod
-    def objective(self, x: Tensor, y: Tensor, taught: Tensor | None) -> Objective:
+    def objective(self, x: Tensor, y: Tensor, teacher_output: Tensor | None) -> Objective:
         """The local loss of a batch, and what to report beside it.
 
         Args:
             x: inputs.
             y: labels.
-            taught: what :meth:`teach` gave for these inputs.
+            teacher_output: what :meth:`teach` gave for these inputs; None without a teacher.
+        """
+
+    def observe(self, y: Tensor, outputs: Tensor | None) -> None:
+        """Called after the loss of every batch, for what a client gathers while it trains.
+
+        Args:
+            y: the labels of the batch.
+            outputs: what the objective named ``"outputs"``, detached; None if it named nothing so.
         """
 
     def teach(self, x: Tensor) -> Tensor | None:
         """What frozen teachers say of a batch, one row a sample; None without a teacher.
 
         Must depend on the inputs alone: where they repeat, it is called once per sample and round.
-
-        Args:
-            x: inputs.
         """
         return None
 
@@ -90,9 +97,6 @@ class FederatedClient(LightningModule):
         """Compiles teacher, student and loss as one, for full batches; others run as they are.
 
         A ragged last batch would mean new code for every client's number of samples.
-
-        Args:
-            batch_size: of full batches.
         """
         self._full_batch = batch_size
         # Vote compiles once for every number of teachers on the way to M; torch gives up after 8
@@ -101,15 +105,11 @@ class FederatedClient(LightningModule):
         # the random numbers of dropout and of generators stay those of the uncompiled net
         self._compiled = torch.compile(self._whole, options={"fallback_random": True})
 
-    def _whole(self, x: Tensor, y: Tensor, taught: Tensor | None = None) -> Objective:
-        return self.objective(x, y, self.teach(x) if taught is None else taught)
+    def _whole(self, x: Tensor, y: Tensor, teacher_output: Tensor | None = None) -> Objective:
+        return self.objective(x, y, self.teach(x) if teacher_output is None else teacher_output)
 
     def as_tensor(self, numbers: Sequence[float]) -> Tensor:
-        """Numbers that change from round to round, which compiled code must not take for constant.
-
-        Args:
-            numbers: what a message brought.
-        """
+        """Numbers that change with the round, which compiled code must not take for constant."""
         like = next(self.net.parameters())
         return torch.tensor(numbers, dtype=like.dtype, device=like.device)
 
@@ -153,7 +153,7 @@ class FederatedClient(LightningModule):
             epochs, steps = self.trainer.max_epochs or 1, self.trainer.max_steps
             if epochs > 1 or steps > len(batches):
                 start = time.perf_counter()
-                batches.taught = self._teach_all(batches)
+                batches.teacher_output = self._teach_all(batches)
                 self.teacher_seconds += time.perf_counter() - start
 
     @torch.no_grad()
@@ -162,18 +162,18 @@ class FederatedClient(LightningModule):
         precision = self.trainer.precision_plugin
         with precision.train_step_context():
             for x, _ in Batches(batches.examples, max(batches.batch_size, TEACHER_BATCH)):
-                taught = self.teach(precision.convert_input(x))
-                if taught is None:
+                teacher_output = self.teach(precision.convert_input(x))
+                if teacher_output is None:
                     return None
-                rows.append(taught)
+                rows.append(teacher_output)
         return torch.cat(rows)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The objective of a batch, reported.
 
         Args:
-            batch: inputs, labels and, where they are known already, the teachers' answers.
-            batch_idx: Lightning's.
+            batch: inputs, labels and, where it is known already, the teachers' output.
+            batch_idx: unused.
         """
         x, y, *given = batch
         if self._channels_last and x.dim() == 4:
@@ -182,9 +182,11 @@ class FederatedClient(LightningModule):
             loss, parts = self._compiled(x, y, *given)
         else:
             start = time.perf_counter()
-            taught = given[0] if given else self.teach(x)
+            teacher_output = given[0] if given else self.teach(x)
             self.teacher_seconds += time.perf_counter() - start
-            loss, parts = self.objective(x, y, taught)
+            loss, parts = self.objective(x, y, teacher_output)
+        outputs = parts.pop(OUTPUTS, None)
+        self.observe(y, None if outputs is None else outputs.detach())
         self.report(y, loss=loss, **parts)
         return loss
 
@@ -193,12 +195,7 @@ class FederatedClient(LightningModule):
         self._sums, self._seen = {}, 0
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        """A batch of one has no statistics: BatchNorm then uses those it has gathered.
-
-        Args:
-            batch: inputs and labels.
-            batch_idx: Lightning's.
-        """
+        """A batch of one has no statistics: BatchNorm then uses those it has gathered."""
         for norm in self._norms:
             norm.train(len(batch[1]) > 1)
 

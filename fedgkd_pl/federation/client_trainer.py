@@ -1,11 +1,13 @@
 """One Lightning Trainer for all clients of a worker, as clean for each as a new one."""
 
 import logging
+import re
 import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -54,7 +56,7 @@ class ClientTrainer:
         if job.compile:
             self.client.compile_steps(job.data.batch_size)
         self.device = job.device
-        self.hold(job.data)
+        self.load_data(job.data)
         with quiet():
             self.trainer = Trainer(
                 **job.trainer,
@@ -73,12 +75,8 @@ class ClientTrainer:
         # let a worker that ignores SIGTERM give up its client.
         self.trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
 
-    def hold(self, data: ClientData) -> None:
-        """Takes data to the device.
-
-        Args:
-            data: of all clients, or of those that are trained next.
-        """
+    def load_data(self, data: ClientData) -> None:
+        """Takes data to the device: of all clients, or of those that are trained next."""
         self.data = replace(data, examples=data.examples.to(self.device))
 
     def update(self, message: Message, client: int, state: State) -> ClientUpdate:
@@ -162,16 +160,32 @@ def plain_precision(device: torch.device) -> Iterator[None]:
 def quiet() -> Iterator[None]:
     """No line per client from Lightning ("GPU available", "max_epochs reached", ...).
 
-    For a whole round or worker: entering it for a client costs as much as a step of a small net.
+    It is entered for every client, so it sets no level and resets no warnings: the first costs as
+    much as a step of a small net, the second shows warnings again that were shown already.
     """
-    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
-    levels = [logger.level for logger in loggers]
+    names = logging.root.manager.loggerDict
+    loggers = [x for x in _lightnings(len(names)) if _errors_only not in x.filters]
     for logger in loggers:
-        logger.setLevel(logging.ERROR)
+        logger.addFilter(_errors_only)
+    warnings.filters.insert(0, _OF_LIGHTNING)  # type: ignore[attr-defined]
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module="lightning.*")
-            yield
+        yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        warnings.filters.remove(_OF_LIGHTNING)  # type: ignore[attr-defined]
+        for logger in loggers:
+            logger.removeFilter(_errors_only)
+
+
+_OF_LIGHTNING = ("ignore", None, Warning, re.compile("lightning.*"), 0)
+
+
+def _errors_only(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR
+
+
+@lru_cache(maxsize=1)
+def _lightnings(number: int) -> list[logging.Logger]:
+    """Lightning's loggers; looked for again when there are more loggers than before."""
+    loggers = [value for value in logging.root.manager.loggerDict.values()]
+    homes = ("lightning.pytorch", "lightning.fabric")
+    return [x for x in loggers if isinstance(x, logging.Logger) and x.name.startswith(homes)]

@@ -6,7 +6,8 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from fedgkd_pl.errors import CALMER
-from lightning.pytorch import Callback, Trainer
+from fedgkd_pl.federation.callback import FederatedCallback
+from lightning.pytorch import Trainer
 
 if TYPE_CHECKING:
     from fedgkd_pl.federation.message import ClientFailure
@@ -18,7 +19,7 @@ KEY = "fedgkd_pl_divergence"  # in a checkpoint
 NOT_FINITE = re.compile(r" is (not finite|nan|-?inf)$")  # the reason of a client that was left out
 
 
-class Divergence(Callback):
+class Divergence(FederatedCallback):
     """Warns of the first round in which the clients' loss is out of all proportion.
 
     That is a mean over the round's clients of 1e10 times the first round's (or, in the first round
@@ -55,7 +56,7 @@ class Divergence(Callback):
             self._tell(pl_module.round, f"of client {failure.client}, {failure.reason}")
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
-        """Looks at the loss that the clients of the round told."""
+        """Looks at the mean loss of the round's clients."""
         loss = pl_module.report.get("client/loss_mean")
         if loss is None:
             return

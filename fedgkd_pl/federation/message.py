@@ -24,30 +24,34 @@ class Message:
         round: the round, from 1.
         models: whole models by name; ``"global"`` is w_t, a method may add others.
         numbers: plain numbers a method adds.
+        tensors: what a method adds that is no model, in groups by name.
     """
 
     round: int
     models: dict[str, State]
     numbers: dict[str, float] = field(default_factory=dict)
+    tensors: dict[str, State] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
         """The bytes a client downloads."""
-        return sum(_nbytes(state) for state in self.models.values())
+        return sum(map(_nbytes, (*self.models.values(), *self.tensors.values())))
 
     def encode(self) -> bytes:
         """The message as one safetensors blob."""
-        return _encode(self.models, {"round": self.round, "numbers": self.numbers})
+        groups = {f"models.{name}": state for name, state in self.models.items()}
+        groups |= {f"tensors.{name}": state for name, state in self.tensors.items()}
+        return _encode(groups, {"round": self.round, "numbers": self.numbers})
 
     @classmethod
     def decode(cls, blob: bytes) -> "Message":
-        """The inverse of :meth:`encode`.
-
-        Args:
-            blob: a safetensors blob.
-        """
-        models, info = _decode(blob)
-        return cls(info["round"], models, info["numbers"])
+        """The inverse of :meth:`encode`."""
+        groups, info = _decode(blob)
+        kinds: dict[str, dict[str, State]] = {"models": {}, "tensors": {}}
+        for key, state in groups.items():
+            kind, name = key.split(".", 1)
+            kinds[kind][name] = state
+        return cls(info["round"], numbers=info["numbers"], **kinds)
 
 
 @dataclass
@@ -94,11 +98,7 @@ class ClientUpdate:
 
     @classmethod
     def decode(cls, blob: bytes) -> "ClientUpdate":
-        """The inverse of :meth:`encode`.
-
-        Args:
-            blob: a safetensors blob.
-        """
+        """The inverse of :meth:`encode`."""
         groups, info = _decode(blob)
         others = groups.keys() - {"weights", "extra", "state"}
         if others:
@@ -126,20 +126,12 @@ Answer = ClientUpdate | ClientFailure
 
 
 def encode_state(state: State) -> bytes:
-    """A client's state as one safetensors blob.
-
-    Args:
-        state: its tensors.
-    """
+    """A client's state as one safetensors blob."""
     return _encode({"state": state}, {})
 
 
 def decode_state(blob: bytes) -> State:
-    """The inverse of :func:`encode_state`.
-
-    Args:
-        blob: a safetensors blob.
-    """
+    """The inverse of :func:`encode_state`."""
     return _decode(blob)[0].get("state", {})
 
 

@@ -212,6 +212,9 @@ def threads(number: int) -> Iterator[None]:
         number: intra-op threads of this process, for a while.
     """
     before = torch.get_num_threads()
+    if number == before:
+        yield
+        return
     torch.set_num_threads(number)
     try:
         yield

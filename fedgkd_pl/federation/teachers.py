@@ -1,39 +1,46 @@
 """Teachers: past global models on the server, a frozen net on the client."""
 
 from collections import deque
+from collections.abc import Iterable
 from copy import deepcopy
+from typing import TypeVar
 
 import torch
 from fedgkd_pl.federation.aggregate import WeightedMean
 from fedgkd_pl.federation.message import State
 from torch import Tensor, nn
 
+T = TypeVar("T")
 
-class TeacherBuffer:
-    """The last M aggregated global models.
 
-    Args:
-        size: M.
-    """
+class Recent(deque[T]):
+    """The last ``maxlen`` things, of which a checkpoint keeps a list."""
 
-    def __init__(self, size: int) -> None:
-        self.models: deque[State] = deque(maxlen=size)
+    def state_dict(self) -> list[T]:
+        """What there is, the oldest first."""
+        return list(self)
 
-    def __len__(self) -> int:
-        return len(self.models)
+    def load_state_dict(self, state: Iterable[T]) -> None:
+        """The inverse of :meth:`state_dict`."""
+        self.reset()
+        self.extend(state)
+
+    def reset(self) -> None:
+        """Drops everything."""
+        self.clear()
+
+
+class TeacherBuffer(Recent[State]):
+    """The last aggregated global models, M = ``maxlen`` of them."""
 
     def append(self, state: State) -> None:
-        """Takes the newest global model in; beyond M the oldest goes.
-
-        Args:
-            state: its parameters and buffers; copied.
-        """
-        self.models.append({name: t.detach().cpu().clone() for name, t in state.items()})
+        """Takes a copy of the newest model in; beyond M the oldest goes."""
+        super().append({name: t.detach().cpu().clone() for name, t in state.items()})
 
     def mean(self) -> State:
         """The uniform mean of the models there are, the whole state."""
         mean = WeightedMean()
-        for model in self.models:
+        for model in self:
             mean.add(model)
         return mean.mean()
 
@@ -62,20 +69,12 @@ class FrozenNet:
 
     @torch.no_grad()
     def features(self, x: Tensor) -> Tensor:
-        """What the teacher's classifier sees, without a gradient.
-
-        Args:
-            x: a batch.
-        """
+        """What the teacher's classifier sees, without a gradient."""
         features: Tensor = self.net.features(x)  # type: ignore[operator]
         return features
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
-        """The teacher's logits, without a gradient.
-
-        Args:
-            x: a batch.
-        """
+        """The teacher's logits, without a gradient."""
         logits: Tensor = self.net(x)
         return logits

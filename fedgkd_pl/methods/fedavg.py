@@ -108,7 +108,7 @@ class FedAvg(FederatedServer):
 class FedAvgClient(FederatedClient):
     """The client half of FedAvg: cross-entropy."""
 
-    def objective(self, x: Tensor, y: Tensor, taught: Tensor | None) -> Objective:
+    def objective(self, x: Tensor, y: Tensor, teacher_output: Tensor | None) -> Objective:
         """CE(w)."""
         logits = self.net(x)
         ce = cross_entropy(logits, y)

@@ -10,12 +10,13 @@ Logits are gathered while a client trains, each before its step. The newest repo
 counts. A sample whose label nobody else holds adds nothing, and still counts in the mean.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.answers import Spec, Specs
-from fedgkd_pl.federation.client import Objective
+from fedgkd_pl.federation.client import OUTPUTS, Objective
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient, accuracy
 from torch import Tensor, nn
@@ -47,9 +48,9 @@ class FedDistillPlus(FedAvg):
         self.reports: dict[int, State] = {}  # the newest of every client
         self._new_reports: dict[int, State] = {}
 
-    def forget(self) -> None:
-        """Forgets the reports, too."""
-        super().forget()
+    def reset(self) -> None:
+        """Drops the reports, too."""
+        super().reset()
         self.reports = {}
 
     def broadcast(self) -> Message:
@@ -58,7 +59,7 @@ class FedDistillPlus(FedAvg):
         self._new_reports = {}
         if self.reports and self.coefficient:
             reports = [self.reports[client] for client in sorted(self.reports)]
-            message.models["logits"] = {
+            message.tensors["logits"] = {
                 name: torch.stack([report[name] for report in reports]).sum(0)
                 for name in ("means", "holds")
             }
@@ -78,10 +79,10 @@ class FedDistillPlus(FedAvg):
         """The mean logits of every label, and which labels a client holds."""
         if not self.coefficient:
             return {}
-        classes, kind = self.datamodule.num_classes, report_type(self.net)
+        classes, dtype = self.datamodule.num_classes, report_type(self.net)
         return {
-            "means": Spec((classes, classes), kind, -LARGEST, LARGEST),
-            "holds": Spec((classes,), kind, 0, 1),
+            "means": Spec((classes, classes), dtype, -LARGEST, LARGEST),
+            "holds": Spec((classes,), dtype, 0, 1),
         }
 
     def client_state(self) -> Specs:
@@ -154,41 +155,44 @@ class FedDistillClient(FedAvgClient):
 
     coefficient: float
     start: State | None = None  # w_0, for clients that keep a model of their own
-    targets: Tensor | None = None
+    targets: Tensor | None = None  # t(y) by label
+    known: Tensor  # whether anybody else holds the label
+    gathered: Tensor | None = None  # by label, the sum of the logits and, last, their number
 
     def receive(self, message: Message, state: State) -> None:
         """Loads w_t, and makes the others' means out of everybody's."""
         state = dict(state)
         own = {name.removeprefix(OWN): state.pop(name) for name in list(state) if OWN in name}
         if self.start is not None:
-            models = {**message.models, "global": own or self.start}
-            message = Message(message.round, models, message.numbers)
+            message = replace(message, models={**message.models, "global": own or self.start})
         super().receive(message, state)
-        self.gathered: Tensor | None = None
-        self.targets = None
-        if "logits" in message.models:
-            means, holds = (message.models["logits"][name] for name in ("means", "holds"))
+        self.gathered = self.targets = None
+        if "logits" in message.tensors:
+            means, holds = (message.tensors["logits"][name] for name in ("means", "holds"))
             if state:
                 means, holds = means - state["means"], holds - state["holds"]
             self.known = holds > 0.5
             self.targets = (means / holds.clamp(min=1)[:, None]).to(means.dtype)
 
-    def objective(self, x: Tensor, y: Tensor, taught: Tensor | None) -> Objective:
+    def objective(self, x: Tensor, y: Tensor, teacher_output: Tensor | None) -> Objective:
         """CE(w) + c · KL(softmax t(y) ‖ h(w))."""
         logits = self.net(x)
         loss = cross_entropy(logits, y)
-        parts = {"acc": accuracy(logits, y), "ce": loss, "logits": logits}
+        parts = {"acc": accuracy(logits, y), "ce": loss, OUTPUTS: logits}
         if self.targets is None:
             return loss, parts
         kd = label_distillation(logits, y, self.targets.to(logits), self.known.to(y.device))
         return loss + self.coefficient * kd, {**parts, "kd": kd}
 
-    def report(self, y: Tensor, **parts: Tensor) -> None:
-        """Gathers the logits, too."""
-        logits = parts.pop("logits", None)
-        if self.coefficient and logits is not None:
-            self._gather(logits.detach(), y)
-        super().report(y, **parts)
+    def observe(self, y: Tensor, outputs: Tensor | None) -> None:
+        """Adds the logits to the sums of their labels."""
+        if not self.coefficient or outputs is None:
+            return
+        logits, classes = outputs.to(report_type(self.net)), outputs.shape[1]
+        if self.gathered is None:
+            self.gathered = logits.new_zeros(classes, classes + 1)
+        ones = logits.new_ones(len(y), 1)
+        self.gathered.index_add_(0, y, torch.cat([logits, ones], dim=1))
 
     def reply(self) -> ClientUpdate:
         """Sends the mean logits of every label it holds, and keeps them."""
@@ -203,15 +207,6 @@ class FedDistillClient(FedAvgClient):
         if self.start is not None:
             update.state |= {OWN + name: tensor for name, tensor in update.weights.items()}
         return update
-
-    def _gather(self, logits: Tensor, y: Tensor) -> None:
-        """Sums of logits and counts, by label."""
-        classes = logits.shape[1]
-        logits = logits.to(report_type(self.net))
-        if self.gathered is None:
-            self.gathered = logits.new_zeros(classes, classes + 1)
-        ones = logits.new_ones(len(y), 1)
-        self.gathered.index_add_(0, y, torch.cat([logits, ones], dim=1))
 
 
 def report_type(net: nn.Module) -> torch.dtype:

@@ -121,9 +121,9 @@ class FedGen(FedAvg):
         """Whether the generator is used at all."""
         return self.alpha > 0 or self.beta > 0
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Starts the generator anew, too."""
-        super().forget()
+        super().reset()
         self.generator.load_state_dict(self._fresh)
         self.labels = []
 
@@ -134,7 +134,7 @@ class FedGen(FedAvg):
         if self.labels:
             shrink = self.decay ** (self.round - 1)
             message.models["generator"] = self.generator.state_dict()
-            message.models["labels"] = {"labels": torch.tensor(self.labels)}
+            message.tensors["labels"] = {"labels": torch.tensor(self.labels)}
             message.numbers.update(alpha=self.alpha * shrink, beta=self.beta * shrink)
         return message
 
@@ -208,7 +208,9 @@ class FedGenClient(FedAvgClient):
     """The client half of FedGen."""
 
     generated: int  # samples per step; 0 if the generator is not used at all
-    labels: Tensor | None = None
+    labels: Tensor | None = None  # to draw from; None while there is no generator
+    weights: Tensor  # α_t and β_t
+    counts: Tensor | None = None  # samples of each label
 
     def __init__(self, *args: Any, generator: Generator, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -218,11 +220,10 @@ class FedGenClient(FedAvgClient):
     def receive(self, message: Message, state: State) -> None:
         """Loads w_t and the generator."""
         super().receive(message, state)
-        self.counts: Tensor | None = None
-        self.labels = None
+        self.counts = self.labels = None
         if "generator" in message.models:
             self.generator.load(message.models["generator"], self.device)
-            self.labels = message.models["labels"]["labels"]
+            self.labels = message.tensors["labels"]["labels"]
             self.weights = self.as_tensor([message.numbers["alpha"], message.numbers["beta"]])
 
     def on_train_epoch_start(self) -> None:
@@ -230,16 +231,15 @@ class FedGenClient(FedAvgClient):
         super().on_train_epoch_start()
         self.counts = torch.zeros(self.num_classes, dtype=torch.int64, device=self.device)
 
-    def report(self, y: Tensor, **parts: Tensor) -> None:
-        """Counts the labels, too."""
+    def observe(self, y: Tensor, outputs: Tensor | None) -> None:
+        """Counts the labels."""
         assert self.counts is not None
         self.counts += torch.bincount(y, minlength=self.num_classes)
-        super().report(y, **parts)
 
-    def objective(self, x: Tensor, y: Tensor, taught: Tensor | None) -> Objective:
+    def objective(self, x: Tensor, y: Tensor, teacher_output: Tensor | None) -> Objective:
         """CE(w) + α_t · CE(head(G(ỹ)), ỹ) + β_t · KL(head(G(y)) ‖ h(w, x))."""
         if self.labels is None:
-            return super().objective(x, y, taught)
+            return super().objective(x, y, teacher_output)
         logits = self.net(x)
         choice = torch.randint(len(self.labels), (self.generated,))
         fake = self.labels[choice].to(y.device)

@@ -39,6 +39,7 @@ class FedGKD(FedAvg):
     title = "FedGKD"
     citation = "Yao et al."
     colour = 6
+    keeps: tuple[str, ...] = ("buffer",)
     client_metrics = ("loss", "acc", "ce", "kd")
 
     def __init__(
@@ -59,12 +60,7 @@ class FedGKD(FedAvg):
         self.distance: Distance = distance
         self.temperature = temperature
         self.teach_from_start = teach_from_start
-        self.buffer = TeacherBuffer(buffer_size)
-
-    def forget(self) -> None:
-        """Empties the buffer, too."""
-        super().forget()
-        self.buffer.models.clear()
+        self.buffer = TeacherBuffer(maxlen=buffer_size)
 
     def on_train_start(self) -> None:
         """Opens the engine; w_0 enters the buffer where it may teach."""
@@ -95,17 +91,6 @@ class FedGKD(FedAvg):
             temperature=self.temperature,
         )
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds the buffer."""
-        super().on_save_checkpoint(checkpoint)
-        checkpoint["fedgkd_pl"]["buffer"] = list(self.buffer.models)
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restores the buffer."""
-        super().on_load_checkpoint(checkpoint)
-        self.buffer.models.clear()
-        self.buffer.models.extend(checkpoint["fedgkd_pl"]["buffer"])
-
 
 class FedGKDClient(FedAvgClient):
     """The client half of FedGKD."""
@@ -130,12 +115,12 @@ class FedGKDClient(FedAvgClient):
         """The logits h(w̄_t)."""
         return self.teacher(x) if self.distil else None
 
-    def objective(self, x: Tensor, y: Tensor, taught: Tensor | None) -> Objective:
+    def objective(self, x: Tensor, y: Tensor, teacher_output: Tensor | None) -> Objective:
         """CE(w) + γ/2 · KL(h(w̄_t) ‖ h(w))."""
-        if taught is None:
-            return super().objective(x, y, taught)
+        if teacher_output is None:
+            return super().objective(x, y, teacher_output)
         logits = self.net(x)
-        kd = distillation(logits, taught, self.distance, self.temperature)
+        kd = distillation(logits, teacher_output, self.distance, self.temperature)
         ce = cross_entropy(logits, y)
         return ce + self.gamma / 2 * kd, {"acc": accuracy(logits, y), "ce": ce, "kd": kd}
 

@@ -9,7 +9,7 @@ Data. The local objective (Eq. 5), with L_m the loss of w_{t−m+1} on the serve
 M models are sent to every client; the newest of them is the one it starts from.
 """
 
-from collections import deque
+from itertools import count, takewhile
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from fedgkd_pl.data.examples import Batches
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.client import Objective
 from fedgkd_pl.federation.message import Message, State
-from fedgkd_pl.federation.teachers import FrozenNet, TeacherBuffer
+from fedgkd_pl.federation.teachers import FrozenNet, Recent, TeacherBuffer
 from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient, accuracy
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax
@@ -37,6 +37,7 @@ class FedGKDVote(FedAvg):
     title = "FedGKD-Vote"
     citation = "Yao et al."
     colour = 7
+    keeps: tuple[str, ...] = ("buffer", "losses")
     client_metrics = ("loss", "acc", "ce", "kd")
 
     def __init__(
@@ -46,23 +47,17 @@ class FedGKDVote(FedAvg):
         require(0 <= lam < float("inf"), "lam", "must not be negative", lam)
         require(buffer_size >= 1, "buffer_size", "must be at least 1", buffer_size)
         self.lam = lam
-        self.buffer = TeacherBuffer(buffer_size)
-        self.losses: deque[float] = deque(maxlen=buffer_size)  # of the buffer's models
+        self.buffer = TeacherBuffer(maxlen=buffer_size)
+        self.losses: Recent[float] = Recent(maxlen=buffer_size)  # of the buffer's models
 
     def check(self, data: FederatedDataModule) -> None:
         """Asks for validation data, too."""
         require(len(data.val) > 0, "val_fraction", "FedGKD-Vote weighs its teachers by validation")
         super().check(data)
 
-    def forget(self) -> None:
-        """Empties the buffer, too."""
-        super().forget()
-        self.buffer.models.clear()
-        self.losses.clear()
-
     def coefficients(self) -> list[float]:
         """γ_m/2 of every teacher, the oldest first."""
-        capacity = self.buffer.models.maxlen or 1
+        capacity = self.buffer.maxlen or 1
         scores = torch.tensor(self.losses, dtype=torch.float64) * -capacity
         return (self.lam * scores.softmax(0)).tolist()
 
@@ -70,15 +65,17 @@ class FedGKDVote(FedAvg):
         """w_t and the M − 1 models before it, each with its coefficient."""
         message = super().broadcast()
         if len(self.buffer) and self.lam:
-            for place, half_gamma in enumerate(self.coefficients()):
-                message.numbers[f"teacher{place}"] = half_gamma
-            for place, model in enumerate(list(self.buffer.models)[:-1]):
-                message.models[f"teacher{place}"] = model
             newest = len(self.buffer) - 1
-            self.log_round(
-                {f"vote/teacher_{newest - p}": c for p, c in enumerate(self.coefficients())}
-            )
+            for slot, half_gamma in enumerate(self.coefficients()):
+                message.numbers[f"teacher{slot}"] = half_gamma
+                if slot < newest:
+                    message.models[f"teacher{slot}"] = self.buffer[slot]
+                self.log_round({f"vote/teacher_{newest - slot}": half_gamma})
         return message
+
+    def teachers(self, message: Message) -> list[tuple[float, State]]:
+        """Those that vote; in round 1, w_t."""
+        return voters(message) or super().teachers(message)
 
     def server_step(self, mean: State) -> None:
         """As FedAvg; the new global model enters the buffer with its validation loss."""
@@ -102,22 +99,6 @@ class FedGKDVote(FedAvg):
         """The client half."""
         return FedGKDVoteClient(self.net, self.optimizer, self.scheduler)
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds the buffer and its losses."""
-        super().on_save_checkpoint(checkpoint)
-        checkpoint["fedgkd_pl"] |= {
-            "buffer": list(self.buffer.models),
-            "losses": list(self.losses),
-        }
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restores both."""
-        super().on_load_checkpoint(checkpoint)
-        self.buffer.models.clear()
-        self.losses.clear()
-        self.buffer.models.extend(checkpoint["fedgkd_pl"]["buffer"])
-        self.losses.extend(checkpoint["fedgkd_pl"]["losses"])
-
 
 class FedGKDVoteClient(FedAvgClient):
     """The client half of FedGKD-Vote."""
@@ -130,13 +111,12 @@ class FedGKDVoteClient(FedAvgClient):
     def receive(self, message: Message, state: State) -> None:
         """Loads the student and the teachers."""
         super().receive(message, state)
-        numbers = [message.numbers[name] for name in sorted(message.numbers, key=_place)]
-        self.half_gammas = self.as_tensor(numbers)
-        while len(self.teachers) < len(self.half_gammas):
+        teachers = voters(message)
+        self.half_gammas = self.as_tensor([half_gamma for half_gamma, _ in teachers])
+        while len(self.teachers) < len(teachers):
             self.teachers.append(FrozenNet(self.net))
-        for place in range(len(self.half_gammas)):
-            models = message.models
-            self.teachers[place].load(models.get(f"teacher{place}", models["global"]), self.device)
+        for teacher, (_, model) in zip(self.teachers, teachers, strict=False):
+            teacher.load(model, self.device)
 
     def teach(self, x: Tensor) -> Tensor | None:
         """The teachers' mixture Σ_m γ_m/2 p_m and, in the last column, Σ_m γ_m/2 p_m·log p_m.
@@ -145,23 +125,26 @@ class FedGKDVoteClient(FedAvgClient):
         """
         if not len(self.half_gammas):
             return None
-        taught = []
+        said = []
         for half_gamma, teacher in zip(self.half_gammas, self.teachers, strict=False):
             log_p = log_softmax(teacher(x), dim=1)
             p = half_gamma * log_p.exp()
-            taught.append(torch.cat([p, (p * log_p).sum(1, keepdim=True)], dim=1))
-        return torch.stack(taught).sum(0)
+            said.append(torch.cat([p, (p * log_p).sum(1, keepdim=True)], dim=1))
+        return torch.stack(said).sum(0)
 
-    def objective(self, x: Tensor, y: Tensor, taught: Tensor | None) -> Objective:
+    def objective(self, x: Tensor, y: Tensor, teacher_output: Tensor | None) -> Objective:
         """CE(w) + Σ_m γ_m/2 · KL(h(w_{t−m+1}) ‖ h(w))."""
-        if taught is None:
-            return super().objective(x, y, taught)
+        if teacher_output is None:
+            return super().objective(x, y, teacher_output)
         logits = self.net(x)
-        mixture, own = taught[:, :-1], taught[:, -1]
+        mixture, own = teacher_output[:, :-1], teacher_output[:, -1]
         kd = (own - (mixture * log_softmax(logits, dim=1)).sum(1)).mean()
         ce = cross_entropy(logits, y)
         return ce + kd, {"acc": accuracy(logits, y), "ce": ce, "kd": kd}
 
 
-def _place(name: str) -> int:
-    return int(name.removeprefix("teacher"))
+def voters(message: Message) -> list[tuple[float, State]]:
+    """γ_m/2 and the model of every teacher, the oldest first; the newest is w_t itself."""
+    slots = takewhile(message.numbers.__contains__, (f"teacher{slot}" for slot in count()))
+    newest = message.models["global"]
+    return [(message.numbers[slot], message.models.get(slot, newest)) for slot in slots]

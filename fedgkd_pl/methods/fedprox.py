@@ -49,9 +49,9 @@ class FedProxClient(FedAvgClient):
         super().receive(message, state)
         self.start = [parameter.detach().clone() for parameter in self.net.parameters()]
 
-    def objective(self, x: Tensor, y: Tensor, taught: Tensor | None) -> Objective:
+    def objective(self, x: Tensor, y: Tensor, teacher_output: Tensor | None) -> Objective:
         """CE(w) + μ/2 ‖w − w_t‖²."""
-        loss, parts = super().objective(x, y, taught)
+        loss, parts = super().objective(x, y, teacher_output)
         if not self.mu:
             return loss, parts
         pairs = zip(self.net.parameters(), self.start, strict=True)

@@ -86,13 +86,13 @@ class MOONClient(FedAvgClient):
             return None
         return torch.cat([self.anchor.features(x), self.previous.features(x)], dim=1)
 
-    def objective(self, x: Tensor, y: Tensor, taught: Tensor | None) -> Objective:
+    def objective(self, x: Tensor, y: Tensor, teacher_output: Tensor | None) -> Objective:
         """CE(w) + μ · contrast(z; z_glob, z_prev)."""
-        if taught is None:
-            return super().objective(x, y, taught)
+        if teacher_output is None:
+            return super().objective(x, y, teacher_output)
         z: Tensor = self.net.features(x)  # type: ignore[operator]
         logits: Tensor = self.net.classifier(z)  # type: ignore[operator]
-        z_glob, z_prev = taught.chunk(2, dim=1)
+        z_glob, z_prev = teacher_output.chunk(2, dim=1)
         term = contrast(z, z_glob, z_prev, self.tau)
         ce = cross_entropy(logits, y)
         return ce + self.mu * term, {"acc": accuracy(logits, y), "ce": ce, "contrast": term}

@@ -16,6 +16,7 @@ from typing import Any
 
 import fedgkd_pl
 from fedgkd_pl.errors import RunFailed, StorageError
+from fedgkd_pl.federation.callback import FederatedCallback
 from fedgkd_pl.federation.divergence import diverged_round
 from fedgkd_pl.federation.message import ClientFailure
 from fedgkd_pl.federation.server import FederatedServer
@@ -25,7 +26,7 @@ from fedgkd_pl.runs.folder import ERROR, FAILURES, METRICS, MODEL, PARTITION, SU
 from fedgkd_pl.storage.checkpoint import RECORD
 from fedgkd_pl.storage.files import check_held, commit, write_text
 from fedgkd_pl.storage.tensors import to_safetensors
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 
 log = logging.getLogger("fedgkd_pl")
@@ -33,7 +34,7 @@ Row = dict[str, float]
 COLUMNS = ["round", "client", "reason", "traceback"]  # of failures.csv
 
 
-class RunFiles(Callback):
+class RunFiles(FederatedCallback):
     """Writes ``partition.json``, ``metrics.csv``, ``global.safetensors`` and ``summary.json``.
 
     Where clients fail, ``failures.csv`` says which and why. All rows travel in the checkpoint, so

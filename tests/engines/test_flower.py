@@ -307,7 +307,8 @@ def test_what_travels_is_exact() -> None:
     for name, tensor in state.items():
         assert there[name].dtype == tensor.dtype and there[name].shape == tensor.shape
         assert torch.equal(there[name].nan_to_num(), tensor.nan_to_num())
-    message = Message(4, {"global": state, "none": {}}, {"loss": 1 / 3})
+    tensors = {"global": {"label.1": torch.arange(3)}}  # beside a model of the same name
+    message = Message(4, {"global": state, "none": {}}, {"loss": 1 / 3}, tensors)
     contract = records.Contract("0", "m", "s", "d")
     common = records.pack_message(message, contract)
     packed = records.pack_task(common, 4, {5: (3, 2**55), 6: (0, 0)})
@@ -316,6 +317,8 @@ def test_what_travels_is_exact() -> None:
     assert (
         list(back.models["global"]) == list(state) and records.unpack_contract(packed) == contract
     )
+    assert back.models.keys() == {"global", "none"} and back.tensors.keys() == {"global"}
+    assert torch.equal(back.tensors["global"]["label.1"], torch.arange(3))
     update = ClientUpdate(5, 9, state, {"loss": 0.1}, {"logits": torch.ones(2)})
     failed = ClientFailure(6, "it failed", "a traceback with a patient's name")
     answers = records.unpack_answers(records.pack_answers([update, failed]), [5, 6, 7])

@@ -107,7 +107,7 @@ def test_clients_that_raise_or_hang_are_left_out(started: None) -> None:
     assert told[1].reason == "ValueError: this client cannot"
     assert "training_step" in told[1].traceback
     assert told[2].reason == "timed out after 5 s"
-    assert len(told) == 2 and model._survivors == 2
+    assert len(told) == 2 and len(model.results.reports) == 2
 
 
 def test_more_than_the_cluster_has(started: None) -> None:
@@ -213,7 +213,7 @@ def test_a_worker_killed_and_a_node_removed(
     told = [text for text in caplog.messages if "trained again" in text]
     assert any(text.startswith("round 2:") for text in told)
     assert any(text.startswith("round 3:") for text in told)
-    assert there.failed_rounds == [] and there._survivors == 4
+    assert there.failed_rounds == [] and len(there.results.reports) == 4
     assert same(here.net.state_dict(), there.net.state_dict())
     for client, state in here._client_states.items():
         assert same(state, there._client_states[client])

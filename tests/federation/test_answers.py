@@ -62,7 +62,7 @@ class Round:
         self.answers = [own(a) for a in model._session.run(model.broadcast(), cohort)]
         self.place = next(n for n, a in enumerate(self.answers) if a.client == VICTIM)
         self.with_all = self.play(lambda update: update)
-        assert not model._failures
+        assert not model.results.failures
         self.without = self.play(lambda update: ClientFailure(VICTIM, "is left out"))
         assert not alike(self.with_all, self.without)
 
@@ -88,13 +88,13 @@ class Round:
 
     def assert_left_out(self, change: Change, what: str) -> None:
         after = self.play(change)
-        assert [failure.client for failure in self.model._failures] == [VICTIM], what
-        assert self.model._failures[0].reason, what
+        assert [failure.client for failure in self.model.results.failures] == [VICTIM], what
+        assert self.model.results.failures[0].reason, what
         assert alike(after, self.without), what
 
     def assert_harmless(self, change: Change, what: str) -> None:
         after = self.play(change)
-        assert not self.model._failures, (what, self.model._failures)
+        assert not self.model.results.failures, (what, self.model.results.failures)
         for key in self.with_all.keys() - {"report"}:
             assert alike(after[key], self.with_all[key]), what
 
@@ -396,13 +396,13 @@ def test_one_answer_for_each_client_that_was_asked() -> None:
         }
         for what, (answers, failed) in cases.items():
             after = round.play_all([own(a) if isinstance(a, ClientUpdate) else a for a in answers])
-            left_out = [failure.client for failure in round.model._failures]
+            left_out = [failure.client for failure in round.model.results.failures]
             assert left_out == failed, what
             if failed == [1]:
                 assert alike(after, round.without), what
             if not failed:
                 assert alike(after, round.with_all), what
-            assert all(len(f.reason) <= 500 for f in round.model._failures)
+            assert all(len(f.reason) <= 500 for f in round.model.results.failures)
 
     played("FedAvg", trial)
 
@@ -498,7 +498,7 @@ def test_where_the_server_does_not_know_how_much_clients_have_there_is_a_cap() -
     def after(claims: dict[int, int]) -> tuple[torch.Tensor, list[str]]:
         model = FedAvg(linear(), optimizer=partial(SGD, lr=0.3), engine=Claims(claims))
         fit(model, table(), 1)
-        return model.net.weight.detach(), [f.reason for f in model._failures]
+        return model.net.weight.detach(), [f.reason for f in model.results.failures]
 
     honest, failures = after({})
     assert failures == []

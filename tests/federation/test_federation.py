@@ -1,6 +1,7 @@
 """The mean, the messages, the seeds."""
 
 import itertools
+from copy import deepcopy
 
 import pytest
 import torch
@@ -48,7 +49,13 @@ def test_message_and_update_survive_the_wire() -> None:
     back = Message.decode(message.encode())
     assert (back.round, back.numbers) == (3, {"distil": 1.0})
     assert same(back.models["global"], state) and same(back.models["teacher"], state)
-    assert message.nbytes == 2 * (6 * 4 + 8 + 1)
+    assert message.nbytes == 2 * (6 * 4 + 8 + 1) and back.tensors == {}
+
+    other = Message(3, {"global": state}, {}, {"global": {"x/y.z": torch.arange(5)}, "b": state})
+    back = Message.decode(other.encode())
+    assert same(back.models["global"], state) and back.models.keys() == {"global"}
+    assert same(back.tensors["global"], {"x/y.z": torch.arange(5)})
+    assert same(back.tensors["b"], state) and other.nbytes == 2 * (6 * 4 + 8 + 1) + 5 * 8
 
     update = ClientUpdate(7, 12, state, {"loss": 0.1 + 0.2}, extra={"e": torch.ones(2)})
     again = ClientUpdate.decode(update.encode())
@@ -67,10 +74,18 @@ def test_seeds_differ_by_every_part() -> None:
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_teacher_buffer_forgets(size: int) -> None:
-    buffer = TeacherBuffer(size)
+    buffer = TeacherBuffer(maxlen=size)
     for value in (1.0, 2.0, 6.0, 7.0):
         state = {"w": torch.tensor([value])}
         buffer.append(state)
         state["w"].zero_()  # a copy was taken
     assert len(buffer) == size
     assert buffer.mean()["w"].item() == {1: 7.0, 3: 5.0}[size]
+    other = TeacherBuffer(maxlen=size)
+    other.append({"w": torch.tensor([100.0])})
+    other.load_state_dict(buffer.state_dict())  # as a list of models, which checkpoints keep
+    assert type(buffer.state_dict()) is list and other.mean()["w"].item() == buffer.mean()["w"]
+    copied = deepcopy(buffer)
+    buffer.reset()
+    assert (len(buffer), len(other), len(copied)) == (0, size, size)
+    assert copied.maxlen == size and copied.mean()["w"].item() == {1: 7.0, 3: 5.0}[size]

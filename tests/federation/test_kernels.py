@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-from fedgkd_pl import MLP, MOON, FedAvg, FedGKD, FedGKDVote, LocalEngine
+from fedgkd_pl import MLP, MOON, FedAvg, FedDistillPlus, FedGKD, FedGKDVote, LocalEngine
 from fedgkd_pl.data.examples import Batches
 from fedgkd_pl.data.transforms import ImageTransform
-from fedgkd_pl.federation import server
+from fedgkd_pl.federation import checks
 from fedgkd_pl.federation.client import FederatedClient
 from fedgkd_pl.federation.client_trainer import ClientTrainer, Job
 from fedgkd_pl.federation.message import Message, State
@@ -141,9 +141,9 @@ def test_a_training_step_of_the_users_gets_inputs_and_labels() -> None:
     class Own(FedGKDClient):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             x, y = batch
-            taught = self.teach(x)
-            assert taught is not None
-            return self.objective(x, y, taught)[0]
+            output = self.teach(x)
+            assert output is not None
+            return self.objective(x, y, output)[0]
 
     settings = {"gamma": 5.0, "distance": "kl", "temperature": 1.0}
     half = Own(mlp(), partial(SGD, lr=0.2, momentum=0.9), None, **settings)
@@ -174,13 +174,13 @@ def test_which_inputs_repeat() -> None:
     assert not stranger.repeat, "a transform that says nothing may draw anything"
 
 
-def test_taught_rows_belong_to_their_samples() -> None:
+def test_rows_of_the_teacher_output_belong_to_their_samples() -> None:
     examples = Table(sizes=(23,)).client_data.examples
     batches = Batches(examples, 8, torch.Generator().manual_seed(3))
-    batches.taught = examples.inputs * 2
+    batches.teacher_output = examples.inputs * 2
     rows = 0
-    for x, _, taught in batches:
-        assert torch.equal(taught, 2 * x)
+    for x, _, output in batches:
+        assert torch.equal(output, 2 * x)
         rows += len(x)
     assert rows == 23
 
@@ -215,6 +215,27 @@ def test_compiled_is_the_same_and_compiled_once(name: str) -> None:
             assert told == pytest.approx(report, abs=1e-4)
         numbers = {key: value * 0.9 for key, value in message.numbers.items()}
         train_again(half, Message(5, message.models, numbers), state, clients=(0, 3))
+    torch._dynamo.reset()
+
+
+@needs_compiler
+def test_compiled_clients_observe_the_same() -> None:
+    """The logits that FedDistill gathers leave the compiled step beside the loss."""
+    torch._dynamo.reset()
+    logits = {"means": torch.ones(3, 3).cumsum(0), "holds": torch.ones(3)}
+    message = Message(4, {"global": models(1)[0]}, {}, {"logits": logits})
+    data = Table(sizes=(23,), batch_size=8).client_data
+    updates = []
+    for compiles in (False, True):
+        half = FedDistillPlus(mlp(), coefficient=1.0).client()
+        job = Job(half, data, CPU, {"max_epochs": 2, "max_steps": -1}, {}, compile=compiles)
+        updates.append(ClientTrainer(job).update(message, 0, {}))
+    eager, compiled = updates
+    assert eager.metrics.keys() == {"loss", "acc", "ce", "kd"}
+    assert compiled.metrics == pytest.approx(eager.metrics, abs=1e-4)
+    labels = set(data.examples.targets.tolist())
+    assert eager.extra["holds"].tolist() == [float(label in labels) for label in range(3)]
+    torch.testing.assert_close(compiled.extra, eager.extra, atol=1e-4, rtol=1e-4)
     torch._dynamo.reset()
 
 
@@ -410,7 +431,7 @@ def test_emulated_precision_is_told(
     emulates = not torch.ops.mkldnn._is_mkldnn_bf16_supported()
     assert slow_precision("bf16-mixed", CPU) is emulates
     for slow in (True, False):
-        monkeypatch.setattr(server, "slow_precision", lambda *_, slow=slow: slow)
+        monkeypatch.setattr(checks, "slow_precision", lambda *_, slow=slow: slow)
         caplog.clear()
         with caplog.at_level(logging.WARNING, "fedgkd_pl"):
             fit(FedAvg(mlp()), Table(), rounds=1, precision="bf16-mixed")

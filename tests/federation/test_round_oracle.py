@@ -25,7 +25,7 @@ def compare(model: FedAvg, data: Table, rounds: int, epochs: int, **trainer: Any
             "gamma": model.gamma,
             "distance": model.distance,
             "temperature": model.temperature,
-            "buffer_size": model.buffer.models.maxlen,
+            "buffer_size": model.buffer.maxlen,
         }
         if isinstance(model, FedGKD)
         else {}

@@ -170,8 +170,8 @@ def test_fedgens_losses_on_fixed_tensors() -> None:
     (start,) = models(1, None)
     made = {k: t.detach().clone() for k, t in Generator(3, 6, 5, 7).double().state_dict().items()}
     known = {"labels": torch.tensor([0, 2])}
-    sent = {"global": start, "generator": made, "labels": known}
-    client.receive(Message(2, sent, {"alpha": 0.3, "beta": 0.2}), {})
+    sent, numbers = {"global": start, "generator": made}, {"alpha": 0.3, "beta": 0.2}
+    client.receive(Message(2, sent, numbers, {"labels": known}), {})
     client.on_train_epoch_start()
     x, labels = fixed_batch()
     torch.manual_seed(4)
@@ -249,7 +249,8 @@ def test_local_loss_and_gradient_on_fixed_tensors(name: str) -> None:
         holds = torch.tensor([3.0, 3.0, 1.0], dtype=torch.float64)
         sums = 2 * targets + own["means"].double()
         state = {key: value.double() for key, value in own.items()}
-        message = Message(3, {"global": start, "logits": {"means": sums, "holds": holds}}, {})
+        logits = {"means": sums, "holds": holds}
+        message = Message(3, {"global": start}, {}, {"logits": logits})
         known = torch.tensor([True, True, False])
         context = {"targets": targets, "known": known, "coefficient": settings["coefficient"]}
     client.receive(message, state)

@@ -1,8 +1,8 @@
 """What crosses between organisations, as Flower's own records: arrays and plain values, no pickles.
 
-A model is one ArrayRecord. Where one model goes down and one comes back for one client (FedAvg,
-FedProx, MOON, FedGKD with M=1), a message holds a single ArrayRecord each way, as Flower's mods for
-differential privacy want it.
+A model, or a group of other tensors, is one ArrayRecord. Where one model goes down and one comes
+back for one client (FedAvg, FedProx, MOON, FedGKD with M=1), a message holds a single ArrayRecord
+each way, as Flower's mods for differential privacy want it.
 """
 
 import json
@@ -19,7 +19,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 SHOWN = 5  # of the settings that differ
 RAW = "fedgkd_pl.bytes"  # how types are written that NumPy does not have
 RAW_TYPES = {"bfloat16": torch.bfloat16}
-MODEL, SECONDS = "model.", "seconds."
+MODEL, TENSORS, SECONDS = "model.", "tensors.", "seconds."
 Mark = tuple[int, int]  # of a state: round and checksum; (0, 0) for nothing kept yet
 SINCE = "kept by its node"  # the name of what stands for a state on the server
 
@@ -125,6 +125,7 @@ def pack_message(message: Message, contract: Contract) -> dict[str, Any]:
         contract: the server's.
     """
     records: dict[str, Any] = {MODEL + n: to_arrays(state) for n, state in message.models.items()}
+    records |= {TENSORS + name: to_arrays(state) for name, state in message.tensors.items()}
     records["numbers"] = MetricRecord(dict(message.numbers))
     records["contract"] = ConfigRecord(asdict(contract))
     return records
@@ -150,14 +151,18 @@ def unpack_task(content: RecordDict) -> tuple[Message, dict[int, Mark]]:
         content: what came.
     """
     task: Any = content["task"]
-    models = {
-        name.removeprefix(MODEL): from_arrays(record)
-        for name, record in content.array_records.items()
-        if name.startswith(MODEL)
-    }
+    models, tensors = (
+        {
+            name.removeprefix(prefix): from_arrays(record)
+            for name, record in content.array_records.items()
+            if name.startswith(prefix)
+        }
+        for prefix in (MODEL, TENSORS)
+    )
     numbers: Any = dict(content["numbers"])
     marks = zip(task["marks"][::2], task["marks"][1::2], strict=True)
-    return Message(task["round"], models, numbers), dict(zip(task["clients"], marks, strict=True))
+    message = Message(task["round"], models, numbers, tensors)
+    return message, dict(zip(task["clients"], marks, strict=True))
 
 
 def unpack_contract(content: RecordDict) -> Contract:

@@ -1,0 +1,104 @@
+"""What clients are trained on, what they must answer, and what they have answered so far."""
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from fedgkd_pl.data.datamodule import FederatedDataModule
+from fedgkd_pl.data.index import largest_first
+from fedgkd_pl.federation.answers import Form
+from fedgkd_pl.federation.client_trainer import Job
+from fedgkd_pl.federation.evaluation import cohort_statistics
+from fedgkd_pl.federation.message import Answer, ClientFailure, ClientUpdate, State
+from lightning.pytorch import Trainer
+
+if TYPE_CHECKING:
+    from fedgkd_pl.federation.server import FederatedServer
+
+log = logging.getLogger("fedgkd_pl")
+
+
+@dataclass
+class RoundResults:
+    """What the clients of a round have answered so far.
+
+    Attributes:
+        reports: the metrics of each client that succeeded.
+        failures: of the clients that were left out.
+        states: what clients keep, once the round counts.
+        bytes_down: what was sent to the clients, failed ones included.
+        bytes_up: what was sent to the server.
+    """
+
+    reports: list[dict[str, float]] = field(default_factory=list)
+    failures: list[ClientFailure] = field(default_factory=list)
+    states: dict[int, State] = field(default_factory=dict)
+    bytes_down: int = 0
+    bytes_up: int = 0
+
+    def add(self, update: ClientUpdate, shares_models: bool) -> None:
+        """Takes an answer in; the model itself is counted and not kept."""
+        self.bytes_up += update.nbytes if shares_models else update.extra_nbytes
+        self.reports.append(update.metrics)
+        if update.state:
+            self.states[update.client] = update.state
+
+    def values(self) -> dict[str, float]:
+        """What is logged of the round."""
+        return {
+            **cohort_statistics(self.reports),
+            "client/failed": len(self.failures),
+            "comm/bytes_down": self.bytes_down,
+            "comm/bytes_up": self.bytes_up,
+        }
+
+
+def form_of(server: "FederatedServer", cohort: Sequence[int]) -> Form:
+    """What the answers of a round must be, as the method declares it."""
+    owners = (owner for owner in (server, *type(server).__mro__) if "client" in vars(owner))
+    known = server.engine.max_samples is None
+    size = server.datamodule.client_data.index.size
+    return Form(
+        weights=server.client_model(),
+        extra=server.client_extra(),
+        state=server.engine.states(server.client_state()),
+        metrics=vars(next(owners)).get("client_metrics"),
+        samples={client: size(client) for client in cohort} if known else {},
+        max_samples=server.engine.max_samples,
+        check=server.client_fault,
+    )
+
+
+def job_of(server: "FederatedServer", trainer: Trainer, data: FederatedDataModule) -> Job:
+    """What clients are trained on and how; the precision and clipping of the server are theirs."""
+    return Job(
+        client=server.client(),
+        data=data.client_data,
+        device=trainer.strategy.root_device,
+        trainer={
+            "precision": trainer.precision,
+            "max_epochs": server.local_epochs if server.local_steps is None else -1,
+            "max_steps": -1 if server.local_steps is None else server.local_steps,
+            "gradient_clip_val": trainer.gradient_clip_val,
+            "gradient_clip_algorithm": trainer.gradient_clip_algorithm,
+        },
+        states=server._client_states,
+        compile=server.compiles,
+    )
+
+
+def waiting(
+    server: "FederatedServer", answers: Iterator[Answer], cohort: Sequence[int]
+) -> Iterator[tuple[int, Answer]]:
+    """The answers, each with who was asked for it; counts the time that is waited for them."""
+    start = time.perf_counter()
+    for client in largest_first(server.datamodule.client_data.index, cohort):
+        answer = next(answers, ClientFailure(client, "did not answer"))
+        server.waited += time.perf_counter() - start
+        yield client, answer
+        start = time.perf_counter()
+    for _ in answers:
+        log.warning("round %d: more answers than clients were asked", server.round)
+    server.waited += time.perf_counter() - start

@@ -1,0 +1,118 @@
+"""What a checkpoint keeps of a run beside the model."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.federation.checks import check_resumed
+from fedgkd_pl.federation.evaluation import GlobalModel
+from fedgkd_pl.federation.message import State
+from fedgkd_pl.storage.checkpoint_io import load_newest
+from torch import nn
+
+if TYPE_CHECKING:
+    from fedgkd_pl.data.datamodule import FederatedDataModule
+    from fedgkd_pl.engines.base import Engine
+    from fedgkd_pl.federation.server import FederatedServer
+
+
+class SavedModel(GlobalModel):
+    """A global model whose checkpoint has all that a run goes on from.
+
+    Args:
+        net: from inputs to logits.
+        engine: where the clients train.
+    """
+
+    # names of what a method saves beside the model: plain values and tensors, or objects with
+    # state_dict, load_state_dict and, for a new run, reset
+    keeps: tuple[str, ...] = ()
+
+    def __init__(self, net: nn.Module, engine: "Engine") -> None:
+        super().__init__(net)
+        self.engine = engine
+        self.bytes_down = 0
+        self.bytes_up = 0
+        self.failed_rounds: list[int] = []
+        self._client_states: dict[int, State] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuses the name that :meth:`reset` had in earlier versions."""
+        super().__init_subclass__(**kwargs)
+        if "forget" in vars(cls):
+            raise TypeError(f"{cls.__name__}.forget is never called: it is named reset now")
+
+    def reset(self) -> None:
+        """Begins a new run: what an earlier one left beside the model goes.
+
+        Objects that a method keeps are reset here; plain values a method resets itself.
+        """
+        self.bytes_down = self.bytes_up = 0
+        self.failed_rounds = []
+        self._client_states = {}
+        for kept in (getattr(self, name) for name in self.keeps):
+            if hasattr(kept, "load_state_dict") and hasattr(kept, "reset"):
+                kept.reset()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Adds what the server knows beside the model, and what a method :attr:`keeps`."""
+        checkpoint["fedgkd_pl"] = {
+            "method": type(self).__name__,
+            "bytes": [self.bytes_down, self.bytes_up],
+            "client_states": self._client_states,
+            "states_stay": self.engine.states_stay,
+            "failed_rounds": self.failed_rounds,
+            "stopped": self.trainer.should_stop,
+            "data": self.datamodule.fingerprint(),
+        }
+        for name in self.keeps:
+            kept = getattr(self, name)
+            has_state = hasattr(kept, "load_state_dict")
+            checkpoint["fedgkd_pl"][name] = kept.state_dict() if has_state else kept
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """The inverse of :meth:`on_save_checkpoint`."""
+        saved = checkpoint.get("fedgkd_pl")
+        if saved is None:
+            raise SettingError("ckpt_path", "not a checkpoint of fedgkd_pl")
+        method = type(self).__name__
+        require(
+            saved["method"] == method,
+            "ckpt_path",
+            f"was written by {saved['method']}, this run is {method}",
+        )
+        if self._trainer is not None and self.trainer.state.fn == "fit":
+            self.check_data(self.datamodule, saved)
+        self.bytes_down, self.bytes_up = saved["bytes"]
+        self._client_states = saved["client_states"]
+        self.failed_rounds = saved["failed_rounds"]
+        for name in self.keeps:
+            kept = getattr(self, name)
+            if hasattr(kept, "load_state_dict"):
+                kept.load_state_dict(saved[name])
+            else:
+                setattr(self, name, saved[name])
+
+    @classmethod
+    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Self:
+        """A method as a checkpoint left it; Lightning's own reads pickles.
+
+        Args:
+            checkpoint_path: the file.
+            args: unused.
+            kwargs: those of the method, ``net`` among them.
+        """
+        checkpoint = load_newest(Path(checkpoint_path))[0]
+        model = cls(**kwargs)
+        model.on_load_checkpoint(checkpoint)
+        model.load_state_dict(checkpoint["state_dict"])
+        return model
+
+    def check_data(self, data: "FederatedDataModule", saved: dict[str, Any]) -> None:
+        """Refuses to go on with other data than a checkpoint's, or where its states are not.
+
+        Args:
+            data: loaded data.
+            saved: what the checkpoint keeps of ours.
+        """
+        check_resumed(cast("FederatedServer", self), data, saved)

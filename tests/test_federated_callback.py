@@ -1,0 +1,196 @@
+"""The hooks of a round, and what callbacks see while they run."""
+
+import logging
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import fedgkd_pl
+import pytest
+import torch
+from fedgkd_pl import FedAvg, FederatedCallback, LocalEngine, RunFiles
+from fedgkd_pl.engines.base import Engine, Session
+from fedgkd_pl.errors import SettingError
+from fedgkd_pl.federation.callback import HOOKS, nearly_hooks
+from fedgkd_pl.federation.client_trainer import quiet
+from fedgkd_pl.federation.message import ClientFailure, ClientUpdate
+from lightning.pytorch import Callback, callbacks
+
+from tests.conftest import Table, fit, linear
+
+LIGHTNING = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+
+
+class OneFails(Engine, Session):
+    """Client 0 answers what it got, client 1 fails."""
+
+    def open(self, job: Any, cohort_size: int) -> Session:
+        return self
+
+    def run(self, message: Any, cohort: Any) -> Iterator[ClientUpdate | ClientFailure]:
+        yield ClientUpdate(0, 8, message.models["global"], {"loss": 2.0})
+        yield ClientFailure(1, "has gone home")
+
+
+class Told(FederatedCallback):
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def check(self, model: Any, data: Any) -> None:
+        self.calls.append(("check", type(model), data.name))
+
+    def on_broadcast(self, trainer: Any, pl_module: Any, message: Any, cohort: Any) -> None:
+        self.calls.append(("on_broadcast", message.round, list(cohort)))
+
+    def on_client_end(self, trainer: Any, pl_module: Any, update: Any, cohort_size: int) -> None:
+        self.calls.append(("on_client_end", update.client, cohort_size))
+
+    def on_client_failed(self, trainer: Any, pl_module: Any, failure: Any, size: int) -> None:
+        self.calls.append(("on_client_failed", failure.reason, size))
+
+    def on_evaluated(
+        self, trainer: Any, pl_module: Any, split: str, values: Any, confusion: Any
+    ) -> None:
+        self.calls.append(("on_evaluated", split, int(confusion.sum())))
+
+
+class Plain(Callback):
+    """Lightning's own, with the same hooks."""
+
+    __init__, on_broadcast, on_client_end = Told.__init__, Told.on_broadcast, Told.on_client_end
+    on_client_failed, on_evaluated = Told.on_client_failed, Told.on_evaluated
+
+
+def test_the_hooks_of_a_round_in_their_order() -> None:
+    ours, plain = Told(), Plain()
+    fit(FedAvg(linear(), engine=OneFails()), Table(), 1, callbacks=[ours, plain])
+    round_ = [
+        ("on_broadcast", 1, [0, 1]),
+        ("on_client_end", 0, 2),
+        ("on_client_failed", "has gone home", 2),
+        ("on_evaluated", "test", 6),
+    ]
+    assert ours.calls == [("check", FedAvg, "table"), *round_]
+    assert plain.calls == round_
+
+
+def test_a_callback_refuses_before_anything_is_trained() -> None:
+    class Never(Told):
+        def check(self, model: Any, data: Any) -> None:
+            raise SettingError("callbacks", "not with these clients", data.num_clients)
+
+    never = Never()
+    with pytest.raises(SettingError, match=r"not with these clients \(got 2\)"):
+        fit(FedAvg(linear(), engine=OneFails()), Table(), 1, callbacks=[never])
+    assert never.calls == []
+
+
+SLIPS = {
+    "on_brodcast": "on_broadcast",
+    "on_broadcasts": "on_broadcast",
+    "on_client_ended": "on_client_end",
+    "on_clients_end": "on_client_end",
+    "on_client_fail": "on_client_failed",
+    "on_client_failure": "on_client_failed",
+    "on_evaluate": "on_evaluated",
+    "on_evaluation": "on_evaluated",
+    "checks": "check",
+    "chek": "check",
+}
+
+
+@pytest.mark.parametrize(("slip", "hook"), SLIPS.items())
+def test_a_slip_of_a_hooks_name_is_told(
+    slip: str, hook: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def method(self: Any, *args: Any) -> None:
+        raise AssertionError("it was called")
+
+    with pytest.raises(TypeError, match=f"^Mine.{slip} is no hook and never called: {hook} is one"):
+        type("Mine", (FederatedCallback,), {slip: method})
+    theirs = type("Theirs", (Callback,), {slip: method})
+    text = f"Theirs.{slip} is no hook and never called: {hook} is one"
+    with caplog.at_level(logging.WARNING, "fedgkd_pl"):
+        fit(FedAvg(linear(), engine=OneFails()), Table(), 2, callbacks=[theirs(), theirs()])
+    assert [record.getMessage() for record in caplog.records].count(text) == 1
+
+
+def test_other_names_are_left_alone() -> None:
+    names = ("on_client_start", "on_round_end", "checked", "evaluated", "_on_brodcast", "draw")
+    type("Mine", (FederatedCallback,), {name: lambda self: None for name in names})
+    type("Mine", (FederatedCallback,), {"checks": 3})  # a setting, not a method
+    for name in callbacks.__all__:
+        assert nearly_hooks(getattr(callbacks, name)) == {}, name
+
+
+def test_all_callbacks_of_ours_have_all_hooks() -> None:
+    public = [getattr(fedgkd_pl, name) for name in fedgkd_pl.__all__ if name[0].isupper()]
+    ours = [c for c in public if isinstance(c, type) and issubclass(c, Callback)]
+    assert RunFiles in ours and len(ours) >= 11
+    for cls in ours:
+        assert issubclass(cls, FederatedCallback) and all(hasattr(cls, hook) for hook in HOOKS)
+
+
+# -- what holds while a callback runs --------------------------------------------------------------
+
+
+class Surroundings(FederatedCallback):
+    """What a callback computes and speaks under."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def on_client_end(self, *args: Any) -> None:
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.warn_explicit("w", UserWarning, "x.py", 1, module="lightning.pytorch.x")
+        speaks = all(f(logging.makeLogRecord({"levelno": 20})) for f in LIGHTNING.filters)
+        self.seen.append((torch.get_num_threads(), len(heard), LIGHTNING.level, speaks))
+
+
+def test_callbacks_run_in_the_same_surroundings_whatever_the_engine() -> None:
+    before, level = torch.get_num_threads(), LIGHTNING.level
+    seen = []
+    for workers in (1, 2):
+        look = Surroundings()
+        engine = LocalEngine(workers, threads=2)
+        fit(FedAvg(linear(), engine=engine), Table(), 2, callbacks=[look])
+        seen.append(look.seen)
+        assert torch.get_num_threads() == before
+    assert seen[0] == seen[1] == [(1, 1, level, True)] * 4
+
+
+class Heard(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+def test_lightning_is_quiet_where_it_should_be() -> None:
+    """Also within itself; and a warning that was shown once is not shown again after it."""
+    registry: dict[Any, Any] = {}
+
+    def speak(text: str) -> int:
+        LIGHTNING.info(text)
+        warnings.warn_explicit("w", UserWarning, "x.py", 1, "lightning.pytorch.x", registry)
+        return len(shown)
+
+    heard = Heard()
+    LIGHTNING.addHandler(heard)
+    try:
+        with warnings.catch_warnings(record=True) as shown:
+            warnings.simplefilter("default")
+            with quiet():
+                with quiet():
+                    assert speak("inner") == 0
+                assert speak("outer") == 0
+                LIGHTNING.error("an error")
+            assert speak("after") == 1
+            with quiet():
+                assert speak("again") == 1
+            assert speak("last") == 1
+    finally:
+        LIGHTNING.removeHandler(heard)
+    assert heard.texts == ["an error", "after", "last"] and not LIGHTNING.filters
