@@ -14,7 +14,6 @@ from typing import Any
 import fedgkd_pl
 import torch
 import torchmetrics
-from fedgkd_pl.engines.base import Engine
 from fedgkd_pl.errors import SettingError
 from jsonargparse import Namespace, set_parsing_settings
 from lightning.pytorch import callbacks, loggers, profilers
@@ -33,8 +32,12 @@ PACKAGES = (
     "Lightning's callbacks, loggers and profilers",
 )
 WHY = f"a config may name classes of {', '.join(PACKAGES)}; your own come in with --import"
-# Ours that a config has no use for; RunFiles and the like write where they are told to.
-_NOT_OURS = ("__version__", "read_checkpoint")
+# Ours that a config has no use for.
+_NOT_OURS = (
+    *("__version__", "build", "Experiment", "read_checkpoint"),
+    *("ClientUpdate", "Examples", "FedAvgClient", "FederatedClient", "Message", "Session"),
+    *("Spec", "Splits"),
+)
 # Sends a run to a cloud service as a part of other programs of Lightning's.
 _NOT_LIGHTNINGS = ("LitLogger",)
 # Metrics of these packages load pretrained nets from files or the network.
@@ -102,11 +105,7 @@ def _exact() -> frozenset[str]:
 
 def _things() -> Iterator[Any]:
     """Classes, and functions that make nets."""
-    from fedgkd_pl.data.partition import Partition
-    from fedgkd_pl.federation.server import FederatedServer
-
-    ours = (getattr(fedgkd_pl, name) for name in fedgkd_pl.__all__ if name not in _NOT_OURS)
-    yield from (*ours, FederatedServer, Partition, Engine)
+    yield from (getattr(fedgkd_pl, name) for name in fedgkd_pl.__all__ if name not in _NOT_OURS)
     yield from _classes(nn, nn.Module, "torch.nn.modules.")
     yield from _classes(torch.optim, Optimizer, "torch.optim.")
     yield from _classes(lr_scheduler, lr_scheduler.LRScheduler, "torch.optim.lr_scheduler")
