@@ -35,6 +35,8 @@ def test_the_installed_wheel_trains_from_an_empty_folder(tmp_path: Path) -> None
         "-c", "import fedgkd_pl; print(fedgkd_pl.__file__)", cwd=empty, PYTHONPATH=str(site)
     )
     assert where.stdout.startswith(str(site))
+    assert (site / "fedgkd_pl" / "py.typed").is_file()
+    assert (site / "fedgkd_pl" / "__init__.pyi").is_file()
     fit = ("-m", "fedgkd_pl", "fit", "--config", "quickstart.yaml", "--rounds", "2")
     done = call(*fit, cwd=empty, PYTHONPATH=str(site))
     assert done.returncode == 0, done.stderr

@@ -15,8 +15,9 @@ import fedgkd_pl
 import torch
 import torchmetrics
 from fedgkd_pl.errors import SettingError
+from fedgkd_pl.federation.client import FederatedClient
 from jsonargparse import Namespace, set_parsing_settings
-from lightning.pytorch import callbacks, loggers, profilers
+from lightning.pytorch import Callback, LightningDataModule, callbacks, loggers, profilers
 from torch import nn
 from torch.optim import Optimizer, lr_scheduler
 from torchvision import models, transforms
@@ -32,17 +33,6 @@ PACKAGES = (
     "Lightning's callbacks, loggers and profilers",
 )
 WHY = f"a config may name classes of {', '.join(PACKAGES)}; your own come in with --import"
-# Ours that a config has no use for; RunFiles and the like write where they are told to.
-_NOT_OURS = (
-    "__version__",
-    "ClientUpdate",
-    "FedAvgClient",
-    "FederatedCallback",
-    "FederatedClient",
-    "Message",
-    "Session",
-    "read_checkpoint",
-)
 # Sends a run to a cloud service as a part of other programs of Lightning's.
 _NOT_LIGHTNINGS = ("LitLogger",)
 # Metrics of these packages load pretrained nets from files or the network.
@@ -110,7 +100,11 @@ def _exact() -> frozenset[str]:
 
 def _things() -> Iterator[Any]:
     """Classes, and functions that make nets."""
-    yield from (getattr(fedgkd_pl, name) for name in fedgkd_pl.__all__ if name not in _NOT_OURS)
+    parts = (Callback, Cohorts, Engine, LightningDataModule, Partition, nn.Module)
+    for name in fedgkd_pl.__all__:
+        ours = getattr(fedgkd_pl, name)
+        if isclass(ours) and issubclass(ours, parts) and not issubclass(ours, FederatedClient):
+            yield ours
     yield from _classes(nn, nn.Module, "torch.nn.modules.")
     yield from _classes(torch.optim, Optimizer, "torch.optim.")
     yield from _classes(lr_scheduler, lr_scheduler.LRScheduler, "torch.optim.lr_scheduler")

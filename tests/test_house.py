@@ -1,0 +1,162 @@
+"""How the package is laid out: its layers, its sizes, its public names and what it depends on."""
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from shutil import copytree, ignore_patterns
+
+import fedgkd_pl
+import pytest
+from fedgkd_pl.methods import discover
+from fedgkd_pl.settings import allowed
+
+from tests.conftest import REPO, script
+
+PACKAGE = REPO / "fedgkd_pl"
+FILES = sorted(PACKAGE.rglob("*.py"))
+# Lowest first: a package imports from itself and from those before it.
+LAYERS = (
+    *("errors", "seeds", "storage", "processes", "models", "data", "federation", "engines"),
+    *("methods", "plots", "runs", "callbacks", "settings", "engines.flower", "experiments", "cli"),
+)
+ENTRIES = ("__init__", "__main__", "_torchvision", "flower")  # modules that belong to no layer
+# Where a distribution is not called like the module that it brings.
+DISTRIBUTIONS = {
+    "PIL": "pillow",
+    "docstring_parser": "docstring-parser",
+    "google": "protobuf",
+    "lazy_loader": "lazy-loader",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}
+
+
+def imports(file: Path) -> Iterator[tuple[int, str]]:
+    """The line and the module of every import, except those for type checkers."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    typing = {
+        child
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for child in node.body
+    }
+    for node in ast.walk(tree):
+        if node in typing:
+            continue
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module, f"{file}:{node.lineno} is relative"
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def layer(module: str) -> str:
+    """The layer of a module, with the package's own name before it; empty if it has none."""
+    parts = module.split(".")[1:]
+    name = ".".join(parts[: 2 if parts[:2] == ["engines", "flower"] else 1])
+    return "" if name in ENTRIES else name
+
+
+def test_every_package_imports_only_from_the_layers_below_it() -> None:
+    upward = []
+    for file in FILES:
+        own = layer(".".join(file.relative_to(REPO).with_suffix("").parts))
+        for line, module in imports(file) if own else ():
+            if module.startswith("fedgkd_pl."):
+                other = layer(module)
+                if other in LAYERS and LAYERS.index(other) > LAYERS.index(own):
+                    upward.append(f"{file.relative_to(REPO)}:{line} ({own}) imports {other}")
+    assert not upward, "\n".join(upward)
+
+
+def test_every_package_has_a_layer() -> None:
+    folders = {file.parent.name for file in PACKAGE.glob("*/__init__.py")}
+    modules = {file.stem for file in PACKAGE.glob("*.py")}
+    assert folders | modules == {*LAYERS, *ENTRIES} - {"engines.flower"}
+
+
+def test_the_top_level_has_at_most_six_modules() -> None:
+    assert len(list(PACKAGE.glob("*.py"))) <= 6
+
+
+def test_no_file_is_over_350_lines() -> None:
+    lengths = {file: len(file.read_text(encoding="utf-8").splitlines()) for file in FILES}
+    long = [f"{file.relative_to(REPO)}: {n}" for file, n in lengths.items() if n > 350]
+    assert not long, "\n".join(long)
+
+
+def test_the_server_has_at_most_250_lines() -> None:
+    tree = ast.parse((PACKAGE / "federation" / "server.py").read_text(encoding="utf-8"))
+    (server,) = (
+        node
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and node.name == "FederatedServer"
+    )
+    assert server.end_lineno is not None and server.end_lineno - server.lineno + 1 <= 250
+
+
+def declared() -> set[str]:
+    """What a user installs with the package and all of its extras but the developers'."""
+    project = tomllib.loads((REPO / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"].items()
+    lists = [project["dependencies"], *(texts for name, texts in extras if name != "dev")]
+    return {distribution(text) for texts in lists for text in texts}
+
+
+def distribution(text: str) -> str:
+    return re.split(r"[^\w-]", text)[0].lower().replace("_", "-")
+
+
+def test_the_dependencies_are_what_is_imported() -> None:
+    modules = {module.split(".")[0] for file in FILES for _, module in imports(file)}
+    modules -= {*sys.stdlib_module_names, "fedgkd_pl"}
+    by_torch = {"onnx", "onnxscript"}  # in torch.onnx
+    assert {DISTRIBUTIONS.get(module, module) for module in modules} == declared() - by_torch
+
+
+def test_constraints_pin_every_dependency() -> None:
+    lines = (REPO / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    assert declared() <= {distribution(line) for line in lines}
+
+
+def test_public_names_are_those_of_the_stub_and_the_methods() -> None:
+    stub = ast.parse((PACKAGE / "__init__.pyi").read_text(encoding="utf-8"))
+    listed = [n for node in stub.body if isinstance(node, ast.ImportFrom) for n in node.names]
+    assert all(alias.asname == alias.name for alias in listed), "else mypy takes it for private"
+    names = [alias.name for alias in listed]
+    assert len(names) == len(set(names))
+    assert set(fedgkd_pl.__all__) == {"__version__", *names, *discover()}
+    assert {*fedgkd_pl.__all__} <= {*dir(fedgkd_pl)}
+    for name in names:
+        assert getattr(fedgkd_pl, name).__name__ == name
+    with pytest.raises(AttributeError, match="FedGDK"):
+        fedgkd_pl.FedGDK  # noqa: B018
+    assert (PACKAGE / "py.typed").is_file()
+
+
+def test_a_config_may_not_name_what_is_not_part_of_one() -> None:
+    assert {*allowed._NOT_OURS} <= {*fedgkd_pl.__all__}
+    for name in ("build", "read_checkpoint", "Message", "Session", "Examples", "FedAvgClient"):
+        assert f"fedgkd_pl.{name}" not in allowed._exact()
+    for name in ("FedAvg", "FederatedServer", "Partition", "Engine", "MLP", "RunFiles"):
+        assert f"fedgkd_pl.{name}" in allowed._exact()
+
+
+def test_a_new_method_is_public_with_nothing_else_edited(tmp_path: Path) -> None:
+    copytree(PACKAGE, tmp_path / "fedgkd_pl", ignore=ignore_patterns("__pycache__"))
+    (tmp_path / "fedgkd_pl" / "methods" / "my_method.py").write_text(
+        "from fedgkd_pl.methods.fedavg import FedAvg\n\n\nclass MyMethod(FedAvg):\n    pass\n"
+    )
+    done = script(
+        "import sys; sys.path.insert(0, '.')\n"
+        "import fedgkd_pl\n"
+        "assert 'torch' not in sys.modules and 'MyMethod' in fedgkd_pl.__all__\n"
+        "print(fedgkd_pl.MyMethod.__module__, fedgkd_pl.__file__)\n",
+        tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    module, file = done.stdout.split()
+    assert module == "fedgkd_pl.methods.my_method" and Path(file).is_relative_to(tmp_path)
