@@ -14,6 +14,9 @@ from typing import Any
 import fedgkd_pl
 import torch
 import torchmetrics
+from fedgkd_pl.data.cohorts import Cohorts
+from fedgkd_pl.data.partition import Partition
+from fedgkd_pl.engines.base import Engine
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.federation.client import FederatedClient
 from jsonargparse import Namespace, set_parsing_settings
