@@ -29,11 +29,19 @@ def test_the_ten_lines(tmp_path: Path) -> None:
     assert list(tmp_path.rglob("*.ckpt")), "the stock ModelCheckpoint wrote nothing"
 
 
+def test_a_config_in_python(tmp_path: Path) -> None:
+    done = script(PYTHON[1], tmp_path)
+    assert done.returncode == 0, done.stderr
+    with (tmp_path / "runs/quickstart/version_0/metrics.csv").open() as file:
+        assert len(list(file)) == 1 + 5
+    assert (tmp_path / "curves.png").is_file()
+
+
 def test_the_method_in_thirty_lines(
     run: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert len([line for line in PYTHON[1].splitlines() if line.strip()]) <= 30
-    (tmp_path / "my_methods.py").write_text(PYTHON[1])
+    assert len([line for line in PYTHON[2].splitlines() if line.strip()]) <= 30
+    (tmp_path / "my_methods.py").write_text(PYTHON[2])
     words = "fit --import my_methods --config quickstart.yaml --model Smooth --model.epsilon 0.2"
     assert words in README.replace("\n", " ")
     code, _, err = run(*words.split(), "--rounds", "2")
@@ -109,8 +117,9 @@ def test_the_examples_of_extending(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_method_of_extending_from_the_command_line(
-    run: Callable[..., tuple[int, str, str]], tmp_path: Path
+    run: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delitem(sys.modules, "my_methods", raising=False)  # of another test
     method = re.findall(r"```python\n(.*?)```", EXTENDING, re.DOTALL)[0]
     (config,) = re.findall(r"```yaml\n(.*?)```", EXTENDING, re.DOTALL)
     (tmp_path / "my_methods.py").write_text(method, encoding="utf-8")
