@@ -60,20 +60,11 @@ class Cohorts(ABC):
     rounds: int | None = None  # how many rounds it knows; None for any number
 
     def check(self, population: Population) -> None:  # noqa: B027  (most fit any population)
-        """Raises a clear error if it cannot draw from this population.
-
-        Args:
-            population: whom to draw from.
-        """
+        """Raises a :class:`SettingError` if it cannot draw from this population."""
 
     @abstractmethod
     def draw(self, round: int, population: Population) -> Sequence[int]:
-        """The ids of a round's clients, at least one, each once, in any order.
-
-        Args:
-            round: from 1.
-            population: whom to draw from.
-        """
+        """The ids of the clients of a round, from 1: at least one, each once, in any order."""
 
 
 class UniformCohorts(Cohorts):
@@ -81,10 +72,10 @@ class UniformCohorts(Cohorts):
 
     def draw(self, round: int, population: Population) -> Sequence[int]:
         """See :meth:`Cohorts.draw`."""
-        places = population.random(round).choice(
+        chosen = population.random(round).choice(
             len(population.clients), population.size, replace=False
         )
-        return [population.clients[place] for place in places.tolist()]
+        return [population.clients[row] for row in chosen.tolist()]
 
 
 class WeightedCohorts(Cohorts):
@@ -93,10 +84,10 @@ class WeightedCohorts(Cohorts):
     def draw(self, round: int, population: Population) -> Sequence[int]:
         """See :meth:`Cohorts.draw`."""
         sizes = np.array([population.sizes[client] for client in population.clients], dtype=float)
-        places = population.random(round).choice(
+        chosen = population.random(round).choice(
             len(sizes), population.size, replace=False, p=sizes / sizes.sum()
         )
-        return [population.clients[place] for place in places.tolist()]
+        return [population.clients[row] for row in chosen.tolist()]
 
 
 class CyclicCohorts(Cohorts):

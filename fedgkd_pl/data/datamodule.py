@@ -125,7 +125,7 @@ class FederatedDataModule(LightningDataModule):
 
         Args:
             checkpoint_path: the file, which keeps none of the arguments.
-            args: Lightning's, unused.
+            args: not used.
             kwargs: those of the class.
         """
         checkpoint = load_newest(Path(checkpoint_path))[0]
@@ -134,18 +134,10 @@ class FederatedDataModule(LightningDataModule):
         return data
 
     def check_net(self, net: nn.Module) -> None:
-        """Raises a clear error where a net cannot take this data though its shapes fit.
-
-        Args:
-            net: the model to be trained.
-        """
+        """Raises a :class:`SettingError` if a net whose shapes fit cannot take this data."""
 
     def setup(self, stage: str | None = None) -> None:
-        """Loads and cuts the data, once.
-
-        Args:
-            stage: Lightning's; all stages need the same.
-        """
+        """Loads and cuts the data, once, for all stages."""
         if self.clients is not None:
             return
         splits = self.load()
@@ -193,11 +185,7 @@ class FederatedDataModule(LightningDataModule):
         return torch.from_numpy(rest), torch.from_numpy(rows)
 
     def check_rounds(self, rounds: int) -> None:
-        """Raises a clear error if there are no cohorts for so many rounds.
-
-        Args:
-            rounds: that are to be trained.
-        """
+        """Raises a :class:`SettingError` if there are no cohorts for so many rounds."""
         known = self.cohorts.rounds
         reason = f"must be at most {known}, the rounds that its cohorts are known for"
         require(known is None or rounds <= known, "rounds", reason, rounds)

@@ -38,15 +38,11 @@ class Examples:
         A transform's class says so by ``random = False``; a subclass, which may draw what its base
         does not, must say so again.
         """
-        told = "random" in vars(type(self.transform))
-        return told and self.transform.random is False  # type: ignore[attr-defined]
+        stated = "random" in vars(type(self.transform))
+        return stated and self.transform.random is False  # type: ignore[attr-defined]
 
     def to(self, device: torch.device) -> "Examples":
-        """The same examples on ``device``.
-
-        Args:
-            device: where the batches are wanted.
-        """
+        """The same examples on ``device``."""
         return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device))
 
 
@@ -68,17 +64,13 @@ class Splits:
 
 
 def digest(*tensors: Tensor) -> str:
-    """The SHA-256 of tensors: of their bytes, shapes and types.
-
-    Args:
-        tensors: any, of at least one dimension; read in pieces and not copied.
-    """
-    found = hashlib.sha256()
+    """The SHA-256 of tensors' bytes, shapes and types; they need at least one dimension."""
+    result = hashlib.sha256()
     for tensor in tensors:
-        found.update(f"{tensor.dtype} {tuple(tensor.shape)};".encode())
+        result.update(f"{tensor.dtype} {tuple(tensor.shape)};".encode())
         for rows in tensor.detach().split(4096):
-            found.update(rows.cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return found.hexdigest()
+            result.update(rows.cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return result.hexdigest()
 
 
 class Batches:
@@ -127,29 +119,15 @@ class ClientData:
     seed: int
 
     def batches(self, client: int, round: int) -> Batches:
-        """The batches of one client in one round: a function of (seed, round, client).
-
-        Args:
-            client: the client's id.
-            round: the round, from 1.
-        """
+        """The batches of a client in a round, from 1: a function of (seed, round, client)."""
         generator = torch.Generator().manual_seed(derive(self.seed, "batches", round, client))
         return Batches(self.owned(client), self.batch_size, generator)
 
     def owned(self, client: int) -> Examples:
-        """The examples of one client.
-
-        Args:
-            client: its id.
-        """
+        """The examples of one client."""
         rows = torch.from_numpy(self.index[client]).to(self.examples.targets.device)
         return self.examples[rows]
 
     def only(self, client: int, examples: Examples) -> "ClientData":
-        """The data of one client, where nobody else's is.
-
-        Args:
-            client: its id.
-            examples: all of its examples.
-        """
+        """The data of one client, with all of its examples, where nobody else's is."""
         return replace(self, examples=examples, index=SingleClientIndex(client, len(examples)))

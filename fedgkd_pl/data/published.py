@@ -125,9 +125,9 @@ class FromFile(Partition):
         count = len(self._parts)
         require(count == num_clients, "num_clients", f"{self.path} has {count}", num_clients)
         samples = np.concatenate(self._parts) if count else np.zeros(0, dtype=np.int64)
-        found = np.bincount(samples[(samples >= 0) & (samples < len(labels))], minlength=1)
+        owners = np.bincount(samples[(samples >= 0) & (samples < len(labels))], minlength=1)
         reason = f"{self.path} must name each of {len(labels)} training samples once"
-        fits = len(samples) == len(labels) == len(found) and bool((found == 1).all())
+        fits = len(samples) == len(labels) == len(owners) and bool((owners == 1).all())
         require(fits, "partition", reason, f"{len(samples)} numbers")
         reason = f"{self.path} was made for other data: the labels differ"
         require(self._labels in ("", labels_digest(labels)), "partition", reason)
@@ -157,20 +157,12 @@ def export(index: ClientIndex, labels: Labels, path: Path) -> None:
 
 
 def labels_digest(labels: Labels) -> str:
-    """The SHA-256 of labels, by which a partition knows its data.
-
-    Args:
-        labels: of all samples.
-    """
+    """The SHA-256 of all labels, by which a partition knows its data."""
     return hashlib.sha256(labels.astype("<i8").tobytes()).hexdigest()
 
 
 def read_bounded(path: Path) -> bytes:
-    """The bytes of a file that a setting names.
-
-    Args:
-        path: the file.
-    """
+    """The bytes of a file that a setting names."""
     require(path.exists(), "path", "no such file", str(path))
     try:
         return read_bytes(path, LARGEST_FILE)

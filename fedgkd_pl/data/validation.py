@@ -41,8 +41,8 @@ def _check(split: str, examples: Examples, num_classes: int) -> None:
     inputs, labels = examples.inputs, examples.targets
     for what, values in ("inputs", inputs), ("labels", labels):
         if not isinstance(values, Tensor) or values.ndim == 0:
-            kind = type(values).__name__
-            raise SettingError("data", f"{split} {what} must be a tensor, a row per sample", kind)
+            given = type(values).__name__
+            raise SettingError("data", f"{split} {what} must be a tensor, a row per sample", given)
     require(
         labels.dtype == torch.int64 and labels.ndim == 1,
         "data",
@@ -71,7 +71,7 @@ def _check(split: str, examples: Examples, num_classes: int) -> None:
                 continue
             for bad in torch.nonzero(~rows.isfinite())[:1]:  # none if only the sum was too large
                 row = 4096 * piece + int(bad[0])
-                reason = f"{split} input at {row} has NaN or Inf: drop or mend it in load()"
+                reason = f"{split} input at {row} has NaN or Inf: drop or correct it in load()"
                 raise SettingError("data", reason)
 
 
@@ -84,11 +84,11 @@ def _check_transform(split: str, examples: Examples) -> None:
             "data", f"the transform of the {split} inputs fails: {reason}"
         ) from error
     if not isinstance(given, Tensor) or given.dtype == torch.float64 or given.is_complex():
-        kind = getattr(given, "dtype", type(given).__name__)
+        dtype = getattr(given, "dtype", type(given).__name__)
         reason = (
             f"the transform must give {split} inputs as a net takes them: float32, or token ids"
         )
-        raise SettingError("data", reason, kind)
+        raise SettingError("data", reason, dtype)
 
 
 def _check_alike(split: str, inputs: Tensor, train: Tensor) -> None:

@@ -41,8 +41,8 @@ class SplitNet(nn.Module):
         except AttributeError as error:
             raise SettingError("head", f"{type(net).__name__} has no such layer", head) from error
         if not isinstance(last, nn.Linear):
-            kind = type(last).__name__
-            raise SettingError("head", f"must name the Linear layer, not a {kind}", head)
+            given = type(last).__name__
+            raise SettingError("head", f"must name the Linear layer, not a {given}", head)
         owner, _, name = head.rpartition(".")
         setattr(net.get_submodule(owner), name, nn.Identity())
         self.backbone = net

@@ -75,18 +75,18 @@ def _encoder(name: str, config: dict[str, Any] | None) -> Any:
         raise SettingError("net", "text needs pip install 'fedgkd-pl[text]'") from error
     if config is not None:
         try:
-            found = _without_code(AutoConfig.for_model(**config), "encoder_config", config)
-            encoder = AutoModel.from_config(found, trust_remote_code=False)
+            settings = _without_code(AutoConfig.for_model(**config), "encoder_config", config)
+            encoder = AutoModel.from_config(settings, trust_remote_code=False)
         except SettingError:
             raise
         except (TypeError, ValueError, KeyError) as error:
             raise SettingError("encoder_config", str(error).splitlines()[0], config) from error
     else:
         try:
-            found = AutoConfig.from_pretrained(name, trust_remote_code=False)
+            settings = AutoConfig.from_pretrained(name, trust_remote_code=False)
             encoder = AutoModel.from_pretrained(
                 name,
-                config=_without_code(found, "encoder", name),
+                config=_without_code(settings, "encoder", name),
                 trust_remote_code=False,
                 weights_only=True,
             )

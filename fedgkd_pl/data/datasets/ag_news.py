@@ -1,4 +1,4 @@
-"""AG News: four kinds of news, half of it used as the paper's table does."""
+"""AG News: four categories of news, half of it used as the paper's table does."""
 
 import csv
 import io
@@ -82,10 +82,10 @@ class AGNews(TextDataModule):
         order = np.random.default_rng(0).permutation(len(texts))[:wanted]  # the same for all seeds
         mixed = [texts[row] for row in order], [labels[row] for row in order]
         split = self.train_samples
-        found = {"train": (mixed[0][:split], mixed[1][:split]), "test": self._read("test.csv")}
+        splits = {"train": (mixed[0][:split], mixed[1][:split]), "test": self._read("test.csv")}
         if self.val_samples:
-            found["val"] = (mixed[0][split:], mixed[1][split:])
-        return found
+            splits["val"] = (mixed[0][split:], mixed[1][split:])
+        return splits
 
     def _read(self, name: str) -> Texts:
         content = read_text(self.data_dir / name, self.MD5.get(name))

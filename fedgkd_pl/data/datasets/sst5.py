@@ -70,13 +70,13 @@ class SST5(TextDataModule):
 
     def texts(self) -> dict[str, Texts]:
         """See :meth:`TextDataModule.texts`."""
-        found: dict[str, Texts] = {}
+        splits: dict[str, Texts] = {}
         for split, name in self.FILES.items():
             content = read_text(self.data_dir / name, self.SHA256[split])
             trees = [line for line in content.splitlines() if line.strip()]
             parsed = [parse_tree(tree, f"{name}:{row}") for row, tree in enumerate(trees, 1)]
-            found[split] = ([text for text, _ in parsed], [label for _, label in parsed])
-        return found
+            splits[split] = ([text for text, _ in parsed], [label for _, label in parsed])
+        return splits
 
 
 def parse_tree(tree: str, where: str) -> tuple[str, int]:

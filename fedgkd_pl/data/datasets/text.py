@@ -101,26 +101,22 @@ class TextDataModule(FederatedDataModule):
             if tensor.ndim != 2 or tensor.shape[1] > self.max_length or int(tensor.min()) < 0:
                 raise ValueError("not token ids")
         transform = TrimPadding(self.pad_id)
-        found = {
+        examples = {
             split: Examples(tensors[f"{split}/ids"], tensors[f"{split}/labels"], transform)
             for split in ("train", "test", "val")
             if split != "val" or "val/ids" in tensors
         }
-        splits = Splits(found["train"], found["test"], found.get("val"))
+        splits = Splits(examples["train"], examples["test"], examples.get("val"))
         check_splits(splits, self.num_classes)
         return splits
 
     def check_net(self, net: nn.Module) -> None:
-        """Refuses a net with fewer words, or another padding, than the tokenizer.
-
-        Args:
-            net: the model to be trained.
-        """
-        words, pad_id = getattr(net, "vocab_size", None), getattr(net, "pad_id", self.pad_id)
+        """Refuses a net with fewer tokens, or another padding, than the tokenizer."""
+        tokens, pad_id = getattr(net, "vocab_size", None), getattr(net, "pad_id", self.pad_id)
         require(
-            words is None or self.top_id < words,
+            tokens is None or self.top_id < tokens,
             "tokenizer",
-            f"gives token {self.top_id}, the net knows {words}: use the encoder's own tokenizer",
+            f"gives token {self.top_id}, the net knows {tokens}: use the encoder's own tokenizer",
             self.tokenizer,
         )
         require(
@@ -179,10 +175,12 @@ def load_tokenizer(name: str) -> Any:
     try:
         if Path(name).is_file():
             words = read_text(Path(name), None).splitlines()
-            found: Any = BertTokenizer(vocab={word: number for number, word in enumerate(words)})
+            tokenizer: Any = BertTokenizer(
+                vocab={word: number for number, word in enumerate(words)}
+            )
         else:
-            found = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-        found(["a text"], padding="longest")  # it can: not all have a token to fill up with
+            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        tokenizer(["a text"], padding="longest")  # it can: not all have a token to fill up with
     except Exception as error:  # a damaged one fails in any way
         raise SettingError(
             "tokenizer",
@@ -190,4 +188,4 @@ def load_tokenizer(name: str) -> Any:
             "give a local folder or a vocab.txt",
             name,
         ) from error
-    return found
+    return tokenizer

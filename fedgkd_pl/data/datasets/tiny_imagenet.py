@@ -124,17 +124,17 @@ class TinyImageNet(FederatedDataModule):
         labels = target.with_suffix(".labels")  # and before them the digest of both
         with suppress(OSError, ValueError):
             content = labels.read_bytes()
-            found = _mapped(target, content[64:])
-            if digest(*found).encode() == content[:64]:
-                return found
+            examples = _mapped(target, content[64:])
+            if digest(*examples).encode() == content[:64]:
+                return examples
         listing = files()
         try:
             known = _decode(listing, target)
-            found = _mapped(target, known)
-            commit(labels, [digest(*found).encode(), known])
+            examples = _mapped(target, known)
+            commit(labels, [digest(*examples).encode(), known])
         except OSError as error:
             raise StorageError(target.parent, error) from error
-        return found
+        return examples
 
     def _text(self, name: str) -> str:
         return read_text(self.root / name, None)
@@ -175,6 +175,6 @@ def _pixels(file: Path) -> bytes:
         with Image.open(io.BytesIO(content), formats=["JPEG"]) as image:
             if image.size == (64, 64):  # known before it is decoded, so a bomb never is
                 return np.asarray(image.convert("RGB")).transpose(2, 0, 1).tobytes()
-    except Exception as error:  # Pillow's errors on damage are of many kinds
+    except Exception as error:  # Pillow's errors on damage have many classes
         raise SettingError("data_dir", f"{file} cannot be decoded: fetch it again") from error
     raise SettingError("data_dir", f"{file} is not 64 × 64: fetch it again")
