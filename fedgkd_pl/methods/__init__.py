@@ -40,7 +40,7 @@ def discover() -> dict[str, MethodInfo]:
     classes = {
         node.name: (f"{__name__}.{file.stem}", node)
         for file in sorted(Path(__file__).parent.glob("*.py"))
-        for node in ast.parse(file.read_bytes()).body
+        for node in ast.parse(file.read_bytes(), str(file)).body
         if isinstance(node, ast.ClassDef)
     }
     bases = {name: [_name(base) for base in node.bases] for name, (_, node) in classes.items()}
