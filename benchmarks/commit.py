@@ -1,7 +1,7 @@
 """What a round's commit costs, as a share of the paper's CIFAR-10 round, measured in one run.
 
 ``python -m benchmarks.commit [folder]`` writes to a disk of your choice. The round is that of
-``configs/cifar10_fedgkd.yaml``: four clients of 2,250 samples, 20 epochs, ResNet-8, two workers of
+``cifar10_fedgkd``: four clients of 2,250 samples, 20 epochs, ResNet-8, two workers of
 one thread; one epoch of one client is measured on random images and multiplied. The states are the
 largest that a run reaches: full buffers, and every one of 20 clients with a state.
 """

@@ -73,8 +73,8 @@ def resolve(name: str) -> list[str]:
 def expand(argv: Sequence[str]) -> list[str]:
     """The arguments of a command with files for the names behind ``--config``.
 
-    Behind a protocol and a method come what they take only together (``tuned.yaml``) and, unless
-    the arguments have one, a name for the run.
+    Behind a protocol and a method comes what they take only together (``tuned.yaml``); unless the
+    arguments have one, a name for the run, too.
 
     Args:
         argv: of ``fit`` and the like; configs by path or by name.
@@ -91,18 +91,18 @@ def expand(argv: Sequence[str]) -> list[str]:
         if not name and "=" not in word:
             found.append("--config")  # which the parser refuses
             continue
-        files = resolve(name)
-        for file in files:
+        run = ""
+        for file in resolve(name):
             found += ["--config", file]
             kind, stem = _ours(file)
             if kind == PROTOCOLS:
-                protocol = stem
+                protocol = run = stem
             elif kind == METHODS and protocol:
                 found += _tuned(protocol, stem)
-                if not named:
-                    typed = f"{protocol}/{stem}"
-                    as_typed = len(files) > 1 and name.removesuffix(".yaml").endswith(typed)
-                    found += ["--name", typed if as_typed else f"{protocol}_{stem}"]
+                as_typed = name.removesuffix(".yaml").endswith(f"{protocol}/{stem}")
+                run = f"{protocol}{'/' if as_typed else '_'}{stem}"
+        if run and not named:
+            found += ["--name", run]
     return found
 
 

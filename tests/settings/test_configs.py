@@ -125,8 +125,8 @@ def test_a_pair_is_two_files_and_what_they_take_together() -> None:
     assert expand(["-c", "tiny_imagenet_moon", "--name", "x"]) == [*files, *tuned, "--name", "x"]
     apart = ["-c", "protocols/tiny_imagenet.yaml", "--rounds", "3", "-c", "methods/moon"]
     assert expand(apart) == [
-        *(*files[:2], "--rounds", "3", *files[2:], *tuned),
-        *("--name", "tiny_imagenet_moon"),
+        *(*files[:2], "--name", "tiny_imagenet", "--rounds", "3"),
+        *(*files[2:], *tuned, *named),
     ]
 
 
