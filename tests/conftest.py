@@ -1,10 +1,12 @@
 """Small real pieces that tests put together: a table of numbers, a short fit."""
 
+import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from fedgkd_pl.data.partition import Indices, Labels, Partition
 from fedgkd_pl.data.transforms import Scale
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 from torch import nn
+
+from tests.support.runs import QUICK, Run, version
 
 REPO = Path(__file__).parents[1]
 
@@ -119,7 +123,7 @@ def _no_seed_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def run(tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+def run(tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch) -> Run:
     """The command line, in an empty folder: returns (exit code, stdout, stderr)."""
     from fedgkd_pl.cli.main import main
 
@@ -133,6 +137,23 @@ def run(tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch) -> Callable
         return (code, *capfd.readouterr())
 
     return call
+
+
+@pytest.fixture(scope="session")
+def _three_rounds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from fedgkd_pl.cli.main import main
+
+    folder = tmp_path_factory.mktemp("three")
+    with contextlib.chdir(folder):
+        assert main(["fit", *QUICK, "--rounds", "3"]) == 0
+    return folder / "runs"
+
+
+@pytest.fixture
+def done(run: Run, _three_rounds: Path, tmp_path: Path) -> Path:
+    """The folder of a run of three rounds, this test's own copy."""
+    shutil.copytree(_three_rounds, tmp_path / "runs")
+    return version(tmp_path)
 
 
 def script(text: str, folder: Path, timeout: float = 300) -> subprocess.CompletedProcess[str]:

@@ -13,13 +13,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.support.runs import QUICK, Run, version
 
 
-@pytest.fixture
-def done(run: Run, tmp_path: Path) -> Path:
-    """A run of three rounds."""
-    assert run("fit", *QUICK, "--rounds", "3")[0] == 0
-    return version(tmp_path)
-
-
 def tree(folder: Path) -> dict[Path, bytes]:
     return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 

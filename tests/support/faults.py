@@ -1,18 +1,25 @@
 """Deterministic faults: clients that fail when told, and processes stopped where told.
 
-``python -m tests.support.faults`` is a launcher: it has everything imported and forks a child per
-command, so that a killed run costs no import. The children are real processes with real signals.
+A launcher's commands are forked off a process that has everything imported, so that a killed run
+costs no import. They are real processes with real signals.
 """
 
+import atexit
+import contextlib
+import gc
+import io
 import json
 import os
 import select
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -95,18 +102,12 @@ def _faulty(kind: type) -> type:
 
 
 class Launcher:
-    """Runs commands of ``fedgkd-pl`` in children of a process that has everything imported."""
+    """Runs commands of ``fedgkd-pl``, one at a time, in children that have everything imported."""
 
     def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.faults"],
-            cwd=REPO,
-            env={**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"},  # two side by side
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self._answer() == "ready"
+        self.connection = socket.socket(socket.AF_UNIX)
+        self.connection.connect(_server())
+        self.lines = self.connection.makefile("r")
 
     def start(
         self,
@@ -137,7 +138,7 @@ class Launcher:
             TimeoutError: it goes on for longer than this, and was killed.
         """
         self._say({})
-        late = not select.select([self.process.stdout], [], [], seconds)[0]
+        late = not select.select([self.connection], [], [], seconds)[0]
         if late:
             os.kill(self.child, signal.SIGKILL)
         code = int(self._answer())
@@ -151,42 +152,79 @@ class Launcher:
         return self.wait()
 
     def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait()
+        self.lines.close()
+        self.connection.close()
 
     def _say(self, order: dict[str, Any]) -> None:
-        assert self.process.stdin is not None
-        print(json.dumps(order), file=self.process.stdin, flush=True)
+        self.connection.sendall(json.dumps(order).encode() + b"\n")
 
     def _answer(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
+        return self.lines.readline().strip()
 
 
-def _launch() -> None:
-    import fedgkd_pl.settings.build  # noqa: F401
-    import sklearn.datasets  # noqa: F401
-    import torch.utils.tensorboard  # noqa: F401
-    from fedgkd_pl.plots.partition import bubble_chart  # noqa: F401
+@cache
+def _server() -> str:
+    """The address of a process that ends with this one and forks for every launcher."""
+    folder = tempfile.mkdtemp(prefix="launch")
+    atexit.register(shutil.rmtree, folder)
+    address = f"{folder}/socket"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.support.faults", address],
+        cwd=REPO,
+        env={**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"},  # two side by side
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdin is not None and process.stdout is not None
+    atexit.register(process.wait)
+    atexit.register(process.stdin.close)
+    assert process.stdout.readline() == b"ready\n"
+    return address
+
+
+def _serve(address: str) -> None:
+    """Waits for launchers, ready when everything is imported that a run needs."""
+    from fedgkd_pl.cli.main import main
     from fedgkd_pl.runs.events import rewind
 
-    rewind(Path("/nonexistent"), [])  # imports TensorBoard's reader
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        rewind(Path(folder), [])  # imports TensorBoard's reader
+        words = ["--rounds", "1", "--model.engine.workers", "1", "--output_dir", folder]
+        assert main(["fit", "--config", "smoke.yaml", *words]) == 0
+    gc.collect()
+    gc.freeze()  # so that children copy less
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a job of a script
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored under nohup
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(address)
+    listener.listen()
     print("ready", flush=True)
+    while sys.stdin not in select.select([listener, sys.stdin], [], [])[0]:
+        connection = listener.accept()[0]
+        if not os.fork():
+            listener.close()
+            _launch(connection)
+            os._exit(0)
+        connection.close()
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.wait()
+
+
+def _launch(connection: socket.socket) -> None:
     child = 0
-    for line in sys.stdin:
+    for line in connection.makefile("r"):
         order = json.loads(line)
-        if not order:
-            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-            continue
-        child = os.fork()
-        if not child:
-            os.environ.update(order["env"])
-            tempfile.tempdir = None  # asks for TMPDIR again
-            _child(order["folder"], order["words"], order["stop_at"], order["output"])
-        print(child, flush=True)
+        if order:
+            child = answer = os.fork()
+            if not child:
+                connection.close()
+                os.environ.update(order["env"])
+                tempfile.tempdir = None  # asks for TMPDIR again
+                _child(order["folder"], order["words"], order["stop_at"], order["output"])
+        else:
+            answer = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        connection.sendall(f"{answer}\n".encode())
 
 
 def _child(folder: str, words: list[str], stop_at: list[Any] | None, output: str) -> None:
@@ -234,4 +272,4 @@ def _direct(output: str) -> None:
 
 
 if __name__ == "__main__":
-    _launch()
+    _serve(sys.argv[1])
