@@ -1,4 +1,4 @@
-"""A run as TensorBoard shows it: charts that answer the paper's questions, figures, features."""
+"""What TensorBoard shows of a run: charts for the paper's questions, figures, features."""
 
 import json
 from collections.abc import Callable, Collection, Sequence
@@ -16,13 +16,14 @@ from fedgkd_pl.federation.teachers import FrozenNet
 from fedgkd_pl.runs.files import RunFiles
 from fedgkd_pl.seeds import seeded
 from fedgkd_pl.storage.files import write_text
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
-Layout = dict[str, dict[str, list[Any]]]  # category → chart → kind and tags
+Layout = dict[str, dict[str, list[Any]]]  # category → chart → its type and tags
 LAYOUT_TAG = "custom_scalars__config__"  # TensorBoard's
 SETTINGS = "config"
+SETTINGS_TAG = f"{SETTINGS}/text_summary"  # what add_text makes of it
 CONFUSION = "test/confusion"
 FEATURES = "features"
 
@@ -44,33 +45,30 @@ class Dashboard(FederatedCallback):
         self.every_n_rounds = every_n_rounds
         self.samples = samples
         self.undrawn: dict[str, Any] = {}  # the last evaluation: its round and confusion matrix
+        self._written: dict[Path, set[tuple[str, int]]] = {}  # by folder; see _points
 
     def state_dict(self) -> dict[str, Any]:
         """For the checkpoint: a run that is killed after its last round still draws it."""
         return self.undrawn
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """From the checkpoint.
-
-        Args:
-            state_dict: what :meth:`state_dict` gave.
-        """
+        """From the checkpoint."""
         self.undrawn = state_dict
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Writes the charts and the settings, unless the run that is resumed has them."""
+        self._written = {}
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        server = _server(pl_module)
         names = {type(callback).__name__ for callback in callbacks}
-        if not server.shares_models:  # nobody is sent a model to move away from, or to agree with
+        if not pl_module.shares_models:  # clients are sent no model to move from or agree with
             names -= {"ClientDrift", "TeacherAgreement"}
-        charts = layout(names, server.datamodule.eval_splits())
+        charts = layout(names, pl_module.datamodule.eval_splits())
         settings = [callback.config for callback in callbacks if isinstance(callback, RunFiles)]
         for logger in _tensorboards(trainer):
-            written = {tag for tag, _ in _points(Path(logger.log_dir))}
+            written = {tag for tag, _ in self._points(Path(logger.log_dir))}
             if LAYOUT_TAG not in written:
                 logger.experiment.add_custom_scalars(charts)
-            if f"{SETTINGS}/text_summary" not in written and any(settings):
+            if SETTINGS_TAG not in written and any(settings):
                 logger.experiment.add_text(SETTINGS, as_yaml(settings[0]))
 
     def on_evaluated(
@@ -89,16 +87,15 @@ class Dashboard(FederatedCallback):
             if number % self.every_n_rounds == 0 or number == trainer.max_epochs:
                 self._draw(trainer, pl_module)
 
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Draws the last round, where a callback ended the run, and writes the features."""
-        server = _server(pl_module)
         loggers = _tensorboards(trainer)
         if self.undrawn:
-            self._draw(trainer, server)
+            self._draw(trainer, pl_module)
         if loggers and self.samples:
-            rows, owners = even_sample(server.datamodule.client_data.index, self.samples)
-            labels = server.datamodule.client_data.examples.targets.cpu().numpy()[rows]
-            features = features_of(server, rows)
+            rows, owners = even_sample(pl_module.datamodule.client_data.index, self.samples)
+            labels = pl_module.datamodule.client_data.examples.targets.cpu().numpy()[rows]
+            features = features_of(pl_module, rows)
             for logger in loggers:
                 write_projector(Path(logger.log_dir), features, labels, owners)
 
@@ -108,10 +105,18 @@ class Dashboard(FederatedCallback):
         number, confusion = self.undrawn["round"], self.undrawn["confusion"]
         self.undrawn = {}
         for logger in _tensorboards(trainer):
-            if (CONFUSION, number) in _points(Path(logger.log_dir)):
+            written = self._points(Path(logger.log_dir))
+            if (CONFUSION, number) in written:
                 continue  # by a session that was killed when it had drawn
             chart = confusion_chart(confusion.numpy(), f"{server.datamodule.name}, round {number}")
             logger.experiment.add_figure(CONFUSION, chart, number)
+            written.add((CONFUSION, number))
+
+    def _points(self, folder: Path) -> set[tuple[str, int]]:
+        """Our tags and their steps in a folder, whose files are read once a session: it is slow."""
+        if folder not in self._written:
+            self._written[folder] = _points(folder)
+        return self._written[folder]
 
 
 def layout(callbacks: Collection[str], splits: Sequence[str]) -> Layout:
@@ -122,7 +127,7 @@ def layout(callbacks: Collection[str], splits: Sequence[str]) -> Layout:
 
     Args:
         callbacks: the names of the classes whose values may be shown.
-        splits: the names of what the global model is evaluated on.
+        splits: what the global model is evaluated on.
     """
     charts: Layout = {
         "accuracy": {"global model": _lines(*(f"{split}/acc" for split in splits))},
@@ -166,11 +171,7 @@ def _margin(name: str, lower: str, upper: str) -> list[Any]:
 
 
 def as_yaml(settings: dict[str, Any]) -> str:
-    """Settings as a block of YAML in Markdown.
-
-    Args:
-        settings: by dotted key.
-    """
+    """Settings, by dotted key, as a block of YAML in Markdown."""
     values = {key: json.dumps(v, default=str, ensure_ascii=False) for key, v in settings.items()}
     return "\n".join(["```yaml", *(f"{key}: {value}" for key, value in values.items()), "```"])
 
@@ -178,12 +179,7 @@ def as_yaml(settings: dict[str, Any]) -> str:
 def even_sample(index: ClientIndex, samples: int) -> tuple[Indices, Indices]:
     """As many samples of every client, as far as it has them, and spread over what it has.
 
-    Args:
-        index: who owns what.
-        samples: how many in all.
-
-    Returns:
-        The numbers of the samples, and of their owners.
+    Returns the numbers of the samples, and of their owners.
     """
     sizes = index.sizes
     shares = np.zeros_like(sizes)
@@ -200,7 +196,7 @@ def even_sample(index: ClientIndex, samples: int) -> tuple[Indices, Indices]:
 
 
 def _spread(length: int, number: int) -> Indices:
-    """This many places of a list, or all, at even distances."""
+    """This many indices of a list, or all, at even distances."""
     number = min(length, number)
     return np.arange(number) * length // number
 
@@ -209,11 +205,7 @@ def features_of(server: FederatedServer, rows: Indices) -> Tensor:
     """What the global model's last layer sees of training samples; a net that hides it: logits.
 
     The net is a copy, and random numbers go on as if none were drawn. Features that still have
-    places, as those of torchvision's VGG, are averaged over them.
-
-    Args:
-        server: the method, attached to a Trainer.
-        rows: the numbers of the samples.
+    a height and a width, as those of torchvision's VGG, are averaged over them.
     """
     data, precision = server.datamodule, server.trainer.precision_plugin
     net = FrozenNet(server.net)
@@ -236,16 +228,10 @@ def features_of(server: FederatedServer, rows: Indices) -> Tensor:
 
 
 def write_projector(folder: Path, features: Tensor, labels: Indices, owners: Indices) -> None:
-    """Writes what TensorBoard's PROJECTOR reads; a run that goes on replaces it.
+    """Writes what TensorBoard's PROJECTOR reads; a resumed run replaces it.
 
     ``SummaryWriter.add_embedding`` would leave a folder for every session's last round, and a
     half-written one where it is killed.
-
-    Args:
-        folder: of the logger.
-        features: samples × width.
-        labels: the class of every sample.
-        owners: the client of every sample.
     """
     from google.protobuf import text_format
     from tensorboard.plugins.projector import ProjectorConfig
@@ -267,16 +253,12 @@ def _tensorboards(trainer: Trainer) -> list[TensorBoardLogger]:
 
 
 def _points(folder: Path) -> set[tuple[str, int]]:
-    """The tags and steps that the event files in a folder hold already."""
+    """The tags of ours and their steps in the event files of a folder."""
     from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
     from tensorboard.compat.proto.event_pb2 import Event
 
     files = folder.glob("events.out.tfevents.*")
     records = (record for file in files for record in RawEventFileLoader(str(file)).Load())
     events = map(Event.FromString, records)
-    return {(value.tag, event.step) for event in events for value in event.summary.value}
-
-
-def _server(module: LightningModule) -> FederatedServer:
-    assert isinstance(module, FederatedServer)
-    return module
+    points = ((value.tag, event.step) for event in events for value in event.summary.value)
+    return {point for point in points if point[0] in (LAYOUT_TAG, SETTINGS_TAG, CONFUSION)}

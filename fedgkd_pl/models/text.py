@@ -40,22 +40,14 @@ class TextClassifier(nn.Module):
         self.classifier = nn.Linear(width, num_classes)
 
     def features(self, ids: Tensor) -> Tensor:
-        """What the classifier sees.
-
-        Args:
-            ids: token ids, batch × length, filled up on the right with the padding token.
-        """
+        """What the classifier sees of token ids, batch × length, padded on the right."""
         mask = (ids != self.pad_id).long()
         first = self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state[:, 0]
         features: Tensor = self.projection(self.dropout(self.pre_classifier(first).relu()))
         return features
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Logits.
-
-        Args:
-            ids: token ids, batch × length.
-        """
+        """Logits of token ids, batch × length."""
         logits: Tensor = self.classifier(self.features(ids))
         return logits
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 import yaml
 from fedgkd_pl import Digits, Dirichlet, FedAvg, FedDistill, FedGKD, LocalEngine
+from fedgkd_pl.callbacks import dashboard
 from fedgkd_pl.callbacks.agreement import TeacherAgreement
 from fedgkd_pl.callbacks.dashboard import Dashboard, even_sample
 from fedgkd_pl.callbacks.drift import ClientDrift
@@ -446,6 +447,20 @@ def test_methods_that_are_compared_share_their_charts(tmp_path: Path) -> None:
     logger = logger_of(tmp_path / "alone")
     fit(alone, Table(val_fraction=0.2), 2, callbacks=callbacks, logger=logger)
     assert list(shown(tensorboard(tmp_path / "alone"), ".")) == list(PLAIN)
+
+
+def test_event_files_are_read_once_a_session(
+    tmp_path: Path, drawn: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each reading takes as long as the run is old: one for every drawing would be quadratic."""
+    read: list[Path] = []
+    points = dashboard._points
+    monkeypatch.setattr(dashboard, "_points", lambda at: (read.append(at), points(at))[1])
+    callback, model = Dashboard(every_n_rounds=1, samples=0), server(linear())
+    for sessions in (1, 2):
+        fit(model, Table(), 3, callbacks=[callback], logger=logger_of(tmp_path))
+        assert read == [tmp_path] * sessions
+        assert len(drawn) == 3, "the second session finds the first's"
 
 
 def test_bad_settings() -> None:
