@@ -1,4 +1,4 @@
-"""AG News: four kinds of news, half of it used as the paper's table does."""
+"""AG News: four classes of news, half of it used as in the paper's table."""
 
 import csv
 import io
@@ -73,19 +73,16 @@ class AGNews(TextDataModule):
         """See :meth:`TextDataModule.texts`."""
         texts, labels = self._read(self.train_file)
         wanted = self.train_samples + self.val_samples
-        require(
-            wanted <= len(texts),
-            "train_samples",
-            f"{self.train_file} has {len(texts)} rows, {self.val_samples} of them for validation",
-            self.train_samples,
-        )
+        rows = f"{len(texts)} rows, {self.val_samples} of them for validation"
+        reason = f"{self.train_file} has {rows}"
+        require(wanted <= len(texts), "train_samples", reason, self.train_samples)
         order = np.random.default_rng(0).permutation(len(texts))[:wanted]  # the same for all seeds
         mixed = [texts[row] for row in order], [labels[row] for row in order]
         split = self.train_samples
-        found = {"train": (mixed[0][:split], mixed[1][:split]), "test": self._read("test.csv")}
+        splits = {"train": (mixed[0][:split], mixed[1][:split]), "test": self._read("test.csv")}
         if self.val_samples:
-            found["val"] = (mixed[0][split:], mixed[1][split:])
-        return found
+            splits["val"] = (mixed[0][split:], mixed[1][split:])
+        return splits
 
     def _read(self, name: str) -> Texts:
         content = read_text(self.data_dir / name, self.MD5.get(name))

@@ -64,28 +64,22 @@ class SST5(TextDataModule):
             fetch(self.URL, archive, None, instead)
             extract(archive, None, [f"trees/{n}" for n in self.FILES.values()], self.data_dir)
         for file in self.files():
-            require(
-                file.is_file(), "data_dir", f"{file.name} is missing: {instead}", str(self.data_dir)
-            )
+            reason = f"{file.name} is missing: {instead}"
+            require(file.is_file(), "data_dir", reason, str(self.data_dir))
 
     def texts(self) -> dict[str, Texts]:
         """See :meth:`TextDataModule.texts`."""
-        found: dict[str, Texts] = {}
+        splits: dict[str, Texts] = {}
         for split, name in self.FILES.items():
             content = read_text(self.data_dir / name, self.SHA256[split])
             trees = [line for line in content.splitlines() if line.strip()]
             parsed = [parse_tree(tree, f"{name}:{row}") for row, tree in enumerate(trees, 1)]
-            found[split] = ([text for text, _ in parsed], [label for _, label in parsed])
-        return found
+            splits[split] = ([text for text, _ in parsed], [label for _, label in parsed])
+        return splits
 
 
 def parse_tree(tree: str, where: str) -> tuple[str, int]:
-    """The sentence and the root's label of a tree in Penn Treebank brackets.
-
-    Args:
-        tree: such as ``(3 (2 Good) (2 film))``.
-        where: file and line, for the error.
-    """
+    """Sentence and root label of a tree like ``(3 (2 Good) (2 film))``; errors name ``where``."""
     root, words = BRANCHES.fullmatch(LEAF.sub("", tree)), LEAF.findall(tree)
     depths = list(accumulate((sign == "(") - (sign == ")") for sign in tree))
     if root is None or not words or depths[-1] or 0 in depths[:-1]:
