@@ -1,7 +1,7 @@
-"""Who takes part in a round: one small class per way to draw.
+"""Who takes part in a round: one class per way to draw.
 
-A draw is a function of the round and the population, with no state of its own, so a run that goes
-on after an interruption sees the clients it would have seen. A class of one's own::
+A draw is a function of the round and the population, without state of its own, so a resumed run
+draws the clients that it would have drawn. A class of one's own::
 
     class Largest(Cohorts):
         def draw(self, round, population):
@@ -30,10 +30,8 @@ class Population:
 
     Attributes:
         clients: the ids that may be drawn, ascending.
-        sizes: the number of samples of each, by id.
+        sizes: the number of samples of each client of the partition, by id.
         size: how many clients a round is to have (C·N, rounded).
-        seed: of the run.
-        partition: how the data was cut.
     """
 
     clients: Sequence[int]
@@ -43,11 +41,7 @@ class Population:
     partition: Partition
 
     def random(self, round: int) -> np.random.Generator:
-        """The generator of a round's draw, the same whenever it is asked for.
-
-        Args:
-            round: from 1; 0 for a draw that holds for all rounds.
-        """
+        """The generator of a round's draw, always the same; round 0 is for one draw for all."""
         return np.random.default_rng(derive(self.seed, "cohort", round))
 
 
@@ -60,11 +54,11 @@ class Cohorts(ABC):
     rounds: int | None = None  # how many rounds it knows; None for any number
 
     def check(self, population: Population) -> None:  # noqa: B027  (most fit any population)
-        """Raises a :class:`SettingError` if it cannot draw from this population."""
+        """Raises a clear error if it cannot draw from this population."""
 
     @abstractmethod
     def draw(self, round: int, population: Population) -> Sequence[int]:
-        """The ids of the clients of a round, from 1: at least one, each once, in any order."""
+        """The ids of the clients of a round (from 1), at least one, each once, in any order."""
 
 
 class UniformCohorts(Cohorts):
@@ -72,26 +66,26 @@ class UniformCohorts(Cohorts):
 
     def draw(self, round: int, population: Population) -> Sequence[int]:
         """See :meth:`Cohorts.draw`."""
-        chosen = population.random(round).choice(
+        slots = population.random(round).choice(
             len(population.clients), population.size, replace=False
         )
-        return [population.clients[row] for row in chosen.tolist()]
+        return [population.clients[slot] for slot in slots.tolist()]
 
 
 class WeightedCohorts(Cohorts):
-    """Without replacement, a client with twice the samples twice as likely to come next."""
+    """Without replacement; a client with twice the samples is twice as likely to come next."""
 
     def draw(self, round: int, population: Population) -> Sequence[int]:
         """See :meth:`Cohorts.draw`."""
         sizes = np.array([population.sizes[client] for client in population.clients], dtype=float)
-        chosen = population.random(round).choice(
+        slots = population.random(round).choice(
             len(sizes), population.size, replace=False, p=sizes / sizes.sum()
         )
-        return [population.clients[row] for row in chosen.tolist()]
+        return [population.clients[slot] for slot in slots.tolist()]
 
 
 class CyclicCohorts(Cohorts):
-    """One after the other, so that nobody comes twice before everybody has come once.
+    """Clients take turns: nobody comes twice before everybody has come once.
 
     Args:
         shuffle: in an order drawn once for the run; otherwise by id.
@@ -110,7 +104,7 @@ class CyclicCohorts(Cohorts):
 
 
 class BernoulliCohorts(Cohorts):
-    """Every client for itself, with the participation as its probability: sizes vary.
+    """Each client comes by chance, with the participation as its probability: sizes vary.
 
     A round that nobody would come to is drawn again.
     """
@@ -125,7 +119,7 @@ class BernoulliCohorts(Cohorts):
 
 
 class CohortsFromFile(Cohorts):
-    """Cohorts that somebody has written down.
+    """Cohorts that are read from a file.
 
     Args:
         path: a JSON file: a list of rounds, each a list of client ids from 0, or a mapping with
@@ -139,11 +133,11 @@ class CohortsFromFile(Cohorts):
         except (ValueError, RecursionError) as error:
             raise SettingError("path", "not a JSON file of cohorts", path) from error
         cohorts = content.get("cohorts") if isinstance(content, dict) else content
-        shaped = isinstance(cohorts, list) and all(
+        well_formed = isinstance(cohorts, list) and all(
             isinstance(cohort, list) and all(type(client) is int for client in cohort)
             for cohort in cohorts
         )
-        if not shaped or not cohorts:
+        if not well_formed or not cohorts:
             raise SettingError("path", "must hold a list of lists of ids", path)
         self.cohorts: list[list[int]] = cohorts
         self.rounds = len(self.cohorts)
@@ -180,15 +174,9 @@ class AuthorsCohorts(Cohorts):
 
 
 class CohortSampler:
-    """The cohort of the round at hand.
+    """The cohort of the current round, as drawn and then changed by ``choose`` (the method's).
 
-    Lightning calls :meth:`set_epoch` before every epoch, on resume too: the cohort is a function
-    of the round and needs no state.
-
-    Args:
-        cohorts: how to draw.
-        population: whom from.
-        choose: what a method makes of a draw.
+    Lightning calls :meth:`set_epoch` before every epoch, on resume too, so this needs no state.
     """
 
     def __init__(self, cohorts: Cohorts, population: Population, choose: Choose | None) -> None:
@@ -198,11 +186,7 @@ class CohortSampler:
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Moves to a round.
-
-        Args:
-            epoch: the number of rounds done.
-        """
+        """Moves to the round after ``epoch`` finished ones."""
         self.epoch = epoch
 
     def cohort(self) -> list[int]:

@@ -24,14 +24,10 @@ log = logging.getLogger("fedgkd_pl")
 
 
 class CohortLoader:
-    """An epoch of the server's Trainer: one batch, which is one cohort.
-
-    Args:
-        sampler: draws the cohort; Lightning finds it under this name and advances it.
-    """
+    """An epoch of the server's Trainer: one batch, which is one cohort."""
 
     def __init__(self, sampler: CohortSampler) -> None:
-        self.sampler = sampler
+        self.sampler = sampler  # Lightning looks for this name, to call set_epoch
 
     def __len__(self) -> int:
         return 1
@@ -82,19 +78,11 @@ class FederatedDataModule(LightningDataModule):
         super().__init__()
         require(num_clients >= 1, "num_clients", "must be at least 1", num_clients)
         require(0 < participation <= 1, "participation", "must be in (0, 1]", participation)
-        require(
-            0 <= unseen_clients < num_clients,
-            "unseen_clients",
-            f"must leave some of {num_clients} clients",
-            unseen_clients,
-        )
+        reason = f"must leave some of {num_clients} clients"
+        require(0 <= unseen_clients < num_clients, "unseen_clients", reason, unseen_clients)
         self.cohort_size = round(participation * (num_clients - unseen_clients))
-        require(
-            self.cohort_size >= 1,
-            "participation",
-            f"leaves no client of {num_clients - unseen_clients} in a round",
-            participation,
-        )
+        reason = f"leaves no client of {num_clients - unseen_clients} in a round"
+        require(self.cohort_size >= 1, "participation", reason, participation)
         require(batch_size >= 1, "batch_size", "must be at least 1", batch_size)
         require(eval_batch_size >= 1, "eval_batch_size", "must be at least 1", eval_batch_size)
         require(0 <= val_fraction < 1, "val_fraction", "must be in [0, 1)", val_fraction)
@@ -121,23 +109,17 @@ class FederatedDataModule(LightningDataModule):
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Self:
-        """The data of a run; Lightning's own reads pickles.
-
-        Args:
-            checkpoint_path: the file, which keeps none of the arguments.
-            args: not used.
-            kwargs: those of the class.
-        """
+        """The data of a run, made with ``kwargs``, which no checkpoint keeps; reads no pickles."""
         checkpoint = load_newest(Path(checkpoint_path))[0]
         data = cls(**kwargs)
         data.load_state_dict(checkpoint.get(cls.__qualname__, {}))
         return data
 
     def check_net(self, net: nn.Module) -> None:
-        """Raises a :class:`SettingError` if a net whose shapes fit cannot take this data."""
+        """Raises a clear error where a net cannot take this data though its shapes fit."""
 
     def setup(self, stage: str | None = None) -> None:
-        """Loads and cuts the data, once, for all stages."""
+        """Loads, checks and cuts the data, once and for all stages."""
         if self.clients is not None:
             return
         splits = self.load()
@@ -158,23 +140,17 @@ class FederatedDataModule(LightningDataModule):
         index = self.partition(owned.targets.numpy(), self.num_clients, rng, keys)
         seen = index.sizes[: self.num_clients - self.unseen_clients]
         self.eligible = np.flatnonzero(seen).tolist()
-        require(
-            len(self.eligible) >= self.cohort_size,
-            "participation",
-            f"only {len(self.eligible)} clients have data, a round needs {self.cohort_size}",
-        )
+        reason = f"only {len(self.eligible)} clients have data, a round needs {self.cohort_size}"
+        require(len(self.eligible) >= self.cohort_size, "participation", reason)
+        sizes = dict(enumerate(index.sizes.tolist()))
         self.population = Population(
-            self.eligible,
-            dict(enumerate(index.sizes.tolist())),
-            self.cohort_size,
-            self.seed,
-            self.partition,
+            self.eligible, sizes, self.cohort_size, self.seed, self.partition
         )
         self.cohorts.check(self.population)
         self.clients = ClientData(owned, index, self.batch_size, self.seed)
 
     def _hold_out(self, owned: Examples, keys: Any) -> tuple[Any, Any]:
-        """What clients share and what the server keeps, as slices or row numbers."""
+        """The clients' part and the server's, as slices or row numbers."""
         held = round(self.val_fraction * len(owned))
         if self.val_split == "last" or not held:
             return slice(len(owned) - held), slice(len(owned) - held, None)
@@ -185,7 +161,7 @@ class FederatedDataModule(LightningDataModule):
         return torch.from_numpy(rest), torch.from_numpy(rows)
 
     def check_rounds(self, rounds: int) -> None:
-        """Raises a :class:`SettingError` if there are no cohorts for so many rounds."""
+        """Raises a clear error if the cohorts are not known for so many rounds."""
         known = self.cohorts.rounds
         reason = f"must be at most {known}, the rounds that its cohorts are known for"
         require(known is None or rounds <= known, "rounds", reason, rounds)
@@ -199,15 +175,14 @@ class FederatedDataModule(LightningDataModule):
         return self.clients
 
     def all_training_examples(self) -> Examples:
-        """What clients share and, where it was cut off, what is kept for validation."""
+        """What the clients share, with the validation part if that was taken from it."""
         self.client_data  # noqa: B018  (loads it)
         return self._everything
 
     def fingerprint(self) -> str:
-        """The SHA-256 of all samples, labels and of who owns which: other data, another number.
+        """The SHA-256 of all samples, labels and of who owns which, the same on every machine.
 
-        It does not depend on where the data lies, nor on the machine. A run can be resumed only
-        where it is the same.
+        A run can be resumed only where it is the same.
         """
         if self._fingerprint is None:
             data = self.client_data
@@ -218,7 +193,7 @@ class FederatedDataModule(LightningDataModule):
         return self._fingerprint
 
     def summary(self) -> dict[str, Any]:
-        """Who holds how much of what, for ``partition.json``."""
+        """How many samples of each class every client has, for ``partition.json``."""
         data = self.client_data
         counts = data.index.label_counts(data.examples.targets.numpy(), self.num_classes)
         return {

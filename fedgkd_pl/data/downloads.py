@@ -18,7 +18,7 @@ from fedgkd_pl.errors import SettingError, StorageError, require
 from fedgkd_pl.storage.files import DISK
 
 LARGEST = 2**30  # bytes of a file, or of all that an archive holds; Tiny-ImageNet has a third of it
-DEEPEST = 16  # folders within folders: to remove them takes a recursion
+DEEPEST = 16  # folders within folders, which are removed by recursion
 
 
 def read_checked(file: Path, checksum: str | None) -> bytes:
@@ -32,7 +32,7 @@ def read_checked(file: Path, checksum: str | None) -> bytes:
         status = file.stat()
         fits = stat.S_ISREG(status.st_mode) and status.st_size <= LARGEST  # a pipe never ends
         content = file.read_bytes() if fits else b""
-    except (OSError, ValueError) as error:  # a name from a file may be no name at all
+    except (OSError, ValueError) as error:  # the name may be invalid
         reason = getattr(error, "strerror", None) or error
         raise SettingError("data_dir", f"{file}: {reason}") from error
     require(fits, "data_dir", f"{file} is no file of at most {LARGEST} bytes")
@@ -40,11 +40,9 @@ def read_checked(file: Path, checksum: str | None) -> bytes:
         algorithm = "md5" if len(checksum) == 32 else "sha256"
         actual = hashlib.new(algorithm, content, usedforsecurity=False).hexdigest()
         if actual != checksum:
-            raise SettingError(
-                "data_dir",
-                f"{file} is damaged or not the original ({algorithm} {actual[:8]}…, "
-                f"not {checksum[:8]}…): delete it and fetch it again",
-            )
+            differ = f"{algorithm} {actual[:8]}…, not {checksum[:8]}…"
+            reason = f"is damaged or not the original ({differ}): delete it and fetch it again"
+            raise SettingError("data_dir", f"{file} {reason}")
     return content
 
 
@@ -79,10 +77,9 @@ def fetch(url: str, target: Path, checksum: str | None, instead: str) -> None:
         while folder != created and folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()  # nothing came: leave nothing behind
             folder = folder.parent
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise SettingError(
-            "data_dir", f"{target.name} is not there and cannot be downloaded ({reason}): {instead}"
-        ) from error
+        why = " ".join(str(error).split()) or type(error).__name__
+        reason = f"{target.name} is not there and cannot be downloaded ({why}): {instead}"
+        raise SettingError("data_dir", reason) from error
 
 
 def extract(archive: Path, checksum: str | None, wanted: Sequence[str], folder: Path) -> None:
@@ -90,8 +87,7 @@ def extract(archive: Path, checksum: str | None, wanted: Sequence[str], folder: 
 
     Every member is checked before the first is written: one that is no plain file or folder, or
     whose name leads elsewhere, makes the archive hostile, and no part of it is used. It is
-    unpacked beside its place and moved when whole, so that what was cut off is never taken for a
-    dataset.
+    unpacked to a temporary folder and moved when complete.
 
     Args:
         checksum: as for :func:`read_checked`, compared before the archive is opened.
@@ -173,7 +169,7 @@ def _zip(content: bytes) -> Iterator[_Member]:
         plain = mode in (0, stat.S_IFREG, stat.S_IFDIR) and info.compress_type in methods
 
         def read(info: zipfile.ZipInfo = info, size: int = info.file_size) -> bytes:
-            info.file_size = size + 1  # else zipfile stops there, and a bomb looks like its label
+            info.file_size = size + 1  # else zipfile stops there, and a larger file is not noticed
             data = source.read(info)
             if len(data) != size:
                 raise ValueError(f"{info.filename!r:.80} is not as large as it says")

@@ -12,7 +12,7 @@ from fedgkd_pl.seeds import derive
 from numpy.typing import NDArray
 from torch import Tensor
 
-Batch = tuple[Tensor, ...]  # inputs, labels and, where known already, what teachers say of them
+Batch = tuple[Tensor, ...]  # inputs, labels and, where computed already, the teachers' outputs
 # x and the generator of the batch's randomness (None: no augmentation) → the net's input
 Transform = Callable[[Tensor, torch.Generator | None], Tensor]
 
@@ -38,8 +38,8 @@ class Examples:
         A transform's class says so by ``random = False``; a subclass, which may draw what its base
         does not, must say so again.
         """
-        stated = "random" in vars(type(self.transform))
-        return stated and self.transform.random is False  # type: ignore[attr-defined]
+        declared = "random" in vars(type(self.transform))
+        return declared and self.transform.random is False  # type: ignore[attr-defined]
 
     def to(self, device: torch.device) -> "Examples":
         """The same examples on ``device``."""
@@ -64,23 +64,21 @@ class Splits:
 
 
 def digest(*tensors: Tensor) -> str:
-    """The SHA-256 of tensors' bytes, shapes and types; they need at least one dimension."""
-    result = hashlib.sha256()
+    """The SHA-256 of tensors of at least one dimension: of their bytes, shapes and types."""
+    checksum = hashlib.sha256()
     for tensor in tensors:
-        result.update(f"{tensor.dtype} {tuple(tensor.shape)};".encode())
+        checksum.update(f"{tensor.dtype} {tuple(tensor.shape)};".encode())
         for rows in tensor.detach().split(4096):
-            result.update(rows.cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return result.hexdigest()
+            checksum.update(rows.cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return checksum.hexdigest()
 
 
 class Batches:
     """One pass over examples per iteration, in batches.
 
     Args:
-        examples: the examples.
         batch_size: rows per batch; the last one may be smaller.
-        generator: shuffles and augments every pass; without it the order is as stored and
-            nothing is augmented.
+        generator: shuffles and augments every pass; None keeps the order and augments nothing.
     """
 
     def __init__(
@@ -89,8 +87,7 @@ class Batches:
         self.examples = examples
         self.batch_size = batch_size
         self.generator = generator
-        # one row a sample, which then comes with the batches
-        self.teacher_output: Tensor | None = None
+        self.teacher_output: Tensor | None = None  # one row per sample, added to the batches
 
     def __len__(self) -> int:
         return math.ceil(len(self.examples) / self.batch_size)
@@ -111,7 +108,7 @@ class Batches:
 
 @dataclass
 class ClientData:
-    """All that clients train on: the resident examples and who owns which."""
+    """All that clients train on: the examples in memory and who owns which."""
 
     examples: Examples
     index: ClientIndex
@@ -119,7 +116,7 @@ class ClientData:
     seed: int
 
     def batches(self, client: int, round: int) -> Batches:
-        """The batches of a client in a round, from 1: a function of (seed, round, client)."""
+        """The batches of one client in one round (from 1): a function of (seed, round, client)."""
         generator = torch.Generator().manual_seed(derive(self.seed, "batches", round, client))
         return Batches(self.owned(client), self.batch_size, generator)
 
@@ -129,5 +126,5 @@ class ClientData:
         return self.examples[rows]
 
     def only(self, client: int, examples: Examples) -> "ClientData":
-        """The data of one client, with all of its examples, where nobody else's is."""
+        """The data of one client with these examples, where nobody else's data is."""
         return replace(self, examples=examples, index=SingleClientIndex(client, len(examples)))

@@ -1,4 +1,4 @@
-"""How far the clients' data are apart."""
+"""How much the clients' label distributions and sizes differ."""
 
 from collections.abc import Sequence
 
@@ -8,11 +8,7 @@ Counts = Sequence[Sequence[int]]  # samples of each class, for every client
 
 
 def effective_classes(counts: Counts) -> list[float]:
-    """For every client the exponential of its label entropy: 1 for one class, C for C equal ones.
-
-    Args:
-        counts: samples of each class, for every client; empty clients are left out.
-    """
+    """For every client with data exp(label entropy): 1 for one class, C for C equal ones."""
     p = _shares(counts)
     entropy = -np.sum(p * np.log(np.where(p > 0, p, 1)), axis=1)
     return [float(value) for value in np.exp(entropy)]
@@ -20,9 +16,6 @@ def effective_classes(counts: Counts) -> list[float]:
 
 def heterogeneity(counts: Counts) -> dict[str, float]:
     """The figures of a partition.
-
-    Args:
-        counts: samples of each class, for every client.
 
     Returns:
         ``effective_classes``: mean over clients of the exponential of the label entropy.

@@ -10,12 +10,9 @@ Indices = npt.NDArray[np.int64]
 
 
 class ClientIndex(Sequence[Indices]):
-    """The samples of every client, as one array with offsets.
+    """The sample numbers of every client, as one array with offsets.
 
     Lists of Python integers take ten times the memory at 100,000 clients.
-
-    Args:
-        parts: the sample numbers of each client.
     """
 
     def __init__(self, parts: Sequence[Indices]) -> None:
@@ -73,12 +70,11 @@ def largest_first(index: ClientIndex, cohort: Sequence[int]) -> list[int]:
 
 
 def stratified(groups: Labels, size: int, generator: np.random.Generator) -> Indices:
-    """A sample with every group's share in it, as far as each group can spare one of its own.
+    """A sample in which every group has its share.
 
     Args:
         groups: the group of every sample: its label or its owner.
         size: how many samples to take, about: never the last one of a group.
-        generator: draws within the groups.
 
     Returns:
         Sample numbers, ascending.

@@ -1,4 +1,4 @@
-"""Who owns which sample: one small class per way to cut.
+"""Who owns which sample: one class per way to cut.
 
 A partition is a function of (labels, number of clients, generator) and can be used without the
 rest of the package::
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 from fedgkd_pl.data.index import ClientIndex, Indices, Labels
 from fedgkd_pl.errors import SettingError, require
+from numpy.random import Generator
 
 
 class Partition(ABC):
@@ -22,27 +23,17 @@ class Partition(ABC):
     ordered = False  # whether the order within a client is part of the partition
 
     def __call__(
-        self,
-        labels: Labels,
-        num_clients: int,
-        generator: np.random.Generator,
-        keys: Labels | None = None,
+        self, labels: Labels, num_clients: int, generator: Generator, keys: Labels | None = None
     ) -> ClientIndex:
         """The samples of every client.
 
         Args:
-            labels: the label of every sample.
-            num_clients: how many clients to cut into.
             generator: the only source of randomness.
             keys: the natural owner of every sample, where the data knows it; for :class:`ByKey`.
         """
         require(num_clients >= 1, "num_clients", "must be at least 1", num_clients)
-        require(
-            num_clients <= len(labels),
-            "num_clients",
-            f"there are only {len(labels)} training samples to share",
-            num_clients,
-        )
+        reason = f"there are only {len(labels)} training samples to share"
+        require(num_clients <= len(labels), "num_clients", reason, num_clients)
         if self.by_owner:
             if keys is None:
                 raise SettingError("partition", "this dataset names no owners to cut by")
@@ -51,18 +42,14 @@ class Partition(ABC):
         return ClientIndex(parts if self.ordered else [generator.permutation(p) for p in parts])
 
     @abstractmethod
-    def split(
-        self, labels: Labels, num_clients: int, generator: np.random.Generator
-    ) -> Iterator[Indices]:
+    def split(self, labels: Labels, num_clients: int, generator: Generator) -> Iterator[Indices]:
         """Yields the sample numbers of each client; see :meth:`__call__`."""
 
 
 class IID(Partition):
     """Equal random shares."""
 
-    def split(
-        self, labels: Labels, num_clients: int, generator: np.random.Generator
-    ) -> Iterator[Indices]:
+    def split(self, labels: Labels, num_clients: int, generator: Generator) -> Iterator[Indices]:
         """See :meth:`Partition.split`."""
         yield from np.array_split(generator.permutation(len(labels)), num_clients)
 
@@ -95,17 +82,11 @@ class Dirichlet(Partition):
         self.min_size = min_size
         self.max_tries = max_tries
 
-    def split(
-        self, labels: Labels, num_clients: int, generator: np.random.Generator
-    ) -> Iterator[Indices]:
+    def split(self, labels: Labels, num_clients: int, generator: Generator) -> Iterator[Indices]:
         """See :meth:`Partition.split`."""
         if not self.balanced:
-            require(
-                self.min_size * num_clients <= len(labels),
-                "min_size",
-                f"{num_clients} clients cannot hold that many of {len(labels)} samples each",
-                self.min_size,
-            )
+            reason = f"{num_clients} clients cannot hold that many of {len(labels)} samples each"
+            require(self.min_size * num_clients <= len(labels), "min_size", reason, self.min_size)
             samples = np.arange(len(labels))
             yield from self._draw(samples, labels, num_clients, self.min_size, generator)
             return
@@ -120,12 +101,7 @@ class Dirichlet(Partition):
         yield from np.split(np.concatenate(owned), bounds[1:-1])
 
     def _draw(
-        self,
-        samples: Indices,
-        labels: Labels,
-        num_clients: int,
-        least: int,
-        generator: np.random.Generator,
+        self, samples: Indices, labels: Labels, num_clients: int, least: int, generator: Generator
     ) -> list[Indices]:
         fair = len(samples) / num_clients
         own = labels[samples]
@@ -144,12 +120,9 @@ class Dirichlet(Partition):
             else:
                 if sizes.min() >= least:
                     return [np.concatenate(pieces) for pieces in parts]
-        raise SettingError(
-            "alpha",
-            f"no draw of {self.max_tries} gave each of {num_clients} clients at least {least} of "
-            f"{len(samples)} samples: raise alpha, lower min_size or take fewer clients",
-            self.alpha,
-        )
+        each = f"each of {num_clients} clients at least {least} of {len(samples)} samples"
+        hint = "raise alpha, lower min_size or take fewer clients"
+        raise SettingError("alpha", f"no draw of {self.max_tries} gave {each}: {hint}", self.alpha)
 
 
 class Pathological(Partition):
@@ -167,21 +140,14 @@ class Pathological(Partition):
         )
         self.classes_per_client = classes_per_client
 
-    def split(
-        self, labels: Labels, num_clients: int, generator: np.random.Generator
-    ) -> Iterator[Indices]:
+    def split(self, labels: Labels, num_clients: int, generator: Generator) -> Iterator[Indices]:
         """See :meth:`Partition.split`."""
         classes = generator.permutation(np.unique(labels))
         each = self.classes_per_client
-        require(
-            each <= len(classes), "classes_per_client", f"there are {len(classes)} classes", each
-        )
-        require(
-            each * num_clients >= len(classes),
-            "classes_per_client",
-            f"{num_clients} clients would leave some of the {len(classes)} classes to nobody",
-            each,
-        )
+        reason = f"there are {len(classes)} classes"
+        require(each <= len(classes), "classes_per_client", reason, each)
+        reason = f"{num_clients} clients would leave some of the {len(classes)} classes to nobody"
+        require(each * num_clients >= len(classes), "classes_per_client", reason, each)
         # Dealt in turns: distinct within a client, and every class as often as any other.
         slots = classes[np.arange(each * num_clients) % len(classes)].reshape(num_clients, each)
         slots = generator.permutation(slots)
@@ -189,12 +155,8 @@ class Pathological(Partition):
         for label in classes:
             owners = np.flatnonzero((slots == label).any(axis=1))
             members = generator.permutation(np.flatnonzero(labels == label))
-            require(
-                len(members) >= len(owners),
-                "num_clients",
-                f"class {label} has {len(members)} samples for {len(owners)} clients",
-                num_clients,
-            )
+            reason = f"class {label} has {len(members)} samples for {len(owners)} clients"
+            require(len(members) >= len(owners), "num_clients", reason, num_clients)
             for owner, piece in zip(owners, np.array_split(members, len(owners)), strict=True):
                 parts[owner].append(piece)
         yield from map(np.concatenate, parts)
@@ -213,17 +175,11 @@ class Shards(Partition):
         )
         self.shards_per_client = shards_per_client
 
-    def split(
-        self, labels: Labels, num_clients: int, generator: np.random.Generator
-    ) -> Iterator[Indices]:
+    def split(self, labels: Labels, num_clients: int, generator: Generator) -> Iterator[Indices]:
         """See :meth:`Partition.split`."""
         count = num_clients * self.shards_per_client
-        require(
-            count <= len(labels),
-            "shards_per_client",
-            f"{num_clients} clients would need {count} shards of {len(labels)} samples",
-            self.shards_per_client,
-        )
+        reason = f"{num_clients} clients would need {count} shards of {len(labels)} samples"
+        require(count <= len(labels), "shards_per_client", reason, self.shards_per_client)
         shuffled = generator.permutation(len(labels))
         by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
         shards = np.array_split(by_label, count)
@@ -248,16 +204,10 @@ class QuantitySkew(Partition):
         self.min_size = min_size
         self.max_tries = max_tries
 
-    def split(
-        self, labels: Labels, num_clients: int, generator: np.random.Generator
-    ) -> Iterator[Indices]:
+    def split(self, labels: Labels, num_clients: int, generator: Generator) -> Iterator[Indices]:
         """See :meth:`Partition.split`."""
-        require(
-            self.min_size * num_clients <= len(labels),
-            "min_size",
-            f"{num_clients} clients cannot each have this many of {len(labels)} samples",
-            self.min_size,
-        )
+        reason = f"{num_clients} clients cannot each have this many of {len(labels)} samples"
+        require(self.min_size * num_clients <= len(labels), "min_size", reason, self.min_size)
         for _ in range(self.max_tries):
             p = generator.dirichlet(np.full(num_clients, self.beta))
             cuts = (np.cumsum(p)[:-1] * len(labels)).astype(int)
@@ -265,12 +215,9 @@ class QuantitySkew(Partition):
             if sizes.min() >= self.min_size and np.isfinite(p).all():
                 yield from np.split(generator.permutation(len(labels)), cuts)
                 return
-        raise SettingError(
-            "beta",
-            f"no draw of {self.max_tries} gave each of {num_clients} clients {self.min_size} of "
-            f"{len(labels)} samples: raise beta, lower min_size or take fewer clients",
-            self.beta,
-        )
+        each = f"each of {num_clients} clients {self.min_size} of {len(labels)} samples"
+        hint = "raise beta, lower min_size or take fewer clients"
+        raise SettingError("beta", f"no draw of {self.max_tries} gave {each}: {hint}", self.beta)
 
 
 class ByKey(Partition):
@@ -282,17 +229,11 @@ class ByKey(Partition):
 
     by_owner = True
 
-    def split(
-        self, labels: Labels, num_clients: int, generator: np.random.Generator
-    ) -> Iterator[Indices]:
+    def split(self, labels: Labels, num_clients: int, generator: Generator) -> Iterator[Indices]:
         """See :meth:`Partition.split`."""
         owners, where, sizes = np.unique(labels, return_inverse=True, return_counts=True)
-        require(
-            num_clients <= len(owners),
-            "num_clients",
-            f"the data has {len(owners)} owners",
-            num_clients,
-        )
+        reason = f"the data has {len(owners)} owners"
+        require(num_clients <= len(owners), "num_clients", reason, num_clients)
         client_of = np.arange(len(owners))
         if num_clients < len(owners):
             held = np.zeros(num_clients, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Partitions that others have made: the FedGKD authors' own draws, and any that lies in a file."""
+"""Partitions made by others: the FedGKD authors' own draws, and any that is in a file."""
 
 import hashlib
 import io
@@ -13,13 +13,14 @@ from fedgkd_pl.data.index import ClientIndex, Indices, Labels
 from fedgkd_pl.data.partition import Partition
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.storage.reading import MB, read_bytes
+from numpy.random import Generator, RandomState
 
 LARGEST_FILE = 1000 * MB
 GROUP = 10  # clients that share a draw
 
 
 class AuthorsDirichlet(Partition):
-    """The very split of the FedGKD paper's runs, replayed draw by draw.
+    """The split of the FedGKD paper's runs, reproduced draw by draw.
 
     One ``numpy.random.RandomState`` cuts the data and then draws a cohort a round
     (:class:`AuthorsCohorts`): the samples are shuffled; groups of ten clients take each class by
@@ -47,14 +48,11 @@ class AuthorsDirichlet(Partition):
         self._after_split: Any = None
         self._cohorts: list[list[int]] = []
 
-    def split(
-        self, labels: Labels, num_clients: int, generator: np.random.Generator
-    ) -> Iterator[Indices]:
+    def split(self, labels: Labels, num_clients: int, generator: Generator) -> Iterator[Indices]:
         """See :meth:`Partition.split`; the generator is not used."""
-        require(
-            num_clients % GROUP == 0, "num_clients", "the authors' are groups of ten", num_clients
-        )
-        random = np.random.RandomState(1000 * self.seed)
+        reason = "must be a multiple of ten: the authors cut groups of ten"
+        require(num_clients % GROUP == 0, "num_clients", reason, num_clients)
+        random = RandomState(1000 * self.seed)
         order = np.arange(len(labels))
         random.shuffle(order)
         owned: list[Indices] = []
@@ -63,9 +61,7 @@ class AuthorsDirichlet(Partition):
         self._after_split, self._cohorts = random.get_state(), []
         yield from np.array_split(np.concatenate(owned), num_clients)
 
-    def _draw(
-        self, samples: Indices, labels: Labels, random: np.random.RandomState
-    ) -> list[Indices]:
+    def _draw(self, samples: Indices, labels: Labels, random: RandomState) -> list[Indices]:
         fair = len(samples) / GROUP
         classes = [samples[labels[samples] == label] for label in np.unique(labels)]
         for _ in range(self.max_tries):
@@ -86,15 +82,12 @@ class AuthorsDirichlet(Partition):
         raise SettingError("alpha", reason, self.alpha)
 
     def cohort(self, round: int, num_clients: int, size: int) -> list[int]:
-        """The ids of a round's clients, from 0, in the authors' order; after :meth:`split`.
+        """The ids of the clients of a round (from 1), in the authors' order; after :meth:`split`.
 
-        Args:
-            round: from 1.
-            num_clients: of the split.
-            size: clients of a round; always the same.
+        ``size``, the clients of a round, must always be the same.
         """
         if len(self._cohorts) < round:
-            random = np.random.RandomState()
+            random = RandomState()
             random.set_state(self._after_split)
             self._cohorts = [
                 random.choice(num_clients, size, replace=False).tolist()
@@ -104,7 +97,7 @@ class AuthorsDirichlet(Partition):
 
 
 class FromFile(Partition):
-    """A partition that lies in a file, such as ``fedgkd-pl partition --export`` writes.
+    """A partition read from a file, such as ``fedgkd-pl partition --export`` writes.
 
     Args:
         path: ``.json``: a list of clients, each a list of sample numbers, or a mapping with that
@@ -118,16 +111,14 @@ class FromFile(Partition):
         self.path = path
         self._parts, self._labels = _read(Path(path))
 
-    def split(
-        self, labels: Labels, num_clients: int, generator: np.random.Generator
-    ) -> Iterator[Indices]:
+    def split(self, labels: Labels, num_clients: int, generator: Generator) -> Iterator[Indices]:
         """See :meth:`Partition.split`; nothing is drawn."""
         count = len(self._parts)
         require(count == num_clients, "num_clients", f"{self.path} has {count}", num_clients)
         samples = np.concatenate(self._parts) if count else np.zeros(0, dtype=np.int64)
-        owners = np.bincount(samples[(samples >= 0) & (samples < len(labels))], minlength=1)
+        times = np.bincount(samples[(samples >= 0) & (samples < len(labels))], minlength=1)
         reason = f"{self.path} must name each of {len(labels)} training samples once"
-        fits = len(samples) == len(labels) == len(owners) and bool((owners == 1).all())
+        fits = len(samples) == len(labels) == len(times) and bool((times == 1).all())
         require(fits, "partition", reason, f"{len(samples)} numbers")
         reason = f"{self.path} was made for other data: the labels differ"
         require(self._labels in ("", labels_digest(labels)), "partition", reason)
@@ -135,13 +126,7 @@ class FromFile(Partition):
 
 
 def export(index: ClientIndex, labels: Labels, path: Path) -> None:
-    """Writes who owns which sample, for :class:`FromFile`.
-
-    Args:
-        index: the partition.
-        labels: of all samples, whose SHA-256 goes along.
-        path: ``.json`` or ``.npz``.
-    """
+    """Writes who owns which sample, and the labels' SHA-256, to a .json or .npz for FromFile."""
     from fedgkd_pl.storage.files import commit
 
     made_for = labels_digest(labels)

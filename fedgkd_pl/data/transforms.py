@@ -31,12 +31,10 @@ class ImageTransform:
         return self.padding > 0 or self.flip
 
     def __call__(self, images: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Float images.
+        """Float images of bytes (batch × channels × height × width).
 
-        Args:
-            images: bytes, batch × channels × height × width.
-            generator: of the random crop and flip, on the CPU so that every device draws the
-                same numbers; None for evaluation.
+        ``generator`` draws crops and flips, on the CPU so that they are the same on every device;
+        None for evaluation.
         """
         if generator is not None:
             images = self._augment(images, generator)
@@ -72,10 +70,5 @@ class Scale:
         self.maximum = maximum
 
     def __call__(self, values: Tensor, generator: torch.Generator | None) -> Tensor:
-        """The scaled values; nothing is random.
-
-        Args:
-            values: any numbers.
-            generator: not used.
-        """
+        """The scaled values; nothing is random."""
         return values.float() / self.maximum

@@ -8,61 +8,41 @@ from torch import Tensor
 
 
 def check_splits(splits: Splits, num_classes: int) -> None:
-    """Refuses data that would fail in the middle of a run, or train on nonsense.
-
-    Args:
-        splits: what ``load()`` gave.
-        num_classes: the labels are 0 to this, less one.
-    """
+    """Refuses data that would fail in the middle of a run, or train on nonsense."""
     require(isinstance(splits, Splits), "data", "load() must return Splits", type(splits).__name__)
-    require(
-        isinstance(num_classes, int) and num_classes >= 1,
-        "num_classes",
-        "a dataset's class must say how many classes it has",
-        num_classes,
-    )
+    reason = "a dataset's class must say how many classes it has"
+    require(isinstance(num_classes, int) and num_classes >= 1, "num_classes", reason, num_classes)
     for split in ("train", "test", "val"):
         examples = getattr(splits, split)
         if examples is not None or split != "val":
             _check(split, examples, num_classes)
             _check_alike(split, examples.inputs, splits.train.inputs)
-    require(
-        splits.keys is None
-        or (np.issubdtype(splits.keys.dtype, np.integer) and len(splits.keys) == len(splits.train)),
-        "data",
-        "keys must be integers, the owner of every train sample: correct them in load()",
-    )
+    keys = splits.keys
+    if keys is not None:
+        fits = np.issubdtype(keys.dtype, np.integer) and len(keys) == len(splits.train)
+        reason = "keys must be integers, the owner of every train sample: correct them in load()"
+        require(fits, "data", reason)
 
 
 def _check(split: str, examples: Examples, num_classes: int) -> None:
-    require(
-        isinstance(examples, Examples), "data", f"{split} must be Examples", type(examples).__name__
-    )
+    cls = type(examples).__name__
+    require(isinstance(examples, Examples), "data", f"{split} must be Examples", cls)
     inputs, labels = examples.inputs, examples.targets
     for what, values in ("inputs", inputs), ("labels", labels):
         if not isinstance(values, Tensor) or values.ndim == 0:
-            given = type(values).__name__
-            raise SettingError("data", f"{split} {what} must be a tensor, a row per sample", given)
-    require(
-        labels.dtype == torch.int64 and labels.ndim == 1,
-        "data",
-        f"{split} labels must be one int64 per sample: labels.long() in load()",
-        f"{labels.dtype} of shape {tuple(labels.shape)}",
-    )
-    require(
-        len(inputs) == len(labels),
-        "data",
-        f"{split} has {len(inputs)} inputs and {len(labels)} labels: it must be as many in load()",
-    )
+            cls = type(values).__name__
+            raise SettingError("data", f"{split} {what} must be a tensor, a row per sample", cls)
+    reason = f"{split} labels must be one int64 per sample: labels.long() in load()"
+    actual = f"{labels.dtype} of shape {tuple(labels.shape)}"
+    require(labels.dtype == torch.int64 and labels.ndim == 1, "data", reason, actual)
+    reason = f"{split} has {len(inputs)} inputs and {len(labels)} labels: load() must give as many"
+    require(len(inputs) == len(labels), "data", reason)
     require(len(labels) > 0 or split == "val", "data", f"there are no {split} samples")
     outside = torch.nonzero((labels < 0) | (labels >= num_classes))
     if len(outside):
         row = int(outside[0])
-        raise SettingError(
-            "data",
-            f"{split} label at {row} is outside 0..{num_classes - 1}: correct it, or num_classes",
-            int(labels[row]),
-        )
+        reason = f"label at {row} is outside 0..{num_classes - 1}: correct it, or num_classes"
+        raise SettingError("data", f"{split} {reason}", int(labels[row]))
     if len(inputs):
         _check_transform(split, examples[:2])
     if inputs.is_floating_point():
@@ -71,7 +51,7 @@ def _check(split: str, examples: Examples, num_classes: int) -> None:
                 continue
             for bad in torch.nonzero(~rows.isfinite())[:1]:  # none if only the sum was too large
                 row = 4096 * piece + int(bad[0])
-                reason = f"{split} input at {row} has NaN or Inf: drop or correct it in load()"
+                reason = f"{split} input at {row} has NaN or Inf: drop or fix it in load()"
                 raise SettingError("data", reason)
 
 
@@ -79,24 +59,18 @@ def _check_transform(split: str, examples: Examples) -> None:
     try:
         given = examples.transform(examples.inputs, None)
     except Exception as error:  # the user's may fail in any way
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise SettingError(
-            "data", f"the transform of the {split} inputs fails: {reason}"
-        ) from error
+        line = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = f"the transform of the {split} inputs fails: {line}"
+        raise SettingError("data", reason) from error
     if not isinstance(given, Tensor) or given.dtype == torch.float64 or given.is_complex():
-        dtype = getattr(given, "dtype", type(given).__name__)
-        reason = (
-            f"the transform must give {split} inputs as a net takes them: float32, or token ids"
-        )
-        raise SettingError("data", reason, dtype)
+        actual = getattr(given, "dtype", type(given).__name__)
+        reason = f"must give {split} inputs as a net takes them: float32, or token ids"
+        raise SettingError("data", f"the transform {reason}", actual)
 
 
 def _check_alike(split: str, inputs: Tensor, train: Tensor) -> None:
     shape, expected = tuple(inputs.shape[1:]), tuple(train.shape[1:])
     tokens = len(shape) == len(expected) == 1 and inputs.dtype in (torch.int32, torch.int64)
-    require(
-        inputs.dtype == train.dtype and (shape == expected or tokens),  # texts may be longer
-        "data",
-        f"{split} inputs must be like those of train, {train.dtype} of shape {expected}",
-        f"{inputs.dtype} of shape {shape}",
-    )
+    alike = inputs.dtype == train.dtype and (shape == expected or tokens)  # texts may be longer
+    reason = f"{split} inputs must be like those of train, {train.dtype} of shape {expected}"
+    require(alike, "data", reason, f"{inputs.dtype} of shape {shape}")

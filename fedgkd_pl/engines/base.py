@@ -1,4 +1,4 @@
-"""The contract between methods and engines, which know nothing else of each other."""
+"""The interface between methods and engines, which know nothing else of each other."""
 
 import os
 from abc import ABC, abstractmethod
@@ -25,10 +25,6 @@ class Session(ABC):
 
         The answers come in an order that depends on the cohort's members and their sizes alone
         (see :func:`schedule`), so that sums do not depend on who answered first.
-
-        Args:
-            message: what every client gets.
-            cohort: the clients' ids.
         """
 
     def close(self) -> None:  # noqa: B027  (an engine without workers has nothing to end)
@@ -38,51 +34,31 @@ class Session(ABC):
 class Engine(ABC):
     """The settings of an engine, which opens sessions."""
 
-    states_stay = False  # whether what clients keep stays with them, and here are only marks of it
+    states_stay = False  # whether clients' states stay with them; the server has marks
     max_samples: int | None = None  # the largest n_k; None where the data is the server's own
 
     def states(self, declared: Specs) -> Specs:
-        """What comes here of the states that clients keep.
-
-        Args:
-            declared: by the method.
-        """
+        """What the server gets of clients' states, given those that the method ``declared``."""
         return declared
 
     def check(self, server: "FederatedServer") -> None:  # noqa: B027
-        """Raises a clear error if clients of a method cannot be trained here.
-
-        Args:
-            server: the method.
-        """
+        """Raises a clear error if clients of a method cannot be trained here."""
 
     @abstractmethod
     def open(self, job: Job, cohort_size: int) -> Session:
         """Starts workers for a job.
 
-        Args:
-            job: what they will train.
-            cohort_size: clients per round, which bounds the workers that make sense.
+        ``cohort_size``, the clients per round, bounds the workers that make sense.
         """
 
 
 def schedule(job: Job, cohort: Sequence[int]) -> list[int]:
-    """The order of a round: the largest client first, so that no long one starts last.
-
-    Args:
-        job: knows the clients' sizes.
-        cohort: the clients' ids, in any order.
-    """
+    """The order of a round: the largest client first, so that no long one starts last."""
     return largest_first(job.data.index, cohort)
 
 
 def needs(package: str, extra: str) -> None:
-    """Raises a clear error where an engine's package is not installed.
-
-    Args:
-        package: what is imported.
-        extra: of ours, that installs it.
-    """
+    """Raises an error that names our ``extra`` where an engine's package is not installed."""
     text = f"needs {package}, which is not installed: pip install 'fedgkd-pl[{extra}]'"
     require(find_spec(package) is not None, "engine", text)
 

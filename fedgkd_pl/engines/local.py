@@ -44,8 +44,8 @@ class LocalEngine(Engine):
         if self.workers != "auto":
             workers = self.workers
         else:
-            places = {"cuda": torch.cuda.device_count(), "cpu": cores() // self.threads}
-            workers = max(1, min(places.get(job.device.type, 1), cohort_size))
+            slots = {"cuda": torch.cuda.device_count(), "cpu": cores() // self.threads}
+            workers = max(1, min(slots.get(job.device.type, 1), cohort_size))
         if workers == 1 and self.timeout is None:  # only another process can be stopped
             return InProcessSession(job, self.threads)
         from fedgkd_pl.engines.pool import PoolSession
@@ -54,12 +54,7 @@ class LocalEngine(Engine):
 
 
 class InProcessSession(Session):
-    """One client after the other in this process.
-
-    Args:
-        job: what to train.
-        threads: intra-op threads while a client trains.
-    """
+    """One client after the other in this process, with ``threads`` intra-op threads."""
 
     def __init__(self, job: Job, threads: int) -> None:
         self.job = job
@@ -69,7 +64,7 @@ class InProcessSession(Session):
     def run(self, message: Message, cohort: Sequence[int]) -> Iterator[Answer]:
         """See :meth:`Session.run`."""
         for client in schedule(self.job, cohort):
-            with threads(self.threads), quiet():  # not while others work on the answer
+            with threads(self.threads), quiet():  # not while the answer is used
                 answer = self._train(message, client)
             yield answer
 

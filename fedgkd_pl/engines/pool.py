@@ -1,8 +1,7 @@
-"""A pool of worker processes, each with a resident net, Trainer and view of the data.
+"""A pool of worker processes, each with a net, a Trainer and a view of the data.
 
 The training data and every round's message lie in shared memory. Workers are forked from a server
-process that has torch and Lightning imported, so a pool costs that import once, and nothing of
-the parent's threads or accelerators comes along.
+process that has torch and Lightning imported, so a pool costs that import once.
 """
 
 import io
@@ -33,32 +32,17 @@ BEGUN = b">"
 
 @dataclass
 class WorkerHandle:
-    """A process of the pool, and what it is at.
-
-    Attributes:
-        process: the process.
-        connection: to it.
-        client: whom it trains; None if it waits.
-        given: when it got that client.
-        started: when it began with that client; None until it says that it has.
-    """
+    """A process of the pool, and what it is doing."""
 
     process: Any
     connection: Connection
-    client: int | None = None
-    given: float | None = None
-    started: float | None = None
+    client: int | None = None  # None while it waits for one
+    given: float | None = None  # when it got that client
+    started: float | None = None  # when it began with that client; None until it says so
 
 
 class PoolSession(Session):
-    """Processes that train clients side by side.
-
-    Args:
-        job: what they train.
-        workers: how many processes.
-        threads: intra-op threads of each.
-        timeout: seconds that a client may take.
-    """
+    """Processes that train clients side by side; ``timeout``: seconds that a client may take."""
 
     def __init__(self, job: Job, workers: int, threads: int, timeout: float | None = None) -> None:
         self.job = job
@@ -69,7 +53,7 @@ class PoolSession(Session):
         self.shared = SharedTensors(self.data)
         self.message = Memory()
         self.workers: list[WorkerHandle] = []
-        # before multiprocessing waits for the end of workers that ignore its SIGTERM
+        # before multiprocessing waits for workers, which ignore its SIGTERM
         self._end = util.Finalize(
             self, _end, (self.workers, self.shared.memory, self.message), exitpriority=10
         )
@@ -188,9 +172,8 @@ class PoolSession(Session):
             worker.process.join(timeout=5)
             code = worker.process.exitcode
             self._replace(slot)
-            hint = (
-                "; mostly a lack of memory: take fewer workers" if code == -signal.SIGKILL else ""
-            )
+            killed = code == -signal.SIGKILL
+            hint = "; mostly a lack of memory: take fewer workers" if killed else ""
             return ClientFailure(worker.client, f"its process died (exit code {code}{hint})")
         if answer == BEGUN:
             worker.started = time.monotonic()
@@ -242,7 +225,7 @@ def _work(
 ) -> None:
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)  # the parent's to answer
+            signal.signal(getattr(signal, name), signal.SIG_IGN)  # handled by the parent
     set_numerics(settings, threads)
     with quiet():
         _serve(connection, shared, message)
@@ -257,7 +240,7 @@ def _serve(connection: Connection, shared: SharedTensors, memory: Memory) -> Non
         size, message = 0, None
         while True:
             task = connection.recv()
-            if isinstance(task, int):  # there is a new message of so many bytes, maybe another soon
+            if isinstance(task, int):  # the size of a new message
                 size, message = task, None
                 continue
             client, state = task

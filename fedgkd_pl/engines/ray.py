@@ -1,4 +1,4 @@
-"""The engine of a cluster: Ray actors, each with a resident net and Trainer.
+"""The engine of a cluster: Ray actors, each with a net and a Trainer.
 
 A round's message lies once on every node, in Ray's object store, and so does the data of a client
 once it was trained there. Training is a function of message, state, data and seed, so a client
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from fedgkd_pl.federation.server import FederatedServer
 
 log = logging.getLogger("fedgkd_pl")
-PATIENCE = 60.0  # seconds without a worker, after which a line says what is waited for
-STARTING = 30.0  # seconds for all workers to start, after which a line counts those that have
+PATIENCE = 60.0  # seconds without a worker until a warning
+STARTING = 30.0  # seconds after which the workers are counted that have started
 
 
 class RayEngine(Engine):
@@ -110,7 +110,7 @@ class RayEngine(Engine):
         """Leaves the cluster that :meth:`check` has joined."""
         import ray
 
-        if self.joined:  # or has begun to
+        if self.joined:  # perhaps not completely
             with keep_signals():
                 ray.shutdown()
         self.surroundings.close()
@@ -127,23 +127,14 @@ class RayEngine(Engine):
 
 @dataclass(eq=False)
 class Actor:
-    """A worker, and what it is doing.
-
-    Attributes:
-        handle: Ray's.
-        pending: what it will answer to; None if it waits.
-        client: whom it trains; None while it starts.
-        since: when it was asked.
-        place: its machine and process, once it has started.
-        node: the cluster's name of the machine.
-    """
+    """A worker, and what it is doing."""
 
     handle: Any
-    pending: Any
-    client: int | None = None
-    since: float = 0.0
-    place: str = ""
-    node: str = ""
+    pending: Any  # the reference of its next answer; None if it has no task
+    client: int | None = None  # None while it starts
+    since: float = 0.0  # when it got its task
+    place: str = ""  # its machine and process, once it has started
+    node: str = ""  # the cluster's name of the machine
 
 
 class RaySession(Session):
@@ -158,7 +149,7 @@ class RaySession(Session):
         self.actors: list[Actor] = []
         self.never_started = 0
         self.opened = time.monotonic()
-        self.announced = 0  # workers that a line has counted
+        self.announced = 0  # workers that were logged
         try:
             with unwrap_stop():
                 self._open(job, cohort_size, gpus)
@@ -210,7 +201,7 @@ class RaySession(Session):
             yield done.pop(client)
 
     def _announce_workers(self) -> None:
-        """Says once who trains: when all have started, or some and the others take their time."""
+        """Logs once who trains: when all have started, or some after :data:`STARTING` seconds."""
         started = [actor for actor in self.actors if actor.place]
         late = time.monotonic() - self.opened >= STARTING
         complete = len(started) == len(self.actors)
@@ -247,7 +238,7 @@ class RaySession(Session):
         actor.pending = actor.handle.train.remote([broadcast], client, state, part)
 
     def _answers(self, round: int, waiting: deque[int], lost: Counter[int]) -> Iterator[Answer]:
-        """What has come within a second; the clients of lost workers wait again."""
+        """Waits up to a second for answers; the clients of lost workers wait again."""
         pending = {actor.pending: actor for actor in self.actors if actor.pending is not None}
         self.ray.wait(list(pending), timeout=1.0)
         ready, _ = self.ray.wait(list(pending), num_returns=len(pending), timeout=0)
@@ -294,9 +285,8 @@ class RaySession(Session):
         self._kill(actor)
         if actor.client is None:  # it did not even start
             if any(other.place for other in self.actors if other is not actor):
-                log.warning(
-                    "a worker of the Ray cluster does not start, the others go on: %s", reason
-                )
+                text = "a worker of the Ray cluster does not start, the others go on: %s"
+                log.warning(text, reason)
                 self.actors.remove(actor)
                 return
             self.never_started += 1
@@ -316,6 +306,6 @@ def _fit(has: dict[str, float], threads: int, gpus: float) -> int:
 
 
 def _reason(error: Exception) -> str:
-    """The first line of what Ray says, which goes on for many."""
+    """The first line of a long error of Ray's."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__

@@ -22,7 +22,7 @@ TOKEN = (
     "the cluster wants its token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or "
     "RAY_AUTH_TOKEN_PATH, without which it is read from ~/.ray/auth_token"
 )
-UNKNOWN = "uthentication"  # in what Ray says where a token is missing or another one
+UNKNOWN = "uthentication"  # in Ray's message where the token is missing or wrong
 KNOCK_SECONDS = 30.0
 KNOCK = """
 import sys
@@ -54,7 +54,7 @@ def start(settings: dict[str, Any]) -> None:
         reason = " ".join(str(error).split())
         if UNKNOWN in f"{reason} {error.__cause__}":
             reason = TOKEN
-        elif where.startswith("ray://"):  # whose client says nothing of tokens
+        elif where.startswith("ray://"):  # whose client does not mention tokens
             reason = f"{reason[:200]}; perhaps {TOKEN}"
         raise SettingError("ray_address", reason[:400], where) from error
 
@@ -63,7 +63,7 @@ def start(settings: dict[str, Any]) -> None:
 def own_cluster() -> Iterator[None]:
     """The environment of a Ray of our own, which listens on loopback and leaves nothing behind.
 
-    Ray keeps a token in the home folder, by which the user's next cluster would want tokens, too.
+    Ray would keep a token in the home folder, and the user's next cluster would ask for it.
     """
     from ray._private import ray_constants
 
@@ -88,12 +88,12 @@ def _reset_token() -> None:
     """Lets Ray read the environment again, for the next cluster of this process."""
     from ray._raylet import AuthenticationTokenLoader, Config
 
-    Config.initialize("")  # first: else a thread that still ends would look for a token
+    Config.initialize("")  # first: else a thread that is ending would look for a token
     AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _check_reachable(address: str) -> None:
-    """Refuses an address where nobody is, at which Ray itself would wait for minutes."""
+    """Refuses an address that nobody answers at, where Ray itself would wait for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if port.isdigit():
         try:
@@ -102,7 +102,7 @@ def _check_reachable(address: str) -> None:
             raise SettingError("ray_address", f"no Ray there: {error}", address) from error
     if address.startswith("ray://"):
         return
-    argv = [sys.executable, "-c", KNOCK, address]  # a process, for all that Ray prints meanwhile
+    argv = [sys.executable, "-c", KNOCK, address]  # in a process, because Ray prints a lot
     environment = os.environ | {"RAY_NUM_REDIS_GET_RETRIES": "1"}
     environment.pop("RAY_JOB_CONFIG_JSON_ENV_VAR", None)  # it is not the job
     try:
@@ -117,7 +117,7 @@ def _check_reachable(address: str) -> None:
 
 @contextmanager
 def keep_signals() -> Iterator[None]:
-    """Undoes what Ray does to SIGTERM, which it takes for itself."""
+    """Restores the handler of SIGTERM, which Ray replaces."""
     main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM)
     taken = False
@@ -136,10 +136,7 @@ def keep_signals() -> Iterator[None]:
 
 @contextmanager
 def end_if_interrupted() -> Iterator[None]:
-    """Ends the processes of an interrupted start: Ray itself does not know of them yet.
-
-    Some of its processes would outlive the run by a minute.
-    """
+    """Ends the processes of an interrupted start, which would outlive the run by a minute."""
     before = _descendants()
     try:
         yield
@@ -159,7 +156,7 @@ def _send(number: int, processes: set[int]) -> None:
 
 
 def _descendants() -> set[int]:
-    """The processes below this one; none where the system does not show them."""
+    """The processes below this one; none where there is no /proc."""
     children: dict[int, list[int]] = {}
     for file in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has ended
@@ -175,7 +172,7 @@ def _descendants() -> set[int]:
 
 @contextmanager
 def unwrap_stop() -> Iterator[None]:
-    """Raises what a signal's handler has raised, which Ray wraps in an error of its own."""
+    """Raises what a signal handler has raised, which Ray wraps in an error of its own."""
     try:
         yield
     except Exception as error:

@@ -13,16 +13,13 @@ from fedgkd_pl.federation.message import Message
 from fedgkd_pl.federation.performance import set_numerics
 from numpy.typing import NDArray
 
-Blob = NDArray[np.uint8]  # bytes that Ray's workers read where they lie
+Blob = NDArray[np.uint8]  # bytes that Ray's workers read without a copy
 
 
 class RayWorker:
-    """A worker with a net and a Trainer, which Ray keeps in a process of its own.
+    """Trains clients in a process that Ray starts.
 
-    Args:
-        job: where the job lies; in a list, so that Ray does not fetch it before it is wanted.
-        threads: intra-op threads.
-        settings: the server's :func:`numerics`.
+    ``job`` and messages are references, in lists so that Ray does not fetch them before use.
     """
 
     def __init__(self, job: list[Any], threads: int, settings: dict[str, Any]) -> None:
@@ -32,10 +29,10 @@ class RayWorker:
         self.message: Message | None = None
 
     def started(self) -> tuple[str, str]:
-        """Where it is, for people and for the cluster, once it is ready to train."""
+        """Its machine and process, and the id of its node, once it is ready to train."""
         import ray
 
-        with quiet(), suppress(Exception):  # the first client will tell
+        with quiet(), suppress(Exception):  # the first client reports it
             self.worker.prepare()
         place = f"{platform.node()}, process {os.getpid()}"
         return place, ray.get_runtime_context().get_node_id()

@@ -1,9 +1,8 @@
-"""Memory that a process shares with those it starts, whatever ``/dev/shm`` is like.
+"""Memory that a process shares with those it starts, without ``/dev/shm`` (64 MB in a container).
 
 It is a file without a name: in memory (memfd) where the system has that, a removed file in the
-temporary folder elsewhere. ``/dev/shm``, of which a container has 64 MB, is not touched. Nothing
-is left of it when the last process that has it is gone, however that ended; only Windows, which
-gives no descriptors away, needs a name and a :meth:`Memory.close`.
+temporary folder elsewhere. The system frees it when the last process that has it ends; only
+Windows, where descriptors cannot be shared, needs a name and a :meth:`Memory.close`.
 """
 
 import mmap
@@ -39,12 +38,9 @@ class Memory:
         self.file = open(file if isinstance(file, str) else file.detach(), "r+b")
 
     def write(self, chunks: Iterable[Any]) -> int:
-        """Replaces what is there, which nobody may be reading; returns the number of bytes.
+        """Replaces the content, which nobody may be reading; returns the number of bytes.
 
-        Writing a file, unlike a mapping of it, tells in time that there is no room.
-
-        Args:
-            chunks: what is there from now on.
+        Writing to the file, unlike to a mapping of it, raises an error where there is no room.
         """
         self.file.seek(0)
         for chunk in chunks:
@@ -54,15 +50,11 @@ class Memory:
         return self.size
 
     def map(self, size: int | None = None) -> mmap.mmap:
-        """The bytes, not copied; what is written to them stays in this process.
-
-        Args:
-            size: how many; by default those that were there when this was pickled.
-        """
+        """The bytes, not copied, by default as many as when this was pickled; writes stay here."""
         return mmap.mmap(self.file.fileno(), size or self.size, access=mmap.ACCESS_COPY)
 
     def close(self) -> None:
-        """Lets go of it; what is mapped stays. May be called twice."""
+        """Frees it, except what is mapped; may be called twice."""
         self.file.close()
         if self.name:
             with suppress(OSError):
@@ -86,11 +78,7 @@ def _nameless() -> int:
 
 
 class SharedTensors:
-    """Tensors in one shared memory, each in the order in which its elements lay.
-
-    Args:
-        tensors: strided, on the CPU.
-    """
+    """Strided CPU tensors in one shared memory, each in the order in which its elements lay."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.memory = Memory()

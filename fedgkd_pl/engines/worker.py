@@ -1,4 +1,4 @@
-"""What a worker in another process is: a resident Trainer that answers in bytes."""
+"""A worker in another process: a Trainer that is kept, and answers as bytes."""
 
 import json
 from collections.abc import Callable
@@ -11,11 +11,7 @@ from fedgkd_pl.federation.message import Answer, ClientFailure, ClientUpdate, Me
 
 
 class Worker:
-    """Trains one client after the other; an error is an answer, too.
-
-    Args:
-        load: unpacks the job, once; what that raises is the first client's failure.
-    """
+    """Trains one client after the other; an error, also of ``load`` (the job), is an answer."""
 
     def __init__(self, load: Callable[[], Job]) -> None:
         self.load = load
@@ -36,8 +32,6 @@ class Worker:
         """The answer of a client, for :func:`read`.
 
         Args:
-            message: what the server sent.
-            client: its id.
             state: what it kept, encoded.
             part: its inputs and targets, encoded, if the job does not have them.
             begun: called when everything is ready and its training begins.
@@ -58,13 +52,7 @@ class Worker:
 
 
 def read(answer: bytes, client: int, took: float) -> Answer:
-    """An answer of :meth:`Worker.train`.
-
-    Args:
-        answer: the bytes.
-        client: who was asked.
-        took: seconds since then; what was not training was transfer.
-    """
+    """The answer of :meth:`Worker.train`, decoded; ``took``: seconds of training and transfer."""
     try:
         if answer[:1] == b"!":
             reason, traceback = json.loads(answer[1:])
@@ -73,7 +61,7 @@ def read(answer: bytes, client: int, took: float) -> Answer:
     except Exception as error:  # bytes may be anything
         failed = failure(client, error)
         return replace(failed, reason=f"its answer cannot be read: {failed.reason}")
-    if update.client != client:  # who would else wait for an answer for ever
+    if update.client != client:  # for whose answer the round would wait for ever
         return ClientFailure(client, f"answers as client {update.client!r:.50}, not as itself")
     update.seconds = plain_seconds(update.seconds)
     update.seconds["transfer"] = max(0.0, took - sum(update.seconds.values()))

@@ -1,4 +1,4 @@
-"""A command of the terminal: what it raises becomes one line and an exit code."""
+"""Runs a command of the terminal: an error becomes one line and an exit code."""
 
 import errno
 import logging
@@ -13,7 +13,7 @@ from fedgkd_pl.processes.output import kept_output, lost, only_our_warnings
 from fedgkd_pl.processes.signals import Stopped, stoppable
 from fedgkd_pl.storage.files import DISK
 
-# Lightning speaks of epochs, of a cloud service and of its own deprecations.
+# These speak of epochs, of a cloud service and of Lightning's own deprecations.
 _LOUD = ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed")
 _WARNINGS = (
     "`isinstance\\(treespec, LeafSpec\\)` is deprecated",
@@ -24,12 +24,11 @@ _WARNINGS = (
 
 
 def run_command(command: Callable[[], int], debug: bool = False, prints: bool = False) -> int:
-    """Runs a command.
+    """Runs a command, which returns its exit code.
 
     Args:
-        command: gives the exit code where nothing goes wrong.
-        debug: let errors through whole.
-        prints: whether what it prints is its result, so that it fails where that is lost.
+        debug: let errors through with their traceback.
+        prints: whether its result is what it prints, so that it fails where that is lost.
 
     Returns:
         The exit code: 0 done, 2 bad input, 3 the run failed, 4 storage, 129, 130 or 143 stopped.
@@ -39,7 +38,7 @@ def run_command(command: Callable[[], int], debug: bool = False, prints: bool = 
     with kept_output() as streams:
         try:
             with stoppable():
-                code = _answered(command, debug)
+                code = _exit_code(command, debug)
         except Stopped as stop:
             hint = f"; {stop.hint}" if stop.hint else ""
             print(f"stopped by {stop.name}{hint}", file=sys.stderr)
@@ -48,35 +47,34 @@ def run_command(command: Callable[[], int], debug: bool = False, prints: bool = 
             ended = stop
     failed = lost(streams)
     if failed is not None and prints:
-        return _tell(StorageError("the output", failed), 4)
+        return _report(StorageError("the output", failed), 4)
     if ended is not None:
         raise ended
     return code
 
 
 def quiet_libraries() -> None:
-    """No word of Lightning's about what a round makes meaningless; for a process of ours."""
+    """Silences what Lightning says that does not apply to rounds; for a process of ours."""
     for name in _LOUD:
         logging.getLogger(name).setLevel(logging.WARNING)
     for text in _WARNINGS:
         warnings.filterwarnings("ignore", text)
 
 
-def _answered(command: Callable[[], int], debug: bool) -> int:
+def _exit_code(command: Callable[[], int], debug: bool) -> int:
     threading.excepthook = _quiet_if_full
     try:
         return command()
     except Exception as error:
         if debug:
             raise
-        told, code = _explained(error)
-        return _tell(told, code)
+        return _report(*_explained(error))
     finally:
         threading.excepthook = threading.__excepthook__
 
 
 def _explained(error: Exception) -> tuple[Exception, int]:
-    """What to say of an error, and the exit code."""
+    """The error to show, and the exit code."""
     if isinstance(error, SettingError) or type(error).__name__ == "MisconfigurationException":
         return error, 2
     if isinstance(error, RunFailed):
@@ -89,12 +87,12 @@ def _explained(error: Exception) -> tuple[Exception, int]:
 
 
 def _quiet_if_full(failed: threading.ExceptHookArgs) -> None:
-    """TensorBoard's writer meets a full disk, or none, in its thread; the main one will tell."""
+    """Ignores a full or missing disk in TensorBoard's thread: the main thread reports it."""
     if getattr(failed.exc_value, "errno", None) not in (*DISK, errno.ENOENT):
         threading.__excepthook__(failed)
 
 
-def _tell(error: Exception, code: int) -> int:
+def _report(error: Exception, code: int) -> int:
     with suppress(OSError):
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
     return code

@@ -1,4 +1,4 @@
-"""Output that nobody reads, or that cannot be shown, ends no run; nor do the warnings of others."""
+"""Output that nobody reads, or that cannot be shown, stops no run; nor do libraries' warnings."""
 
 import errno
 import io
@@ -12,16 +12,11 @@ from typing import Any
 
 
 class _Tolerant(io.FileIO):
-    """Standard output that goes to nowhere when it cannot be written any more."""
+    """Standard output that is dropped once it cannot be written any more."""
 
     failed: OSError | None = None
 
     def write(self, data: Any) -> int:
-        """Writes, or drops what nobody takes.
-
-        Args:
-            data: bytes.
-        """
         while True:
             try:
                 written = super().write(data)
@@ -31,7 +26,7 @@ class _Tolerant(io.FileIO):
                 return len(data)
             if written is not None:
                 return written
-            select.select([], [self], [])  # it does not block, but is full
+            select.select([], [self], [])  # a non-blocking stream that is full
 
 
 def _to_nowhere(descriptor: int) -> None:
@@ -42,10 +37,10 @@ def _to_nowhere(descriptor: int) -> None:
 
 
 def keep_output() -> list[_Tolerant]:
-    """Makes this process's standard output and error tolerant, and opens what is closed.
+    """Makes this process's standard output and error tolerant, and opens closed descriptors.
 
-    A descriptor that is closed when a process starts would be that of its first file. Streams that
-    somebody has put in place of the process's own, such as a notebook's, stay.
+    Otherwise the first file that is opened would get the number of a closed one. Streams that
+    replace the process's own, such as a notebook's, stay.
     """
     for descriptor in (0, 1, 2):
         try:
@@ -74,12 +69,12 @@ def keep_output() -> list[_Tolerant]:
 
 
 class _Text(io.TextIOWrapper):
-    """What :func:`keep_output` puts in place."""
+    """Marks the streams of :func:`keep_output`."""
 
 
 @contextmanager
 def kept_output() -> Iterator[list[_Tolerant]]:
-    """:func:`keep_output` for a while."""
+    """:func:`keep_output` within a block."""
     before = sys.stdout, sys.stderr
     try:
         yield keep_output()
@@ -91,11 +86,7 @@ def kept_output() -> Iterator[list[_Tolerant]]:
 
 
 def lost(streams: list[_Tolerant]) -> OSError | None:
-    """Why something that was printed is lost; a reader who has gone (``| head``) wanted no more.
-
-    Args:
-        streams: of :func:`keep_output`.
-    """
+    """Why printed output was lost; None too if the reader has gone (``| head``)."""
     for stream in streams:
         if stream.failed is not None and stream.failed.errno != errno.EPIPE:
             return stream.failed
@@ -103,6 +94,6 @@ def lost(streams: list[_Tolerant]) -> OSError | None:
 
 
 def only_our_warnings() -> None:
-    """Of ``python -W error``, the errors for our own code: libraries warn of one another."""
+    """Limits ``python -W error`` to our own code: libraries warn about one another."""
     if any(action == "error" for action, *_ in warnings.filters):
         warnings.filterwarnings("default", module=r"(?!fedgkd_pl|__main__)")

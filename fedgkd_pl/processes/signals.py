@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and a closed terminal: the first ends a run in order, the second at once."""
+"""Ctrl-C, SIGTERM and a closed terminal: the first ends a run cleanly, the second at once."""
 
 import os
 import signal
@@ -8,29 +8,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-GRACE = 8.0  # seconds to end in order
+GRACE = 8.0  # seconds to end cleanly
 
 
 class Stopped(BaseException):
-    """The run was asked to end; what is committed stays.
-
-    Args:
-        number: of the signal.
-    """
+    """A signal has asked the run to end; what is committed stays."""
 
     def __init__(self, number: int) -> None:
         self.name = signal.Signals(number).name
-        self.hint = ""  # how to go on
+        self.hint = ""  # how to resume
         self.exit_code = 128 + number
         super().__init__(self.name)
 
 
 def stop_behind(error: BaseException | None) -> Stopped | None:
-    """The stop that an error comes from; extension modules wrap what a signal's handler raises.
-
-    Args:
-        error: what came of it, perhaps a SystemError.
-    """
+    """The Stopped that caused an error: extension modules wrap what a signal handler raises."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if isinstance(error, Stopped):
@@ -44,9 +36,9 @@ def stop_behind(error: BaseException | None) -> Stopped | None:
 def stoppable() -> Iterator[None]:
     """Turns the signals inside into :class:`Stopped`; does nothing outside the main thread.
 
-    Where that does not get through within :data:`GRACE` seconds, and on a second signal, the
-    process ends at once: a commit needs no farewell. Python drops what is raised in a destructor;
-    there the signal is sent once more.
+    On a second signal, or if the run has not ended :data:`GRACE` seconds after the first, the
+    process exits at once, which harms no committed file. Python drops what is raised in a
+    destructor; in that case the signal is sent once more.
     """
     names = ("SIGINT", "SIGTERM", "SIGHUP")
     known = [getattr(signal, name) for name in names if hasattr(signal, name)]
@@ -56,7 +48,7 @@ def stoppable() -> Iterator[None]:
         return
     timers: list[threading.Timer] = []
     dropped: list[Stopped] = []
-    tell = sys.unraisablehook
+    default_hook = sys.unraisablehook
 
     def later(seconds: float, call: Callable[..., object], *args: Any) -> None:
         timer = threading.Timer(seconds, call, args)
@@ -64,7 +56,7 @@ def stoppable() -> Iterator[None]:
         timers.append(timer)
         timer.start()
 
-    def answer(number: int, frame: Any) -> None:
+    def handle(number: int, frame: Any) -> None:
         if dropped:
             raise dropped.pop()
         if timers:
@@ -74,18 +66,18 @@ def stoppable() -> Iterator[None]:
 
     def unraisable(failed: Any) -> None:
         if not isinstance(failed.exc_value, Stopped):
-            tell(failed)
+            default_hook(failed)
             return
         dropped.append(failed.exc_value)
         number = failed.exc_value.exit_code - 128
         later(0.01, signal.pthread_kill, threading.main_thread().ident, number)
 
-    before = {number: signal.signal(number, answer) for number in numbers}
+    before = {number: signal.signal(number, handle) for number in numbers}
     sys.unraisablehook = unraisable
     try:
         yield
     finally:
-        sys.unraisablehook = tell
+        sys.unraisablehook = default_hook
         for timer in timers:
             timer.cancel()
         for number, handler in before.items():

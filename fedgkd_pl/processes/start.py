@@ -1,4 +1,4 @@
-"""Processes of our own: forked from a server that has everything imported, ended with us."""
+"""Starts processes that are forked from a server with everything imported, and end with us."""
 
 import multiprocessing
 import os
@@ -17,16 +17,13 @@ from typing import Any
 from fedgkd_pl.processes.output import keep_output, only_our_warnings
 
 PRELOAD = "_FEDGKD_PL_PRELOAD"  # for fedgkd_pl.processes.preload: our id, then modules
-SOCKET_NAME = 70  # bytes of a folder that leave room for the name of a socket, of 92 at least
+SOCKET_NAME = 70  # bytes of a folder that leave room for a socket's name; some systems take 92
 
 
 def context(*modules: str) -> Any:
-    """How to start processes: forked from a server process where there is such a thing.
+    """How to start processes: forked from a server, which imports ``modules`` once, if possible.
 
-    So they cost an import once, and nothing of this process's threads or accelerators comes along.
-
-    Args:
-        modules: what the server process imports before.
+    Nothing of this process's threads or accelerators is inherited.
     """
     fork = "forkserver" in multiprocessing.get_all_start_methods()
     chosen = multiprocessing.get_context("forkserver" if fork else "spawn")
@@ -38,15 +35,15 @@ def context(*modules: str) -> Any:
 
 
 def _short_socket_names() -> None:
-    """Takes another folder for multiprocessing's sockets where TMPDIR is too long for them."""
+    """Uses another folder for multiprocessing's sockets where TMPDIR is too long for them."""
     if len(os.fsencode(tempfile.gettempdir())) <= SOCKET_NAME:
         return
     before = tempfile.tempdir
     for folder in ("/tmp", "/var/tmp", os.getcwd()):
         tempfile.tempdir = folder
         try:
-            with suppress(OSError):  # not to be written to
-                util.get_temp_dir()  # makes one, and is asked again for every socket
+            with suppress(OSError):  # not writable
+                util.get_temp_dir()  # makes the folder of all sockets
                 return
         finally:
             tempfile.tempdir = before
@@ -68,11 +65,10 @@ def without_main() -> Iterator[None]:
 
 
 def ending_with_parent(target: Callable[..., None], *args: Any) -> dict[str, Any]:
-    """The arguments of a Process that ends with this one, before it has imported anything, too.
+    """The arguments of a Process that ends with this one, even before it has imported anything.
 
-    Args:
-        target: a function of a module, which is imported when the process is watched already.
-        args: of the function; unpickling them should import little.
+    ``target`` must be a function of a module, imported in the process; ``args`` should need few
+    imports to be unpickled.
     """
     return {"target": _watched, "args": (target.__module__, target.__qualname__, args)}
 
@@ -85,11 +81,11 @@ def _watched(module: str, name: str, args: tuple[Any, ...]) -> None:
 
 
 def end_with_parent() -> None:
-    """Has this process killed when the one that started it ends, however it did.
+    """Has this process killed when the one that started it ends, for whatever reason.
 
-    The kernel does it, in the middle of anything, where it can signal that a pipe was closed
-    (Linux): a thread waits for a long call that does not let others run. The thread is for other
-    systems, and for a pipe that a fork of the parent's holds open.
+    On Linux the kernel does it, by a signal for the closed pipe, also during a long call that lets
+    no other thread run. The thread is for other systems, and for a pipe that another fork of the
+    parent holds open.
     """
     parent = multiprocessing.parent_process()
     if parent is None or parent.pid is None:
@@ -110,7 +106,7 @@ def end_with_parent() -> None:
             os._exit(1)
         except OSError:  # a sandbox without it
             pass
-    if wait(watched, 0):  # it ended before anybody looked
+    if wait(watched, 0):  # it has already ended
         os._exit(1)
 
     def end() -> None:

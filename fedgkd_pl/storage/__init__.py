@@ -1,1 +1,1 @@
-"""Bytes on a disk: whole or not there, read as data, never run."""
+"""Files that are complete or not there, and read as data, never run."""

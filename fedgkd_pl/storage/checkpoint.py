@@ -1,4 +1,4 @@
-"""Checkpoints: a commit of plain values and tensors, with a checksum over every bit.
+"""Checkpoints: plain values and tensors in one file, with a checksum over every bit.
 
 A file of ours is a safetensors file that any reader of that format opens. Beside the tensors it
 has their structure and all plain values as JSON, in a tensor of bytes called ``tree``; its last 32
@@ -21,7 +21,7 @@ from torch import Tensor
 
 FORMAT, VERSION = "fedgkd_pl", "1"
 DIGEST, TREE = "sha256", "tree"
-RECORD = "run"  # among the callbacks' states: what a run has recorded of itself so far
+RECORD = "run"  # among the callbacks' states: what a run has recorded so far
 ZIP = b"PK\x03\x04"
 LARGEST_HEADER = 100_000_000  # of the safetensors format
 _DTYPES = {
@@ -36,7 +36,7 @@ _DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-# What reading something else may raise.
+# What may be raised by reading something else as a checkpoint.
 _NOT_OURS = (LookupError, TypeError, ValueError, AttributeError, RecursionError, MemoryError)
 
 
@@ -45,11 +45,7 @@ class CheckpointDamaged(ValueError):
 
 
 def fingerprint(settings: Any) -> str:
-    """A short name of what decides a result.
-
-    Args:
-        settings: plain values.
-    """
+    """The SHA-256 of plain values, such as the settings that decide a result."""
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
@@ -57,11 +53,7 @@ def fingerprint(settings: Any) -> str:
 
 
 def encode(checkpoint: dict[str, Any]) -> Iterator[bytes | memoryview]:
-    """A checkpoint's file, piece by piece, without a copy of its tensors.
-
-    Args:
-        checkpoint: plain values and tensors in dicts, lists and tuples.
-    """
+    """The file of a checkpoint (plain values and tensors), in pieces that are not copied."""
     tensors: dict[str, Tensor] = {}
     tree = _to_json(checkpoint, "", tensors)
     settings = checkpoint.get("callbacks", {}).get(RECORD, {}).get("config")
@@ -102,7 +94,7 @@ def _entry(dtype: str, shape: Any, start: int, size: int) -> dict[str, Any]:
 
 
 def _to_json(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """A value as JSON; what JSON has no word for is an object of one key."""
+    """A value as JSON; what JSON cannot express is an object of one key."""
     if isinstance(value, Tensor) and value.dtype in _DTYPES:
         while path in tensors or path in (DIGEST, TREE):  # {"a.b": …} beside {"a": {"b": …}}
             path += "'"
@@ -131,10 +123,7 @@ def _to_json(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """A checkpoint's content, on the CPU, checked before it is looked at.
-
-    Args:
-        path: the file.
+    """A checkpoint's content, on the CPU; the whole file is checked first.
 
     Raises:
         CheckpointDamaged: it is not whole, not a checkpoint, or not to be trusted.
@@ -166,7 +155,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 
 
 def _whole_size(header: bytes) -> int:
-    """The bytes of a file with this header, so that no more is read than there is."""
+    """The size of a file with this header, compared before the rest is read."""
     try:
         entries = json.loads(header).items()
         ends = [entry["data_offsets"][1] for name, entry in entries if name != "__metadata__"]
@@ -176,7 +165,7 @@ def _whole_size(header: bytes) -> int:
 
 
 def is_sound(path: Path) -> bool:
-    """Whether a file is worth keeping as the one before."""
+    """Whether a file is worth keeping as the previous one."""
     try:
         content = path.read_bytes()
     except OSError:
@@ -207,17 +196,13 @@ def _decode(content: bytes, size: int) -> dict[str, Any]:
     if not isinstance(checkpoint, dict):
         raise CheckpointDamaged("is not a checkpoint")
     states = checkpoint.get("callbacks")
-    if isinstance(states, dict) and "RunFiles" in states:  # before 0.1.0: by a class's name
+    if isinstance(states, dict) and "RunFiles" in states:  # its name before 0.1.0
         states.setdefault(RECORD, states.pop("RunFiles"))
     return checkpoint
 
 
 def round_of(path: Path) -> int | None:
-    """The round that a checkpoint says it was written after; None if it says nothing.
-
-    Args:
-        path: a file of ours, which is not checked.
-    """
+    """The round that a checkpoint's header names, unchecked; None if it names none."""
     try:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
@@ -232,12 +217,12 @@ def _from_json(value: Any, tensors: dict[str, Tensor]) -> Any:
         return [_from_json(item, tensors) for item in value]
     if not isinstance(value, dict):
         return value
-    ((kind, content),) = value.items()
-    if kind == "tensor":
+    ((tag, content),) = value.items()
+    if tag == "tensor":
         return tensors[content]
-    if kind == "tuple":
+    if tag == "tuple":
         return tuple(_from_json(item, tensors) for item in content)
-    pairs = content.items() if kind == "dict" else content
+    pairs = content.items() if tag == "dict" else content
     return {key: _from_json(item, tensors) for key, item in pairs}
 
 
@@ -253,7 +238,7 @@ def _read_lightning(path: Path, size: int) -> dict[str, Any]:
         checkpoint: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
     except CheckpointDamaged:
         raise
-    except Exception as error:  # torch.load fails in many ways, all of which mean this
+    except Exception as error:  # torch.load raises many classes
         raise CheckpointDamaged("cannot be read as a checkpoint") from error
     if not isinstance(checkpoint, dict):
         raise CheckpointDamaged("is not a checkpoint")

@@ -1,4 +1,4 @@
-"""How Lightning writes and reads checkpoints of ours: as commits, with the one before kept."""
+"""How Lightning writes and reads our checkpoints: atomically, keeping the previous file."""
 
 import logging
 import re
@@ -15,7 +15,7 @@ _NEVER_READ = (
     *("hyper_parameters", "hparams_name", "hparams_type"),
     *("datamodule_hyper_parameters", "datamodule_hparams_name"),
 )
-# The files of a ModelCheckpoint, beside best_k_models.
+# Files in the state of a ModelCheckpoint, beside best_k_models.
 KEPT = ("best_model_path", "kth_best_model_path", "last_model_path")
 log = logging.getLogger("fedgkd_pl")
 
@@ -23,51 +23,31 @@ log = logging.getLogger("fedgkd_pl")
 class SafeCheckpointIO(CheckpointIO):
     """Lightning's extension point for checkpoints; every server installs it on its Trainer.
 
-    A file that is replaced is kept as the generation before (``last.previous.ckpt``), and used
-    where the newest one is damaged or missing.
+    A file that is replaced is kept as ``*.previous.ckpt``, and used where the newest one is
+    damaged or missing.
     """
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
     ) -> None:
-        """Commits a checkpoint.
-
-        Args:
-            checkpoint: Lightning's.
-            path: the file.
-            storage_options: Lightning's, unused.
-        """
+        """Writes a checkpoint atomically; ``storage_options`` is not used."""
         kept = {key: value for key, value in checkpoint.items() if key not in _NEVER_READ}
         commit(Path(path), encode(kept), keep_previous=is_sound(Path(path)))
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Reads a checkpoint, or the one before it.
-
-        Args:
-            path: the file.
-            map_location: tensors are read to the CPU whatever it says.
-            weights_only: nothing is ever run, whatever it says.
-        """
+        """Reads a checkpoint, or the previous one, always to the CPU; nothing in it is run."""
         return load_newest(Path(path))[0]
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Removes a checkpoint and the one before it.
-
-        Args:
-            path: the file.
-        """
+        """Removes a checkpoint and the previous one."""
         for file in Path(path), previous(Path(path)):
             file.unlink(missing_ok=True)
 
 
 def load_newest(path: Path) -> tuple[dict[str, Any], Path]:
-    """The content of a checkpoint and its file: the one asked for, or the one before it.
-
-    Args:
-        path: the file asked for.
-    """
+    """The content of a checkpoint and its file: the one asked for, or the previous one."""
     try:
         checkpoint, file = read_checkpoint(path), path
     except CheckpointDamaged as error:
@@ -82,7 +62,7 @@ def load_newest(path: Path) -> tuple[dict[str, Any], Path]:
 
 
 def _check_callbacks(states: Any, file: Path) -> None:
-    """Refuses files elsewhere: callbacks write and remove them, wherever their names lead.
+    """Refuses states that name files elsewhere, which callbacks would write and remove.
 
     ModelCheckpoint trusts the names of a state whose ``dirpath`` is its own, so these must be
     within it; what other callbacks name, such as SpikeDetection, within the checkpoint's run.

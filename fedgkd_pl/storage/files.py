@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and one process per run."""
+"""Files that are complete or not there, and one process per run."""
 
 import errno
 import os
@@ -12,13 +12,13 @@ from fedgkd_pl.errors import SettingError, StorageError, require
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
-# The errors of a disk that takes no more.
+# The errors of a disk that cannot be written to.
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM)
 NO_FOLDERS = (errno.EINVAL, errno.ENOTSUP)  # of a filesystem that cannot sync a folder
 PART = ".part"  # ends the name of a file that is being written
 LOCK = ".lock"
 CHECKPOINTS = "checkpoints"  # a run's folder of them
-_held: dict[Path, tuple["BaseFileLock", tuple[int, int]]] = {}  # which folder a name stood for
+_held: dict[Path, tuple["BaseFileLock", tuple[int, int]]] = {}  # with the folder's identity
 
 
 def commit(target: Path, chunks: Iterable[bytes | memoryview], keep_previous: bool = False) -> None:
@@ -27,8 +27,7 @@ def commit(target: Path, chunks: Iterable[bytes | memoryview], keep_previous: bo
     It is written beside its target, forced to the disk, and then takes the target's name.
 
     Args:
-        target: the file; its folder is made, but for one that this process has locked.
-        chunks: its content.
+        target: its folder is made, unless this process has locked that.
         keep_previous: keep what was there as :func:`previous`.
 
     Raises:
@@ -40,7 +39,7 @@ def commit(target: Path, chunks: Iterable[bytes | memoryview], keep_previous: bo
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             part.unlink(missing_ok=True)
-            with part.open("xb") as file:  # a new file: whatever has the name is not written to
+            with part.open("xb") as file:  # a new file, never an existing one
                 reached("opened", target)
                 for chunk in chunks:
                     file.write(chunk)
@@ -63,39 +62,25 @@ def commit(target: Path, chunks: Iterable[bytes | memoryview], keep_previous: bo
 
 
 def check_folder(folder: Path, key: str = "resume") -> None:
-    """Refuses a folder through which a file elsewhere could be changed, or that would keep us.
-
-    Args:
-        folder: of a run or a study, maybe a stranger's.
-        key: the setting that names it.
-    """
+    """Refuses a folder, maybe a stranger's, with links to elsewhere, or with pipes or devices."""
     home = folder.resolve()
     for parent, folders, files in os.walk(home):
         for path in (Path(parent, name) for name in (*folders, *files)):
-            kind = path.lstat().st_mode
-            if stat.S_ISLNK(kind):
+            mode = path.lstat().st_mode
+            if stat.S_ISLNK(mode):
                 inside = Path(os.path.realpath(path)).is_relative_to(home)
                 require(inside, key, "has a link that leads out of the folder", path)
             else:
-                plain = stat.S_ISREG(kind) or stat.S_ISDIR(kind)
+                plain = stat.S_ISREG(mode) or stat.S_ISDIR(mode)
                 require(plain, key, "has something in it that is neither file nor folder", path)
 
 
 def reached(step: str, target: Path) -> None:
-    """Does nothing; tests stop the process here.
-
-    Args:
-        step: the step of :func:`commit` that is done.
-        target: the file.
-    """
+    """Does nothing; tests stop the process here, after a ``step`` of :func:`commit`."""
 
 
 def previous(target: Path) -> Path:
-    """Where :func:`commit` keeps the file that a new one took the name of.
-
-    Args:
-        target: the file.
-    """
+    """Where :func:`commit` keeps the file that it replaces."""
     return target.with_suffix(f".previous{target.suffix}")
 
 
@@ -106,23 +91,12 @@ def home_of(checkpoint: Path) -> Path:
 
 
 def write_text(target: Path, text: str) -> None:
-    """Commits a text file.
-
-    Args:
-        target: the file.
-        text: its content.
-    """
+    """Commits a text file."""
     commit(target, [text.encode(errors="backslashreplace")])
 
 
 def lock(folder: Path, key: str = "resume", seconds: float = 0) -> "BaseFileLock":
-    """Takes a run folder for this process, which the system gives back however it ends.
-
-    Args:
-        folder: of the run.
-        key: the setting to name where another process has it.
-        seconds: how long to wait for that process.
-    """
+    """Locks a folder until this process ends; waits ``seconds`` for another, then names ``key``."""
     from filelock import FileLock, Timeout
 
     holder = FileLock(folder / LOCK)
@@ -137,13 +111,9 @@ def lock(folder: Path, key: str = "resume", seconds: float = 0) -> "BaseFileLock
 
 
 def check_held(path: Path) -> None:
-    """Raises if the locked folder of a file was renamed, removed or replaced by another.
-
-    Args:
-        path: what is to be written, or the folder itself.
-    """
-    place = path.absolute()
-    for folder in (place, *place.parents):
+    """Raises if a locked folder, ``path`` or around it, was renamed, removed or replaced."""
+    path = path.absolute()
+    for folder in (path, *path.parents):
         holder, identity = _held.get(folder, (None, None))
         if holder is None:
             continue
@@ -160,8 +130,8 @@ def check_held(path: Path) -> None:
 
 
 def _identity(folder: Path) -> tuple[int, int]:
-    found = folder.stat()
-    return found.st_dev, found.st_ino
+    status = folder.stat()
+    return status.st_dev, status.st_ino
 
 
 def _sync_folder(folder: Path) -> None:

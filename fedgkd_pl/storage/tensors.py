@@ -6,18 +6,14 @@ from torch import Tensor
 
 
 def to_safetensors(state: Mapping[str, Tensor]) -> bytes:
-    """Tensors as one safetensors blob; tied weights are written under each of their names.
-
-    Args:
-        state: tensors by name, on any device.
-    """
+    """Tensors of any device as one safetensors blob; tied weights are written once per name."""
     from safetensors.torch import save
 
     seen: set[int] = set()
     plain: dict[str, Tensor] = {}
     for name, tensor in state.items():
         tensor = tensor.detach().cpu().contiguous()
-        place = tensor.untyped_storage().data_ptr()
-        plain[name] = tensor.clone() if place in seen else tensor
-        seen.add(place)
+        pointer = tensor.untyped_storage().data_ptr()
+        plain[name] = tensor.clone() if pointer in seen else tensor
+        seen.add(pointer)
     return bytes(save(plain))

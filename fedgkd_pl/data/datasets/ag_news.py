@@ -1,4 +1,4 @@
-"""AG News: four categories of news, half of it used as the paper's table does."""
+"""AG News: four classes of news, half of it used as in the paper's table."""
 
 import csv
 import io
@@ -73,12 +73,9 @@ class AGNews(TextDataModule):
         """See :meth:`TextDataModule.texts`."""
         texts, labels = self._read(self.train_file)
         wanted = self.train_samples + self.val_samples
-        require(
-            wanted <= len(texts),
-            "train_samples",
-            f"{self.train_file} has {len(texts)} rows, {self.val_samples} of them for validation",
-            self.train_samples,
-        )
+        rows = f"{len(texts)} rows, {self.val_samples} of them for validation"
+        reason = f"{self.train_file} has {rows}"
+        require(wanted <= len(texts), "train_samples", reason, self.train_samples)
         order = np.random.default_rng(0).permutation(len(texts))[:wanted]  # the same for all seeds
         mixed = [texts[row] for row in order], [labels[row] for row in order]
         split = self.train_samples

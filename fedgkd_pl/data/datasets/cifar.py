@@ -36,11 +36,7 @@ class CIFAR10(FederatedDataModule):
     LABELS = "labels"
 
     def __init__(
-        self,
-        data_dir: str = "data",
-        download: bool = True,
-        augment: bool = True,
-        **kwargs: Any,
+        self, data_dir: str = "data", download: bool = True, augment: bool = True, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
         self.data_dir = Path(data_dir).expanduser()
@@ -56,12 +52,8 @@ class CIFAR10(FederatedDataModule):
             archive = self.data_dir / source.filename
             fetch(source.url, archive, source.tgz_md5, instead)
             extract(archive, source.tgz_md5, [folder.name], self.data_dir)
-        require(
-            folder.is_dir(),
-            "data_dir",
-            f"{folder.name} is not there: {instead}",
-            str(self.data_dir),
-        )
+        reason = f"{folder.name} is not there: {instead}"
+        require(folder.is_dir(), "data_dir", reason, str(self.data_dir))
 
     def load(self) -> Splits:
         """See :meth:`FederatedDataModule.load`."""
@@ -122,7 +114,7 @@ class CIFAR100(CIFAR10):
         super().__init__(data_dir, **kwargs)
 
 
-# What CIFAR's pickles name, by NumPy 1 and 2; "encode" stands in what Python 3 has written.
+# What CIFAR's pickles may name, of NumPy 1 and 2; Python 3 writes "encode".
 _NAMES = {
     ("numpy", "ndarray"),
     ("numpy", "dtype"),
@@ -133,7 +125,7 @@ _NAMES = {
 
 
 class _Arrays(pickle.Unpickler):
-    """Reads pickled arrays; for known files only: others could still ask for all the memory."""
+    """Reads pickled arrays; for known files only: others could still use up the memory."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _NAMES:

@@ -64,9 +64,8 @@ class SST5(TextDataModule):
             fetch(self.URL, archive, None, instead)
             extract(archive, None, [f"trees/{n}" for n in self.FILES.values()], self.data_dir)
         for file in self.files():
-            require(
-                file.is_file(), "data_dir", f"{file.name} is missing: {instead}", str(self.data_dir)
-            )
+            reason = f"{file.name} is missing: {instead}"
+            require(file.is_file(), "data_dir", reason, str(self.data_dir))
 
     def texts(self) -> dict[str, Texts]:
         """See :meth:`TextDataModule.texts`."""
@@ -80,12 +79,7 @@ class SST5(TextDataModule):
 
 
 def parse_tree(tree: str, where: str) -> tuple[str, int]:
-    """The sentence and the root's label of a tree in Penn Treebank brackets.
-
-    Args:
-        tree: such as ``(3 (2 Good) (2 film))``.
-        where: file and line, for the error.
-    """
+    """Sentence and root label of a tree like ``(3 (2 Good) (2 film))``; errors name ``where``."""
     root, words = BRANCHES.fullmatch(LEAF.sub("", tree)), LEAF.findall(tree)
     depths = list(accumulate((sign == "(") - (sign == ")") for sign in tree))
     if root is None or not words or depths[-1] or 0 in depths[:-1]:

@@ -31,12 +31,7 @@ class TrimPadding:
         self.pad_id = pad_id
 
     def __call__(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
-        """The ids, batch × longest; nothing is random.
-
-        Args:
-            ids: batch × maximal length, filled up on the right.
-            generator: not used.
-        """
+        """The ids, padded on the right, as batch × longest; nothing is random."""
         longest = int((ids != self.pad_id).sum(dim=1).max())
         return ids[:, : max(1, longest)].long()
 
@@ -66,7 +61,7 @@ class TextDataModule(FederatedDataModule):
 
     @abstractmethod
     def files(self) -> list[Path]:
-        """The files that the texts come from; a change of theirs makes a new cache."""
+        """The files that the texts come from; when one changes, the cache is made anew."""
 
     @abstractmethod
     def texts(self) -> dict[str, Texts]:
@@ -85,12 +80,12 @@ class TextDataModule(FederatedDataModule):
         blob = self._tokenise()
         inside = cache.parent.resolve().is_relative_to(self.data_dir.resolve())
         with suppress(StorageError):  # a folder that cannot be written to: tokenise again next time
-            if inside:  # and no link of a stranger's to elsewhere
+            if inside:  # and not somewhere else, through a link
                 commit(cache, [hashlib.sha256(blob).digest(), blob])
         return self._splits(blob)
 
     def _splits(self, blob: bytes) -> Splits:
-        """What a cache holds, checked again: a checksum keeps damage out, not ill will."""
+        """What a cache holds, checked again: a checksum finds damage, not manipulation."""
         from safetensors.torch import load
 
         tensors = load(blob)
@@ -111,23 +106,15 @@ class TextDataModule(FederatedDataModule):
         return splits
 
     def check_net(self, net: nn.Module) -> None:
-        """Refuses a net with fewer tokens, or another padding, than the tokenizer."""
-        tokens, pad_id = getattr(net, "vocab_size", None), getattr(net, "pad_id", self.pad_id)
-        require(
-            tokens is None or self.top_id < tokens,
-            "tokenizer",
-            f"gives token {self.top_id}, the net knows {tokens}: use the encoder's own tokenizer",
-            self.tokenizer,
-        )
-        require(
-            pad_id == self.pad_id,
-            "tokenizer",
-            f"pads with token {self.pad_id}, the net expects {pad_id}",
-            self.tokenizer,
-        )
+        """Refuses a net with fewer words, or another padding, than the tokenizer."""
+        size, pad_id = getattr(net, "vocab_size", None), getattr(net, "pad_id", self.pad_id)
+        reason = f"gives token {self.top_id}, the net knows {size}: use the encoder's own tokenizer"
+        require(size is None or self.top_id < size, "tokenizer", reason, self.tokenizer)
+        reason = f"pads with token {self.pad_id}, the net expects {pad_id}"
+        require(pad_id == self.pad_id, "tokenizer", reason, self.tokenizer)
 
     def _cache_key(self) -> str:
-        """Of all that decides the ids, without loading the tokenizer."""
+        """A digest of all that decides the ids, without loading the tokenizer."""
         digest = hashlib.sha256(repr((self.tokenizer, self.max_length, self.cut())).encode())
         local = Path(self.tokenizer)
         own = [local / name for name in ("tokenizer.json", "vocab.txt", "tokenizer_config.json")]
@@ -137,7 +124,7 @@ class TextDataModule(FederatedDataModule):
         return digest.hexdigest()[:16]
 
     def cut(self) -> Any:
-        """Whatever else of the settings decides which texts there are."""
+        """Any other settings that decide which texts there are."""
         return None
 
     def _tokenise(self) -> bytes:
@@ -163,11 +150,7 @@ class TextDataModule(FederatedDataModule):
 
 
 def load_tokenizer(name: str) -> Any:
-    """A Hugging Face tokenizer.
-
-    Args:
-        name: a name on the hub, a local folder, or a ``vocab.txt`` of WordPieces.
-    """
+    """The tokenizer of a name on the hub, a local folder, or a ``vocab.txt`` of WordPieces."""
     try:
         from transformers import AutoTokenizer, BertTokenizer
     except ImportError as error:
@@ -175,17 +158,12 @@ def load_tokenizer(name: str) -> Any:
     try:
         if Path(name).is_file():
             words = read_text(Path(name), None).splitlines()
-            tokenizer: Any = BertTokenizer(
-                vocab={word: number for number, word in enumerate(words)}
-            )
+            tokenizer: Any = BertTokenizer(vocab={word: n for n, word in enumerate(words)})
         else:
             tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-        tokenizer(["a text"], padding="longest")  # it can: not all have a token to fill up with
+        tokenizer(["a text"], padding="longest")  # fails without a padding token
     except Exception as error:  # a damaged one fails in any way
-        raise SettingError(
-            "tokenizer",
-            "not found here nor on the hub, or damaged, or without a padding token: "
-            "give a local folder or a vocab.txt",
-            name,
-        ) from error
+        reason = "not found here nor on the hub, or damaged, or without a padding token"
+        hint = "give a local folder or a vocab.txt"
+        raise SettingError("tokenizer", f"{reason}: {hint}", name) from error
     return tokenizer

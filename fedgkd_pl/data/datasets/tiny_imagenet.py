@@ -62,23 +62,17 @@ class TinyImageNet(FederatedDataModule):
         if self.download:
             fetch(self.URL, archive, self.MD5, instead)
             extract(archive, self.MD5, [self.root.name], self.data_dir)
-        require(
-            self.root.is_dir(),
-            "data_dir",
-            f"tiny-imagenet-200 is not there: {instead}",
-            str(self.data_dir),
-        )
+        reason = f"tiny-imagenet-200 is not there: {instead}"
+        require(self.root.is_dir(), "data_dir", reason, str(self.data_dir))
 
     def load(self) -> Splits:
         """See :meth:`FederatedDataModule.load`."""
         self.prepare_data()
-        names = self._text("wnids.txt").split()
-        annotations = self._text("val/val_annotations.txt")
-        require(
-            len(set(names)) == self.num_classes and all(map(_is_name, names)),
-            "data_dir",
-            f"wnids.txt names {len(set(names))} classes, not {self.num_classes}, or has a bad name",
-        )
+        names = read_text(self.root / "wnids.txt", None).split()
+        annotations = read_text(self.root / "val" / "val_annotations.txt", None)
+        count = len(set(names))
+        reason = f"wnids.txt names {count} classes, not {self.num_classes}, or has a bad name"
+        require(count == self.num_classes and all(map(_is_name, names)), "data_dir", reason)
         classes = {name: number for number, name in enumerate(names)}
         key = hashlib.sha256(("\n".join(names) + annotations).encode()).hexdigest()[:12]
         augment = {"padding": 4 if self.augment else 0, "flip": self.augment}
@@ -91,53 +85,41 @@ class TinyImageNet(FederatedDataModule):
         listing: Listing = []
         for name, label in classes.items():
             files = sorted((self.root / "train" / name / "images").glob("*.JPEG"))
-            require(
-                len(files) == self.PER_CLASS,
-                "data_dir",
-                f"train/{name} has {len(files)} images, not {self.PER_CLASS}",
-            )
+            reason = f"train/{name} has {len(files)} images, not {self.PER_CLASS}"
+            require(len(files) == self.PER_CLASS, "data_dir", reason)
             listing += [(file, label) for file in files]
         # Mixed once and for all, so that the last tenth, the validation set, has every class.
         order = np.random.default_rng(0).permutation(len(listing))
-        return [listing[place] for place in order]
+        return [listing[index] for index in order]
 
     def _test(self, classes: dict[str, int], annotations: str) -> Listing:
         listing: Listing = []
         for line in annotations.splitlines():
             file, name = line.split("\t")[:2] if "\t" in line else (line, "")
-            require(
-                name in classes and _is_name(file),
-                "data_dir",
-                f"val_annotations.txt: {file!r:.80} is no image of a known class",
-            )
+            reason = f"val_annotations.txt: {file!r:.80} is no image of a known class"
+            require(name in classes and _is_name(file), "data_dir", reason)
             listing.append((self.root / "val" / "images" / file, classes[name]))
-        require(
-            len(listing) == self.TEST,
-            "data_dir",
-            f"val_annotations.txt names {len(listing)} images, not {self.TEST}",
-        )
+        reason = f"val_annotations.txt names {len(listing)} images, not {self.TEST}"
+        require(len(listing) == self.TEST, "data_dir", reason)
         return listing
 
     def _decoded(self, name: str, files: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """The images of a listing, from the decoded file if there is one that is sound."""
         target = self.root / "decoded" / f"{name}.pixels"
-        labels = target.with_suffix(".labels")  # and before them the digest of both
+        labels = target.with_suffix(".labels")  # which start with the digest of both
         with suppress(OSError, ValueError):
             content = labels.read_bytes()
-            examples = _mapped(target, content[64:])
-            if digest(*examples).encode() == content[:64]:
-                return examples
+            decoded = _mapped(target, content[64:])
+            if digest(*decoded).encode() == content[:64]:
+                return decoded
         listing = files()
         try:
             known = _decode(listing, target)
-            examples = _mapped(target, known)
-            commit(labels, [digest(*examples).encode(), known])
+            decoded = _mapped(target, known)
+            commit(labels, [digest(*decoded).encode(), known])
         except OSError as error:
             raise StorageError(target.parent, error) from error
-        return examples
-
-    def _text(self, name: str) -> str:
-        return read_text(self.root / name, None)
+        return decoded
 
 
 def _is_name(name: str) -> bool:
@@ -173,8 +155,8 @@ def _pixels(file: Path) -> bytes:
     content = read_checked(file, None)
     try:
         with Image.open(io.BytesIO(content), formats=["JPEG"]) as image:
-            if image.size == (64, 64):  # known before it is decoded, so a bomb never is
+            if image.size == (64, 64):  # checked before decoding, because of bombs
                 return np.asarray(image.convert("RGB")).transpose(2, 0, 1).tobytes()
-    except Exception as error:  # Pillow's errors on damage have many classes
+    except Exception as error:  # Pillow raises many classes
         raise SettingError("data_dir", f"{file} cannot be decoded: fetch it again") from error
     raise SettingError("data_dir", f"{file} is not 64 × 64: fetch it again")

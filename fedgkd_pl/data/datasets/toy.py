@@ -48,15 +48,10 @@ class Toy2D(FederatedDataModule):
 
 
 def sector(points: NDArray[np.floating], num_clients: int) -> NDArray[np.int64]:
-    """The client whose part of the plane each point lies in.
-
-    Args:
-        points: points × 2.
-        num_clients: how many sectors.
-    """
+    """The client whose part of the plane each point lies in; ``points`` is points × 2."""
     turned = (np.arctan2(points[:, 1], points[:, 0]) - np.pi / 4) % (2 * np.pi)
-    places: NDArray[np.int64] = (turned / (2 * np.pi) * num_clients).astype(np.int64)
-    return places
+    sectors: NDArray[np.int64] = (turned / (2 * np.pi) * num_clients).astype(np.int64)
+    return sectors
 
 
 def _examples(points: "np.ndarray[Any, np.dtype[np.float64]]") -> Examples:

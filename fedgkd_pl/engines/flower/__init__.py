@@ -1,1 +1,1 @@
-"""Everything Flower: the engine, both halves of an app, what travels and what is agreed."""
+"""Everything for Flower: the engine, both apps, the messages and the contract."""

@@ -48,12 +48,7 @@ import = "{modules}"
 
 
 def write_app(folder: str, argv: list[str]) -> None:
-    """Makes an app of settings, once they are checked as far as that goes without data.
-
-    Args:
-        folder: a new one, whose name becomes the app's.
-        argv: flags of ``fit``; those of Flower's engine may be among them.
-    """
+    """Writes an app to a new folder; ``argv`` are flags of ``fit``, checked as far as possible."""
     target = Path(folder)
     named = re.fullmatch(r"[a-zA-Z][a-zA-Z0-9_-]{,31}", target.name)
     text = "Flower takes names of at most 32 letters, digits and dashes"
@@ -89,14 +84,14 @@ def write_app(folder: str, argv: list[str]) -> None:
 def _over_flower(argv: list[str]) -> list[str]:
     """The flags of ``fit`` with Flower's engine, whose own flags may be among them."""
     own = [n for n, word in enumerate(argv) if word.startswith("--model.engine.")]
-    place = own[0] if own else len(argv)
-    return [*argv[:place], "--model.engine", "FlowerEngine", *argv[place:]]
+    index = own[0] if own else len(argv)
+    return [*argv[:index], "--model.engine", "FlowerEngine", *argv[index:]]
 
 
 def _file(module: str) -> Path:
-    found = importlib.util.find_spec(module)
-    single = found is not None and found.origin is not None and not found.submodule_search_locations
+    spec = importlib.util.find_spec(module)
+    single = spec is not None and spec.origin is not None and not spec.submodule_search_locations
     single = single and "." not in module and module != "fedgkd_app"
     require(single, "import", "an app takes modules of one file along; install others", module)
-    assert found is not None and found.origin is not None
-    return Path(found.origin)
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin)

@@ -35,12 +35,7 @@ log = logging.getLogger("fedgkd_pl")
 
 
 def make(file: str, mods: list[Any] | None) -> "ClientApp":
-    """See :func:`fedgkd_pl.flower.client_app`.
-
-    Args:
-        file: the app's ``__file__``.
-        mods: Flower's modifiers.
-    """
+    """See :func:`fedgkd_pl.flower.client_app`."""
     from flwr.app import ConfigRecord, RecordDict
     from flwr.app import Message as FlowerMessage
     from flwr.clientapp import ClientApp
@@ -77,7 +72,7 @@ class Node:
     """What a node's process holds: the data, a net, a Trainer.
 
     Args:
-        request: the app's, and the node's own flags behind it.
+        request: the app's, followed by the node's own flags.
         owner: the client whose data all training data here is; None if the data is that of all.
     """
 
@@ -104,10 +99,9 @@ class Node:
         """What clients answer.
 
         Args:
-            message: what the server sent.
             since: whom to train, and the mark of the state that each goes on from.
             clients: whom the node stands for.
-            kept: what they have kept.
+            kept: the states of its clients.
         """
         answers: list[Answer] = []
         states = {}
@@ -121,8 +115,8 @@ class Node:
         for answer in self.session.run(message, list(states)):
             if isinstance(answer, ClientFailure):
                 log.error("client %d: %s", answer.client, answer.traceback or answer.reason)
-                kind = answer.reason.split(":")[0]
-                answer = ClientFailure(answer.client, f"{kind} (its node's log says more)")
+                name = answer.reason.split(":")[0]
+                answer = ClientFailure(answer.client, f"{name} (its node's log says more)")
             else:
                 mark = since[answer.client]
                 answer.state = kept.add(answer.client, message.round, answer.state, mark)
@@ -132,18 +126,12 @@ class Node:
 
 @lru_cache(maxsize=1)  # for processes that get several messages
 def _node(argv: tuple[str, ...], modules: tuple[str, ...], owner: int | None, _: bytes) -> Node:
-    """The node of some flags; another content of their config makes another node."""
+    """The node of some flags; when the content of their config changes, another one."""
     return Node(Request("fit", list(argv), modules=modules), owner)
 
 
 def node_of(file: str, context: Any, asked: Contract) -> tuple[Node, list[int]]:
-    """The node of a context and whom it stands for; refuses what its operator did not agree to.
-
-    Args:
-        file: the app's ``__file__``.
-        context: Flower's.
-        asked: the server's contract.
-    """
+    """The node of a context and its clients; refuses what its operator has not agreed to."""
     said = context.node_config
     text = f"the server runs fedgkd_pl {asked.version}, this node {fedgkd_pl.__version__}"
     require(asked.version == fedgkd_pl.__version__, "version", text)
@@ -222,7 +210,7 @@ def _states(context: Any, asked: Contract) -> States:
 
 
 def _outwards(error: Exception) -> str:
-    """What the server is told of an error: our own texts, and no others, which may show data."""
+    """What the server is told about an error: only our own texts, as others may show data."""
     if isinstance(error, SettingError | RunFailed):
         log.warning("this node refuses: %s", error)
         return str(error)

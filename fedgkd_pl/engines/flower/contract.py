@@ -1,4 +1,4 @@
-"""The same settings on both sides, and what they come to."""
+"""The settings of both sides, and the contract that is made from them."""
 
 import hashlib
 import json
@@ -24,7 +24,6 @@ def request_of(file: str, run_config: Mapping[str, Any], more: Sequence[str] = (
     """The ``fit`` that an app stands for.
 
     Args:
-        file: the app's ``__file__``.
         run_config: Flower's: ``import`` names modules of the user's in the app's folder, ``args``
             holds flags that go behind the config.
         more: flags behind these.
@@ -38,12 +37,7 @@ def request_of(file: str, run_config: Mapping[str, Any], more: Sequence[str] = (
 
 
 def contract_of(experiment: Experiment, own_data: bool = False) -> Contract:
-    """What settings and data come to.
-
-    Args:
-        experiment: with its data loaded.
-        own_data: whether the data is this node's alone, and not the server's.
-    """
+    """The contract of settings and loaded data; ``own_data``: the node's, not the server's."""
     text = json.dumps(experiment.fixed, sort_keys=True, default=str)
     return Contract(
         version=fedgkd_pl.__version__,

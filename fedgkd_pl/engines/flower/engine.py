@@ -27,19 +27,14 @@ if TYPE_CHECKING:
 
 POLL = 0.5  # seconds
 MOST = 10**12  # samples of a client
-ASK_AGAIN = 60.0  # seconds, until a node that refused may have been mended
-JOIN = 60.0  # seconds that a round waits for nodes that have come back, to hear whose they are
+ASK_AGAIN = 60.0  # seconds, until a node that refused may have been fixed
+JOIN = 60.0  # seconds that a round waits for nodes that have come back
 log = logging.getLogger("fedgkd_pl")
 
 
 @dataclass
 class Link:
-    """What a ServerApp has that a Trainer has not.
-
-    Attributes:
-        grid: Flower's way to the nodes.
-        contract: what clients must agree to.
-    """
+    """What a ServerApp gives to the engine: Flower's grid, and what clients must agree to."""
 
     grid: Any
     contract: "Contract | None" = None
@@ -50,11 +45,7 @@ _link: Link | None = None
 
 @contextmanager
 def linked(grid: Any) -> Iterator[Link]:
-    """Gives engines of this process a way to the nodes, for a while.
-
-    Args:
-        grid: Flower's.
-    """
+    """Gives engines of this process Flower's ``grid``, the way to the nodes, within a block."""
     global _link
     _link = Link(grid)
     try:
@@ -101,41 +92,24 @@ class FlowerEngine(Engine):
         self.max_samples = max_samples
 
     def states(self, declared: Specs) -> Specs:
-        """See :meth:`Engine.states`.
-
-        Args:
-            declared: by the method.
-        """
+        """See :meth:`Engine.states`."""
         from fedgkd_pl.engines.flower.records import SINCE
 
         return {SINCE: Spec((2,), torch.int64, low=0)} if declared else {}
 
     def check(self, server: "FederatedServer") -> None:
-        """See :meth:`Engine.check`.
-
-        Args:
-            server: the method.
-        """
+        """See :meth:`Engine.check`."""
         self.check_method(server)
         text = "FlowerEngine runs in a Flower app: make one with fedgkd-pl flower, start it with "
         require(_link is not None, "engine", text + "flwr run")
 
     def check_method(self, server: "FederatedServer") -> None:
-        """Refuses a method that has nothing to evaluate where models do not travel.
-
-        Args:
-            server: the method.
-        """
+        """Refuses a method that sends no models, which the server could not evaluate."""
         text = f"{type(server).__name__} sends no models, so that Flower's server has none to test"
         require(server.shares_models, "engine", f"{text}: take another engine")
 
     def open(self, job: Job, cohort_size: int) -> Session:
-        """See :meth:`Engine.open`.
-
-        Args:
-            job: what the nodes will train, which they know themselves.
-            cohort_size: clients per round.
-        """
+        """See :meth:`Engine.open`; the nodes know the job themselves."""
         keep_memory()  # for evaluation
         if _link is None or _link.contract is None:
             raise SettingError("engine", "FlowerEngine runs in a Flower app: fedgkd-pl flower")
@@ -143,14 +117,7 @@ class FlowerEngine(Engine):
 
 
 class FlowerSession(Session):
-    """The nodes of a run.
-
-    Args:
-        engine: the settings.
-        job: what they train.
-        grid: the way to them.
-        contract: what they must agree to.
-    """
+    """The nodes of a run."""
 
     def __init__(self, engine: FlowerEngine, job: Job, grid: Any, contract: "Contract") -> None:
         self.engine = engine
@@ -161,18 +128,13 @@ class FlowerSession(Session):
         self.cards: dict[int, list[int]] = {}  # whom each node stands for
         self.asking: dict[str, int] = {}  # the nodes that have not answered yet, by message
         self.since: dict[int, float] = {}  # when they were asked
-        self.refusals: dict[int, str] = {}  # what connected nodes have against it
+        self.refusals: dict[int, str] = {}  # why connected nodes refuse
         self.again: dict[int, float] = {}  # when to ask those again who refused or failed
-        self.told: set[tuple[int, int]] = set()
+        self.warned: set[tuple[int, int]] = set()  # clients and nodes
         self.waited = False
 
     def run(self, message: Message, cohort: Sequence[int]) -> Iterator[Answer]:
-        """See :meth:`Session.run`.
-
-        Args:
-            message: what every client gets.
-            cohort: the clients' ids.
-        """
+        """See :meth:`Session.run`."""
         self._find(cohort)
         order = schedule(self.job, cohort)
         asked: dict[int, list[int]] = {}
@@ -189,7 +151,7 @@ class FlowerSession(Session):
             yield done.pop(client)
 
     def _answers(self, message: Message, asked: dict[int, list[int]]) -> Iterator[list[Answer]]:
-        """What the nodes answer, as it comes; at last, who is late."""
+        """The nodes' answers as they come; at last, failures for those that are late."""
         from fedgkd_pl.engines.flower.records import SINCE, pack_message, pack_task, unpack_answers
 
         states = self.job.states
@@ -222,13 +184,13 @@ class FlowerSession(Session):
                 break
             if pending:
                 time.sleep(min(POLL, left))
-                self._meet()  # who comes meanwhile is there for the next round
+                self._meet()  # new nodes, for the next round
         for node in pending.values():
             reason = f"its node did not answer within {deadline:g} s"
             yield [ClientFailure(client, reason) for client in asked[node]]
 
     def _nobody(self) -> str:
-        """Why a client has no node, as far as that is known: those that refuse do not say whose."""
+        """Why a client has no node; a node that refuses does not say whose it is."""
         text = "no node that stands for it is connected"
         if not self.refusals:
             return text
@@ -237,21 +199,20 @@ class FlowerSession(Session):
         return f"{text}; node {node} is, but refuses: {reason[:300]}{more}"
 
     def _find(self, cohort: Sequence[int]) -> None:
-        """Learns who stands for whom; before the first round, waits for the cohort's nodes.
+        """Learns which node stands for whom; before the first round, waits for the cohort's nodes.
 
-        Later it waits only for nodes that are there and have just been asked: those that were
-        gone, and are back.
+        Later it waits only for nodes that have just come back.
         """
         end = time.monotonic() + (0 if self.waited else self.engine.patience)
-        told = False
+        warned = False
         while True:
             self._meet()
             missing = [client for client in cohort if client not in self.hosts]
             if not missing or (time.monotonic() >= end and not self._has_news()):
                 break
-            if not told:
+            if not warned:
                 log.warning("waiting for the nodes of clients %s", missing)
-                told = True
+                warned = True
             time.sleep(POLL)
         self.waited = True
 
@@ -262,7 +223,7 @@ class FlowerSession(Session):
         return bool(new) and time.monotonic() < max(new) + limit
 
     def _meet(self) -> None:
-        """Asks new nodes whom they stand for, and reads what has come; waits for nothing."""
+        """Asks new nodes whom they stand for, and reads the replies so far, without waiting."""
         from flwr.app import ConfigRecord, RecordDict
 
         connected = set(self.grid.get_node_ids())
@@ -301,21 +262,22 @@ class FlowerSession(Session):
         self.hosts = {}
         for node in sorted(self.cards):
             for client in self.cards[node]:
-                if self.hosts.setdefault(client, node) != node and (client, node) not in self.told:
+                host = self.hosts.setdefault(client, node)
+                if host != node and (client, node) not in self.warned:
                     text = "client %d is node %d's; node %d, which says so too, is not asked for it"
-                    log.warning(text, client, self.hosts[client], node)
-                    self.told.add((client, node))
+                    log.warning(text, client, host, node)
+                    self.warned.add((client, node))
 
-    def _send(self, kind: str, node: int, content: Any, round: int, seconds: float) -> str:
-        """Sends a message, which lives for some seconds; its number, empty if it cannot be sent."""
+    def _send(self, category: str, node: int, content: Any, round: int, seconds: float) -> str:
+        """Sends a message that expires after ``seconds``; its number, empty if that fails."""
         from flwr.app import Message as FlowerMessage
 
-        message = FlowerMessage(content, node, kind, ttl=seconds, group_id=str(round))
+        message = FlowerMessage(content, node, category, ttl=seconds, group_id=str(round))
         numbers = list(self.grid.push_messages([message]))
         return numbers[0] or "" if numbers else ""
 
     def _replies(self, pending: dict[str, int]) -> Iterator[tuple[int, Any]]:
-        """The replies that are there, which are pending no more."""
+        """The replies that have come, each with its node, and no longer pending."""
         import httpx
 
         for number in list(pending):

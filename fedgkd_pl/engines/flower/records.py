@@ -1,4 +1,4 @@
-"""What crosses between organisations, as Flower's own records: arrays and plain values, no pickles.
+"""What the organisations send each other, as Flower's records: arrays and plain values, no pickles.
 
 A model, or a group of other tensors, is one ArrayRecord. Where one model goes down and one comes
 back for one client (FedAvg, FedProx, MOON, FedGKD with M=1), a message holds a single ArrayRecord
@@ -16,8 +16,8 @@ from fedgkd_pl.federation.message import Answer, ClientFailure, ClientUpdate, Me
 from fedgkd_pl.runs.settings import short
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-SHOWN = 5  # of the settings that differ
-RAW = "fedgkd_pl.bytes"  # how types are written that NumPy does not have
+SHOWN = 5  # settings that differ, in a message
+RAW = "fedgkd_pl.bytes"  # the format of types that NumPy does not have
 RAW_TYPES = {"bfloat16": torch.bfloat16}
 MODEL, TENSORS, SECONDS = "model.", "tensors.", "seconds."
 Mark = tuple[int, int]  # of a state: round and checksum; (0, 0) for nothing kept yet
@@ -26,28 +26,16 @@ SINCE = "kept by its node"  # the name of what stands for a state on the server
 
 @dataclass(frozen=True)
 class Contract:
-    """What both sides must agree on before a client trains.
-
-    Attributes:
-        version: of fedgkd_pl.
-        method: its class.
-        settings: the SHA-256 of all settings that decide the result.
-        data: the SHA-256 of the partitioned data; empty where every node has data of its own.
-        fixed: the settings themselves, as JSON, to name the one that differs.
-    """
+    """What both sides must agree on before a client trains."""
 
     version: str
     method: str
-    settings: str
-    data: str
-    fixed: str = ""
+    settings: str  # the SHA-256 of all settings that decide the result
+    data: str  # the SHA-256 of the partitioned data; empty where every node has data of its own
+    fixed: str = ""  # the settings themselves, as JSON, to name the one that differs
 
     def breach(self, asked: "Contract") -> str:
-        """Why this side cannot do what the other asks for; empty if it can.
-
-        Args:
-            asked: the server's.
-        """
+        """Why this side cannot do what the server ``asked`` for; empty if it can."""
         for name in "version", "method", "settings", "data":
             value, mine = getattr(asked, name), getattr(self, name)
             if mine != value and not (name == "data" and not mine):
@@ -58,12 +46,7 @@ class Contract:
 
 
 def differing(asked: str, mine: str) -> str:
-    """The settings that differ, with both values; empty if they cannot be compared.
-
-    Args:
-        asked: the server's, as JSON.
-        mine: this node's.
-    """
+    """The settings (as JSON) that differ, with both values; empty if they cannot be compared."""
     try:
         there, here = json.loads(asked), json.loads(mine)
         keys = [k for k in sorted({*there, *here}) if there.get(k) != here.get(k)]
@@ -82,11 +65,7 @@ def _cut(value: Any) -> str:
 
 
 def to_arrays(state: State) -> ArrayRecord:
-    """Tensors as a record.
-
-    Args:
-        state: tensors by name, on any device.
-    """
+    """Tensors, of any device, as a record."""
     return ArrayRecord({name: _to_array(tensor) for name, tensor in state.items()})
 
 
@@ -100,30 +79,21 @@ def _to_array(tensor: torch.Tensor) -> Array:
 
 
 def from_arrays(record: ArrayRecord) -> State:
-    """The inverse of :func:`to_arrays`.
-
-    Args:
-        record: what came.
-    """
+    """The inverse of :func:`to_arrays`."""
     return {name: _from_array(array) for name, array in record.items()}
 
 
 def _from_array(array: Array) -> torch.Tensor:
     if array.stype != RAW:
         return torch.from_numpy(array.numpy())
-    kind = RAW_TYPES[array.dtype]
+    dtype = RAW_TYPES[array.dtype]
     if 0 in array.shape:
-        return torch.empty(array.shape, dtype=kind)
-    return torch.frombuffer(bytearray(array.data), dtype=kind).reshape(array.shape)
+        return torch.empty(array.shape, dtype=dtype)
+    return torch.frombuffer(bytearray(array.data), dtype=dtype).reshape(array.shape)
 
 
 def pack_message(message: Message, contract: Contract) -> dict[str, Any]:
-    """What every node gets in a round.
-
-    Args:
-        message: what every client gets.
-        contract: the server's.
-    """
+    """What every node gets in a round."""
     records: dict[str, Any] = {MODEL + n: to_arrays(state) for n, state in message.models.items()}
     records |= {TENSORS + name: to_arrays(state) for name, state in message.tensors.items()}
     records["numbers"] = MetricRecord(dict(message.numbers))
@@ -132,24 +102,14 @@ def pack_message(message: Message, contract: Contract) -> dict[str, Any]:
 
 
 def pack_task(common: Mapping[str, Any], round: int, since: Mapping[int, Mark]) -> RecordDict:
-    """What one node gets.
-
-    Args:
-        common: what :func:`pack_message` made.
-        round: the round.
-        since: whom to train, and the mark of the state that each goes on from.
-    """
+    """``common`` of :func:`pack_message`, and whom a node trains, from the state of which mark."""
     marks = [part for mark in since.values() for part in mark]
     task = ConfigRecord({"round": round, "clients": list(since), "marks": marks})
     return RecordDict({**common, "task": task})
 
 
 def unpack_task(content: RecordDict) -> tuple[Message, dict[int, Mark]]:
-    """The inverse of :func:`pack_task`, without the contract.
-
-    Args:
-        content: what came.
-    """
+    """The inverse of :func:`pack_task`, without the contract."""
     task: Any = content["task"]
     models, tensors = (
         {
@@ -166,21 +126,13 @@ def unpack_task(content: RecordDict) -> tuple[Message, dict[int, Mark]]:
 
 
 def unpack_contract(content: RecordDict) -> Contract:
-    """The server's contract.
-
-    Args:
-        content: what came.
-    """
+    """The server's contract."""
     said = content["contract"]  # of another version perhaps, with other fields
     return Contract(**{name.name: str(said.get(name.name, "")) for name in fields(Contract)})
 
 
 def pack_answers(answers: Iterable[Answer]) -> RecordDict:
-    """What a node answers: the mark of a state, which stays, and no traceback, which may show data.
-
-    Args:
-        answers: of its clients.
-    """
+    """What a node answers: of a state only its mark; no traceback, which may show data."""
     records: dict[str, Any] = {}
     for answer in answers:
         name = str(answer.client)
@@ -199,12 +151,7 @@ def pack_answers(answers: Iterable[Answer]) -> RecordDict:
 
 
 def unpack_answers(content: RecordDict, clients: Sequence[int]) -> list[Answer]:
-    """The inverse of :func:`pack_answers`, for those who were asked and nobody else.
-
-    Args:
-        content: what came.
-        clients: who was asked.
-    """
+    """The inverse of :func:`pack_answers`, for the clients that were asked and no others."""
     answers: list[Answer] = []
     for client in clients:
         try:

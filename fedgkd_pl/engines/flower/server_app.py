@@ -1,4 +1,4 @@
-"""The ServerApp: ``fedgkd-pl fit`` with a way to the nodes."""
+"""The ServerApp: ``fedgkd-pl fit``, connected to the nodes."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +13,7 @@ if TYPE_CHECKING:
 
 
 def make(file: str) -> "ServerApp":
-    """See :func:`fedgkd_pl.flower.server_app`.
-
-    Args:
-        file: the app's ``__file__``.
-    """
+    """See :func:`fedgkd_pl.flower.server_app`."""
     from flwr.serverapp import ServerApp
 
     app = ServerApp()
@@ -33,7 +29,7 @@ def make(file: str) -> "ServerApp":
 
 
 def _fit(file: str, run_config: Any, link: Link) -> int:
-    """Trains, once the clients can be told what they must agree to."""
+    """Trains, once the contract for the clients is known."""
     quiet_libraries()
     resume = str(run_config.get("resume", ""))
     experiment = build_request(request_of(file, run_config, ["--resume", resume] * bool(resume)))

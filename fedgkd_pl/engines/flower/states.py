@@ -19,13 +19,9 @@ KEPT = 3  # of each client, with the one it goes on from: a server that resumes 
 
 
 class States:
-    """The states of a node's clients, in Flower's Context and, for other runs to find, on disk.
+    """The states of a node's clients, in Flower's Context and, if there is a folder, on disk.
 
     Flower gives every run a new Context, and a server that was killed goes on in a new run.
-
-    Args:
-        records: the Context's.
-        folder: where they are on disk, too; None for nowhere.
     """
 
     def __init__(self, records: Any, folder: Path | None = None) -> None:
@@ -33,12 +29,7 @@ class States:
         self.folder = folder
 
     def find(self, client: int, mark: Mark) -> State:
-        """The state that a client goes on from.
-
-        Args:
-            client: its id.
-            mark: of the state.
-        """
+        """The state that a client goes on from, by its mark."""
         if mark == (0, 0):
             return {}
         name = _name(client, mark)
@@ -52,18 +43,12 @@ class States:
         raise RunFailed(f"its node has lost what it kept since round {mark[0]}{hint}")
 
     def add(self, client: int, round: int, state: State, since: Mark = (0, 0)) -> State:
-        """Keeps a new state, the one it came from and those before, and lets go of others.
+        """Keeps a new state, the one it came from (``since``) and some before; drops the others.
 
         What is later than the one it came from is of rounds that did not count.
 
-        Args:
-            client: its id.
-            round: of the state.
-            state: what to keep.
-            since: the mark of the state that it came from.
-
         Returns:
-            What stands for it on the server.
+            What the server keeps in its place.
         """
         if not state:
             return {}
@@ -89,12 +74,12 @@ def _name(client: int, mark: Mark) -> str:
 
 
 def _old(names: list[str], client: int, new: str, since: Mark) -> list[str]:
-    """Those of a client that no server will ask for any more."""
-    found = {
+    """The states of a client that no server will ask for any more."""
+    rounds = {
         name: int(match[1])
         for name in names
         if (match := re.match(rf"client-{client}-round-(\d+)-[0-9a-f]+\.safetensors$", name))
     }
-    before = sorted((round, name) for name, round in found.items() if round <= since[0])
+    before = sorted((round, name) for name, round in rounds.items() if round <= since[0])
     kept = {new, _name(client, since), *(name for _, name in before[1 - KEPT :])}
-    return [name for name in found if name not in kept]
+    return [name for name in rounds if name not in kept]
