@@ -3,8 +3,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 FAST := not slow and not faults and not ray and not flower
+# started first, so that no worker is left alone with one of them
+LONG := notebooks tests/runs/test_faults.py tests/experiments/test_compare.py tests/settings tests/cli tests/runs
+ENGINES := tests/engines/test_ray.py tests/engines/test_flower.py tests/engines/test_flower_net.py
 
-.PHONY: help setup demo digits bench test test-faults test-ray test-flower fuzz test-slow lint papers format wheel clean
+.PHONY: help setup demo digits bench test test-engines test-faults test-ray test-flower fuzz test-slow lint papers format wheel clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -34,7 +37,7 @@ bench: .venv/.ray .venv/.flower  ## speed, start-up, scale, commits and engines 
 
 test: $(STAMP)  ## the tests (the long ones: make test-slow)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m '$(FAST)' \
-	  --durations 10 --nbmake --nbmake-timeout 300 tests/runs/test_faults.py tests/experiments/test_compare.py tests notebooks
+	  --durations 10 --nbmake --nbmake-timeout 300 $(LONG) tests
 
 test-faults: $(STAMP)  ## 50 kills, signals and stops per method, full disks: an hour
 	@FEDGKD_TRIALS=50 $(BIN)/python -m pytest -v tests/runs/test_faults.py \
@@ -46,6 +49,10 @@ fuzz: $(STAMP)  ## mutated configs, checkpoints and data files for 20 minutes
 .venv/.%: $(STAMP)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$*]'
 	@touch $@
+
+test-engines: .venv/.ray .venv/.flower  ## installs Ray and Flower; their bits, a kill, a refusal, TLS: a quarter of an hour
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -v --durations 10 -m 'engines or ($(FAST))' $(ENGINES)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -v -m engines --ignore tests/engines tests
 
 test-ray: .venv/.ray  ## installs Ray; a cluster that loses workers and a node: ten minutes
 	@$(BIN)/python -m pytest -v tests/engines/test_ray.py

@@ -80,6 +80,7 @@ def same_run(here: Path, there: Path) -> None:
     assert failures(there) == []
 
 
+@pytest.mark.engines
 @pytest.mark.parametrize("method", METHODS)
 def test_three_rounds_give_the_bits_of_the_local_engine(
     method: str, net: Network, tmp_path: Path
@@ -90,6 +91,7 @@ def test_three_rounds_give_the_bits_of_the_local_engine(
     same_run(here, tmp_path / "flower/version_0")
 
 
+@pytest.mark.engines
 def test_an_unknown_key_is_refused(net: Network) -> None:
     stranger = net.key("stranger")  # and nobody registers it
     net.node(stranger, "partition-id=0 num-partitions=2")
@@ -100,7 +102,7 @@ def test_an_unknown_key_is_refused(net: Network) -> None:
     assert net.online() == 2
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [pytest.param("FedGKD", marks=pytest.mark.engines), "MOON"])
 def test_the_server_killed_after_round_two_resumes(
     method: str, net: Network, tmp_path: Path
 ) -> None:

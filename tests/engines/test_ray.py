@@ -191,7 +191,7 @@ def kill_one(session: Any) -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("kind", [SlowGKD, SlowMOON])
+@pytest.mark.parametrize("kind", [pytest.param(SlowGKD, marks=pytest.mark.engines), SlowMOON])
 def test_a_worker_killed_and_a_node_removed(
     kind: Any, cluster: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -4,10 +4,7 @@ import csv
 import io
 import json
 import math
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -24,6 +21,7 @@ from fedgkd_pl.experiments.tables import every_run, make_tables
 from fedgkd_pl.settings.files import available
 from rich.console import Console
 
+from tests.support.faults import Command
 from tests.support.studies import fake, grouped, results, study
 
 MINI = """
@@ -351,15 +349,8 @@ def test_versions_come_in_their_order(tmp_path: Path) -> None:
 # -- runs ----------------------------------------------------------------------------------------
 
 
-def compare(folder: Path, *words: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-m", "fedgkd_pl", "compare", "mini.yaml", *words],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+def compare(folder: Path, *words: str) -> Command:
+    return Command(folder, "compare", "mini.yaml", *words)
 
 
 def tables(folder: Path) -> list[str]:

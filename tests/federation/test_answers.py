@@ -570,6 +570,7 @@ def test_reports_of_feddistill_have_one_type_and_are_sums_in_single_precision() 
 # -- over Flower --------------------------------------------------------------------------------
 
 
+@pytest.mark.engines
 def test_nodes_that_answer_what_they_should_not(tmp_path: Path) -> None:
     """In each round something else: the run is the one in which that node failed instead."""
     pytest.importorskip("flwr", reason="the extra flower is not installed")
@@ -621,6 +622,7 @@ def test_nodes_that_answer_what_they_should_not(tmp_path: Path) -> None:
         assert client in ("1", "3") and reason.startswith(nonsense[int(round)][2]), reason
 
 
+@pytest.mark.engines
 def test_nodes_with_data_of_their_own_need_a_cap(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -641,6 +643,7 @@ def test_nodes_with_data_of_their_own_need_a_cap(
 
 
 @pytest.mark.parametrize("number", [0, -1, 10**13])
+@pytest.mark.engines
 def test_a_cap_that_is_none(number: int) -> None:
     pytest.importorskip("flwr", reason="the extra flower is not installed")
     from fedgkd_pl.engines.flower.engine import FlowerEngine

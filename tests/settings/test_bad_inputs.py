@@ -156,6 +156,22 @@ VALUES: list[tuple[str, str, str]] = [
     ("data.partition", "Dirichet", "data.partition: no such class, did you mean Dirichlet?"),
 ]
 
+# Those that `make test` gives as flags too: of each kind of value, and each kind of place, one.
+AS_FLAGS = {
+    ("rounds", "2.5"),
+    ("rounds", "0"),
+    ("name", "../away"),
+    ("model.optimizer.lr", ".nan"),
+    ("model.gamma", "null"),
+    ("model.net.hidden", "[x]"),
+    ("model.init_args", "3"),
+    ("trainer", "5"),
+    ("trainer.devices", "4"),
+    ("data.drop_last", "true"),
+    ("model", "FedGDK"),
+    ("model.optimizer", "torch.nn.Linear"),
+}
+
 # Words after the command, and the answer.
 FLAGS: dict[str, str] = {
     DIRICHLET + "alpha=-1": "data.partition.alpha: must be a positive number (got -1.0)",
@@ -217,7 +233,11 @@ CASES = [
         for key, value, answer in VALUES
     ),
     *(
-        pytest.param([f"--{key}={value}"], "", answer, id=f"--{key}={value}")
+        pytest.param(
+            *([f"--{key}={value}"], "", answer),
+            id=f"--{key}={value}",
+            marks=[] if (key, value) in AS_FLAGS else pytest.mark.slow,
+        )
         for key, value, answer in VALUES
     ),
     *(pytest.param(words.split(), "", answer, id=words[:80]) for words, answer in FLAGS.items()),

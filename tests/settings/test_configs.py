@@ -65,7 +65,7 @@ def test_the_configs_of_the_readme_are_there() -> None:
     } <= set(FILES)
 
 
-def tiny(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def tiny(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, real: bool) -> list[str]:
     """Writes a little data of the config's kind; returns the flags that go with it."""
     few = ["--data.num_clients", "5", "--model.engine.workers", "1"]
     if name.startswith("cifar"):
@@ -73,7 +73,8 @@ def tiny(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return few
     if name.startswith("tiny_imagenet"):
         write_tiny(folder / "data", monkeypatch)
-        return [*few, "--model.net.num_classes", "3"]
+        net = [] if real else ["--model.net", "fedgkd_pl.ResNet8"]  # not ResNet50
+        return [*few, *net, "--model.net.num_classes", "3"]
     if name.startswith(("ag_news", "sst5")):
         (folder / "vocab.txt").write_text("\n".join(WORDS))
         few += ["--data.tokenizer", "vocab.txt", "--model.net.encoder_config", json.dumps(TINY)]
@@ -86,15 +87,26 @@ def tiny(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return []
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    ("name", "real"),  # real: with its own net, however large
+    [
+        *(pytest.param(name, False, id=name) for name in FILES),
+        *(
+            pytest.param(name, True, id=f"{name}, ResNet50", marks=pytest.mark.slow)
+            for name in FILES
+            if name.startswith("tiny_imagenet")
+        ),
+    ],
+)
 def test_two_rounds(
     name: str,
+    real: bool,
     run: Callable[..., tuple[int, str, str]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     words = ["--config", name]
-    words += tiny(name, tmp_path, monkeypatch)
+    words += tiny(name, tmp_path, monkeypatch, real)
     words += ["--rounds", "2", "--model.local_epochs", "1", "--name", "x"]
     code, _, err = run("fit", *words)
     assert code == 0, err

@@ -137,7 +137,7 @@ class Launcher:
         Raises:
             TimeoutError: it goes on for longer than this, and was killed.
         """
-        self._say({})
+        self._say({"wait": True})
         late = not select.select([self.connection], [], [], seconds)[0]
         if late:
             os.kill(self.child, signal.SIGKILL)
@@ -145,6 +145,12 @@ class Launcher:
         if late:
             raise TimeoutError(f"a command did not end within {seconds} s")
         return code
+
+    def poll(self) -> int | None:
+        """The exit code, None while it runs."""
+        self._say({"wait": False})
+        answer = self._answer()
+        return None if answer == "running" else int(answer)
 
     def run(self, folder: Path, *words: str, **kwargs: Any) -> int:
         """Starts and waits."""
@@ -160,6 +166,28 @@ class Launcher:
 
     def _answer(self) -> str:
         return self.lines.readline().strip()
+
+
+class Command:
+    """A command of a launcher of its own, used as a Popen is."""
+
+    def __init__(self, folder: Path, *words: str) -> None:
+        self.launcher = Launcher()
+        self.output = folder / f"told-{time.monotonic_ns()}.txt"
+        self.pid = self.launcher.start(folder, *words, output=str(self.output))
+        self.poll = self.launcher.poll
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self) -> tuple[str]:
+        """What it has said, when it has ended."""
+        self.returncode = self.launcher.wait()
+        self.launcher.close()
+        return (self.output.read_text(),)
 
 
 @cache
@@ -212,18 +240,23 @@ def _serve(address: str) -> None:
 
 
 def _launch(connection: socket.socket) -> None:
-    child = 0
+    child, code = 0, None
     for line in connection.makefile("r"):
         order = json.loads(line)
-        if order:
+        answer: int | str | None
+        if "folder" in order:
             child = answer = os.fork()
+            code = None
             if not child:
                 connection.close()
                 os.environ.update(order["env"])
                 tempfile.tempdir = None  # asks for TMPDIR again
                 _child(order["folder"], order["words"], order["stop_at"], order["output"])
         else:
-            answer = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            if code is None:
+                ended, status = os.waitpid(child, 0 if order["wait"] else os.WNOHANG)
+                code = os.waitstatus_to_exitcode(status) if ended else None
+            answer = "running" if code is None else code
         connection.sendall(f"{answer}\n".encode())
 
 
