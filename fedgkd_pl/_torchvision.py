@@ -39,14 +39,7 @@ def install() -> None:
 
 
 def declare_missing_operators(package: Path) -> bool:
-    """Declares torchvision's operators where its own library does not load.
-
-    Args:
-        package: the folder of the torchvision package.
-
-    Returns:
-        Whether anything was declared: ``False`` where torchvision's own operators load.
-    """
+    """Declares torchvision's operators if those in its folder do not load; whether it did."""
     import torch
 
     try:

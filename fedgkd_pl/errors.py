@@ -1,9 +1,9 @@
-"""The errors that the command line tells in one line, each kind with an exit code of its own."""
+"""The errors that the command line reports in one line, each class with its own exit code."""
 
 from pathlib import Path
 from typing import Any
 
-CALMER = "try --trainer.gradient_clip_val 10 or a smaller learning rate"  # where clients diverge
+CALMER = "try --trainer.gradient_clip_val 10 or a smaller learning rate"  # when clients diverge
 _NOTHING = object()
 
 
@@ -12,7 +12,7 @@ class SettingError(ValueError):
 
     Args:
         key: the argument's name, as in the constructor and the YAML.
-        reason: what is wrong and how to mend it.
+        reason: what is wrong and how to fix it.
         got: the value, if showing it helps.
     """
 
@@ -35,12 +35,7 @@ class RunFailed(RuntimeError):
 
 
 class StorageError(RuntimeError):
-    """A file that cannot be written, or nothing sound left to read: exit code 4.
-
-    Args:
-        path: the file or folder.
-        reason: the system's or ours.
-    """
+    """A file that cannot be written, or nothing sound left to read: exit code 4."""
 
     def __init__(self, path: str | Path, reason: object) -> None:
         text = getattr(reason, "strerror", None) or reason
@@ -48,13 +43,6 @@ class StorageError(RuntimeError):
 
 
 def require(condition: bool, key: str, reason: str, got: Any = _NOTHING) -> None:
-    """Raises :class:`SettingError` unless ``condition`` holds.
-
-    Args:
-        condition: what must hold.
-        key: the argument's name.
-        reason: what it must be.
-        got: its value.
-    """
+    """Raises :class:`SettingError` unless ``condition`` holds."""
     if not condition:
         raise SettingError(key, reason, got)

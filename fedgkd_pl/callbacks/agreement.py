@@ -42,9 +42,8 @@ class TeacherAgreement(SplitCallback):
         self.decisions, self.shares = None, []
         runner, teachers = self.runner_of(pl_module), pl_module.teachers(message)
         if runner and teachers:
-            said = [weight * runner.logits(model).softmax(1) for weight, model in teachers]
-            mixture = torch.stack(said).sum(0)
-            self.decisions = mixture.argmax(1)
+            weighted = [weight * runner.logits(model).softmax(1) for weight, model in teachers]
+            self.decisions = torch.stack(weighted).sum(0).argmax(1)
             self.acc = float((self.decisions == runner.targets).double().mean())
 
     def on_client_end(

@@ -179,8 +179,7 @@ def as_yaml(settings: dict[str, Any]) -> str:
 def even_sample(index: ClientIndex, samples: int) -> tuple[Indices, Indices]:
     """As many samples of every client, as far as it has them, and spread over what it has.
 
-    Returns:
-        The numbers of the samples, and of their owners.
+    Returns the numbers of the samples, and of their owners.
     """
     sizes = index.sizes
     shares = np.zeros_like(sizes)

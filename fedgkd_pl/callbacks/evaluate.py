@@ -19,14 +19,9 @@ Split = Literal["val", "test"]
 
 
 class SplitRunner:
-    """Runs models of the global net's kind over a split, as the server's own evaluation does.
+    """Runs models of the global net's architecture over a split, as the server's evaluation does.
 
     The net is a copy: the global one, its mode and all random state stay as they are.
-
-    Args:
-        server: attached to a Trainer with data.
-        split: of the server's data.
-        max_samples: a part of it; see :func:`part_of`.
     """
 
     def __init__(self, server: FederatedServer, split: Split, max_samples: int | None) -> None:
@@ -39,22 +34,14 @@ class SplitRunner:
         self.net = FrozenNet(server.net)
 
     def logits(self, model: State) -> Tensor:
-        """A model's logits for every sample, in float64 on the CPU.
-
-        Args:
-            model: its parameters and buffers.
-        """
+        """A model's logits for every sample, in float64 on the CPU."""
         self.net.load(model, self.device)
         with self.precision.val_step_context():
             logits = [self.net(self.precision.convert_input(x)) for x, _ in self.batches]
         return torch.cat([batch.cpu().double() for batch in logits])
 
     def score(self, logits: Tensor) -> tuple[float, float]:
-        """The accuracy and the mean cross-entropy.
-
-        Args:
-            logits: of every sample.
-        """
+        """The accuracy and the mean cross-entropy."""
         hits = (logits.argmax(1) == self.targets).double()
         return float(hits.mean()), float(cross_entropy(logits, self.targets))
 
@@ -92,22 +79,14 @@ class SplitCallback(FederatedCallback):
         self.runner = None
 
     def runner_of(self, server: FederatedServer) -> SplitRunner | None:
-        """The runner, if the round is one to evaluate in.
-
-        Args:
-            server: whose round it is.
-        """
+        """The runner, if the round is one to evaluate in."""
         return None if server.round % self.every_n_rounds else self.runner
 
 
 def part_of(examples: Examples, max_samples: int | None) -> Examples:
-    """At most so many examples: the same random ones in every run, whatever its seed.
+    """At most so many examples, None for all: the same random ones in every run, whatever its seed.
 
     The first ones would not do: some datasets are sorted by class.
-
-    Args:
-        examples: of a split.
-        max_samples: how many; None for all.
     """
     if max_samples is None or max_samples >= len(examples):
         return examples

@@ -71,13 +71,7 @@ class ModelExport(FederatedCallback):
 
 
 def exported(server: FederatedServer, data: FederatedDataModule, form: Format) -> bytes:
-    """The global model as a file's content.
-
-    Args:
-        server: whose net it is; not changed.
-        data: loaded data, for inputs to trace with.
-        form: the format.
-    """
+    """The global model as a file's content, traced with inputs of the data."""
     net = deepcopy(server.net).cpu().requires_grad_(False).eval()
     net.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     if form == "safetensors":

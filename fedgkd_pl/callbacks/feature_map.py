@@ -1,4 +1,4 @@
-"""What the models see: the paper's t-SNE of features, every few rounds."""
+"""The paper's t-SNE of what the models see, every few rounds."""
 
 from copy import deepcopy
 from typing import Any, Literal
@@ -25,7 +25,7 @@ class FeatureMap(FederatedCallback):
 
     The client is that with the smallest number among those of the round that answered. Every map
     is written as ``features-round<NNN>.npz`` into the run's folder and drawn in TensorBoard. The
-    run goes on as if nobody had looked.
+    run itself is not changed by it.
 
     Args:
         every_n_rounds: how often; the last round always has a map.
@@ -58,7 +58,7 @@ class FeatureMap(FederatedCallback):
             name = type(model.net).__name__
             raise SettingError(
                 "callbacks",
-                f"FeatureMap needs the net's features, which {name} does not tell "
+                f"FeatureMap needs the net's features, which {name} does not have "
                 "(SplitNet gives them to any net)",
             )
         samples = len(getattr(data, self.split))
@@ -73,21 +73,21 @@ class FeatureMap(FederatedCallback):
         self.answer = None
 
     def on_client_end(
-        self, trainer: Trainer, pl_module: LightningModule, update: ClientUpdate, cohort_size: int
+        self, trainer: Trainer, pl_module: FederatedServer, update: ClientUpdate, cohort_size: int
     ) -> None:
         """Keeps the model of the first client; answers come largest client first."""
         if self.answer is None or update.client < self.answer.client:
             self.answer = update
-            self.round = _server(pl_module).round
+            self.round = pl_module.round
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Writes the map, before the round is committed to ``last.ckpt``."""
         if self.round % self.every_n_rounds == 0 or _is_last(trainer):
-            self._write(trainer, _server(pl_module))
+            self._write(trainer, pl_module)
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes the last map of a run that was stopped early, which nobody knows before."""
-        self._write(trainer, _server(pl_module))
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Writes the last map of a run that was stopped early, which is not known before."""
+        self._write(trainer, pl_module)
 
     def _write(self, trainer: Trainer, server: FederatedServer) -> None:
         """Once a round, and not where no client has answered, such as just after a resume."""
@@ -108,7 +108,7 @@ class FeatureMap(FederatedCallback):
         rng = np.random.default_rng(self.seed)
         rows = rng.permutation(len(examples))[: self.max_samples]
         results = []
-        net = deepcopy(server.net).eval()  # whose mode and weights are nobody else's
+        net = deepcopy(server.net).eval()  # so that the server's keeps its mode and weights
         for state in (server.global_state(), answer.weights):
             with seeded(self.seed):  # for nets that draw numbers even when they are evaluated
                 features, acc = _evaluate(trainer, net, state, examples, rows)
@@ -127,14 +127,10 @@ class FeatureMap(FederatedCallback):
 
 
 def embed(features: Floats, seed: int = 0) -> Floats:
-    """t-SNE in the plane, on one thread: the same features give the same points.
+    """t-SNE of at least 4 samples, on one thread: the same features give the same points.
 
     Where all features are alike, or not finite, as those of a net that has collapsed, all points
     are in the middle; t-SNE would end the process there.
-
-    Args:
-        features: samples × width, at least 4 samples.
-        seed: of t-SNE.
     """
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
@@ -176,8 +172,3 @@ def _is_last(trainer: Trainer) -> bool:
     """Whether no round will follow, as far as is known when a round ends."""
     steps = 0 <= trainer.max_steps <= trainer.global_step
     return steps or trainer.current_epoch + 1 == trainer.max_epochs
-
-
-def _server(module: LightningModule) -> FederatedServer:
-    assert isinstance(module, FederatedServer)
-    return module

@@ -36,11 +36,7 @@ class Forgetting(FederatedCallback):
         return {"best": self.best}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """From the checkpoint.
-
-        Args:
-            state_dict: what :meth:`state_dict` gave.
-        """
+        """From the checkpoint."""
         self.best = dict(state_dict["best"])
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

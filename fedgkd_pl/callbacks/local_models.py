@@ -43,11 +43,7 @@ class LocalModels(SplitCallback):
         return {"rows": self.rows}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """From the checkpoint.
-
-        Args:
-            state_dict: what :meth:`state_dict` gave.
-        """
+        """From the checkpoint."""
         self.rows = list(state_dict["rows"])
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:

@@ -30,7 +30,7 @@ class RoundProfile(FederatedCallback):
 
     Clients that train side by side share the seconds that the server waits for them, in proportion
     to what each part took. On a GPU steps run ahead of Python, so that student and teacher are
-    told apart less sharply there.
+    separated less sharply there.
 
     Args:
         folder: where ``profile.csv`` goes; None for no file.
@@ -84,7 +84,7 @@ class RoundProfile(FederatedCallback):
         self._close()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Tells."""
+        """Prints the table."""
         self._close()
         if self.rows:
             print(profile_table(self.rows))
@@ -117,11 +117,7 @@ def _rows(file: Path, done: int) -> list[str]:
 
 
 def profile_table(rows: Sequence[dict[str, float]]) -> str:
-    """The mean round as a table; the first one, which starts workers and compiles, stands apart.
-
-    Args:
-        rows: the seconds of every part, a round each.
-    """
+    """The mean round as a table; the first one, which starts workers and compiles, stands apart."""
     later = list(rows[1:] or rows)
     mean = {name: sum(row[name] for row in later) / len(later) for name in (*CLIENTS, *SERVER)}
     total = sum(mean.values()) or 1.0

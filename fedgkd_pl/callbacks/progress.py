@@ -35,12 +35,7 @@ class RoundProgress(ProgressBar, FederatedCallback):
         self.enabled = True
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """Prints above the display.
-
-        Args:
-            args: as for ``print``.
-            kwargs: as for ``print``.
-        """
+        """Prints above the display."""
         with suppress(OSError, ValueError):  # nobody reads, or it is closed
             print(*args, **kwargs)
 

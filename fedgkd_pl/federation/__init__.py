@@ -1,1 +1,1 @@
-"""What a round is made of: seeds, messages, the mean, the client's Trainer."""
+"""What a round is made of: messages, the mean, the server's half, the client's Trainer."""

@@ -17,12 +17,7 @@ class WeightedMean:
         self.weight = 0
 
     def add(self, state: State, weight: int = 1) -> None:
-        """Takes one model in.
-
-        Args:
-            state: its parameters and buffers.
-            weight: n_k.
-        """
+        """Takes a model in; ``weight`` is n_k."""
         self.weight += weight
         for name, tensor in state.items():
             value = tensor.detach().cpu()
@@ -36,11 +31,7 @@ class WeightedMean:
             self.dtypes[name] = tensor.dtype
 
     def mean(self, exact: bool = False) -> State:
-        """The mean so far.
-
-        Args:
-            exact: floats in double precision rather than in their own.
-        """
+        """The mean so far; ``exact`` leaves floats in double precision."""
         return {
             name: self._divide(total, None if exact else self.dtypes[name])
             for name, total in self.total.items()

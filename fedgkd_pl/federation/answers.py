@@ -1,4 +1,4 @@
-"""What a client may answer, as its method declares it; whatever else comes is a failed client."""
+"""What a client may answer, as its method declares it; any other answer is a failed client."""
 
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -14,20 +14,13 @@ from torch import Tensor
 # Lightning takes "…/dataloader_idx_…" for its own
 NAME = re.compile(r"(?!dataloader_idx_)[A-Za-z_][A-Za-z0-9_]{0,63}")
 MOST_METRICS = 32
-LARGEST = torch.finfo(torch.float32).max  # of a number, as loggers keep it
-USES = 1000  # of a layer within one step, at most
+LARGEST = torch.finfo(torch.float32).max  # loggers keep float32
+USES = 1000  # how often a step may use a layer, at most
 
 
 @dataclass(frozen=True)
 class Spec:
-    """A tensor that clients send or keep.
-
-    Attributes:
-        shape: its shape.
-        dtype: its type.
-        low: what no entry is below.
-        high: what no entry is above.
-    """
+    """A tensor that clients send or keep; all its entries are in [``low``, ``high``]."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -35,11 +28,7 @@ class Spec:
     high: float = inf
 
     def fault(self, tensor: Any) -> str:
-        """What a tensor is that it should not be; empty if it is as declared.
-
-        Args:
-            tensor: what came, which may be anything.
-        """
+        """What is wrong with a tensor, which may be anything; empty if it is as declared."""
         if type(tensor) is not Tensor:
             return f"is a {type(tensor).__name__}, not a tensor"
         if tensor.layout != torch.strided or tensor.device.type != "cpu":
@@ -53,7 +42,7 @@ class Spec:
         return self._range_fault(tensor) if tensor.numel() else ""
 
     def _range_fault(self, tensor: Tensor) -> str:
-        if tensor.dtype == torch.bool:  # bytes that are neither may have come as one
+        if tensor.dtype == torch.bool:  # its bytes may be neither 0 nor 1
             return "is not true or false" if tensor.view(torch.uint8).max() > 1 else ""
         low, high = (part.item() for part in tensor.aminmax())  # both are NaN if any entry is
         if not (isfinite(low) and isfinite(high)):
@@ -67,14 +56,11 @@ Specs = Mapping[str, Spec]
 
 
 def like(state: State, grows: int = 0) -> dict[str, Spec]:
-    """Tensors of the names, shapes and types of others.
+    """Tensors of the names, shapes and types of a state.
 
-    Floats keep away from the end of their type, so that sums and differences stay finite. Of
-    integers the largest is kept by the mean, so that none may be larger than training can make it.
-
-    Args:
-        state: the others.
-        grows: how far training can have moved an integer, such as a count of batches.
+    Floats keep away from the limits of their type, so that sums and differences stay finite. Of
+    integers, such as counts of batches, the mean keeps the largest: no entry may exceed the largest
+    of now by more than ``grows``, which is what training can add.
     """
     return {name: _like(tensor, grows) for name, tensor in state.items()}
 
@@ -92,16 +78,15 @@ def _like(tensor: Tensor, grows: int) -> Spec:
 
 @dataclass(frozen=True)
 class Form:
-    """All that a round's answers must be.
+    """What the answers of a round must be.
 
     Attributes:
-        weights: of a client's model.
-        extra: what it sends beside it.
-        state: what it keeps.
+        extra: what a client sends beside its model.
+        state: what it keeps for its next round.
         metrics: the names of what it may report; None for any plain ones.
         samples: n_k of every client, where that is known.
         max_samples: the largest n_k, where it is not.
-        check: what a method finds wrong with an answer that is of the form so far.
+        check: what the method finds wrong with an answer that is right in all of this.
     """
 
     weights: Specs
@@ -113,12 +98,7 @@ class Form:
     check: Callable[[ClientUpdate], str] = lambda update: ""
 
     def fault(self, update: ClientUpdate, client: int) -> str:
-        """Why an answer cannot be used; empty if it can.
-
-        Args:
-            update: the answer, whose fields may be anything.
-            client: who was asked.
-        """
+        """Why an answer, whose fields may be anything, cannot be used; empty if it can."""
         return (
             _client_fault(update.client, client)
             or self._samples_fault(update.num_samples, client)
@@ -155,20 +135,12 @@ class Form:
 
 
 def is_number(value: Any) -> bool:
-    """Whether something is a number that every logger can keep.
-
-    Args:
-        value: anything.
-    """
+    """Whether something is a number that every logger can keep."""
     return type(value) in (int, float) and -LARGEST <= value <= LARGEST  # which NaN is not
 
 
 def plain_seconds(seconds: Any) -> dict[str, float]:
-    """Where a client's time went, if that is what it says; nothing that is computed depends on it.
-
-    Args:
-        seconds: what came, which may be anything.
-    """
+    """Those of a client's seconds by name that are valid; no result depends on them."""
     if type(seconds) is not dict or len(seconds) > MOST_METRICS:
         return {}
     return {
@@ -178,9 +150,9 @@ def plain_seconds(seconds: Any) -> dict[str, float]:
     }
 
 
-def _client_fault(said: Any, client: int) -> str:
-    same = type(said) is int and said == client
-    return "" if same else f"answers as client {said!r:.50}, not as itself"
+def _client_fault(claimed: Any, client: int) -> str:
+    same = type(claimed) is int and claimed == client
+    return "" if same else f"answers as client {claimed!r:.50}, not as itself"
 
 
 def _group_fault(what: str, tensors: Any, specs: Specs) -> str:
@@ -198,25 +170,15 @@ def _group_fault(what: str, tensors: Any, specs: Specs) -> str:
 
 
 def failure(client: int, error: Exception) -> ClientFailure:
-    """The failure of a client that raised.
-
-    Args:
-        client: its id.
-        error: what it raised.
-    """
+    """The failure of a client that raised an error."""
     reason = format_exception_only(error)[-1].splitlines()[0]
     return ClientFailure(client, _one_line(reason), "".join(format_exception(error)))
 
 
 def checked(answer: Any, client: int, form: Form) -> Answer:
-    """What an engine gave for a client, if it is of the declared form, or why it is not.
+    """An engine's answer for a client, if it is of the declared form, or why it is not.
 
-    All answers of all engines pass here, before a method or a callback sees them.
-
-    Args:
-        answer: what came, which may be anything.
-        client: who was asked.
-        form: what its answer must be.
+    All answers of all engines pass here before a method or a callback sees them.
     """
     try:
         if isinstance(answer, ClientFailure):
@@ -228,12 +190,12 @@ def checked(answer: Any, client: int, form: Form) -> Answer:
             return ClientFailure(client, _one_line(fault))
         answer.metrics = {name: float(value) for name, value in answer.metrics.items()}
         answer.seconds = plain_seconds(answer.seconds)
-    except Exception as error:  # not even tensors and numbers
+    except Exception as error:  # of something that is no tensor or number
         return failure(client, error)
     return answer
 
 
 def _one_line(text: Any) -> str:
-    """For a log, a table and a terminal, whoever wrote it."""
+    """Printable text of at most 500 characters, whoever wrote it."""
     plain = "".join(c if c.isprintable() else " " for c in str(text)[:5000])
     return " ".join(plain.split())[:500]

@@ -33,11 +33,7 @@ class FederatedCallback(Callback):
     def check(self, model: "FederatedServer", data: "FederatedDataModule") -> None:
         """Raises :class:`~fedgkd_pl.errors.SettingError` for what cannot work, before a run begins.
 
-        May be called more than once.
-
-        Args:
-            model: the method.
-            data: loaded data.
+        The data is loaded. May be called more than once.
         """
 
     def on_broadcast(
@@ -78,8 +74,6 @@ class FederatedCallback(Callback):
         """The global model was evaluated, also by ``validate``, ``test`` and the sanity check.
 
         Args:
-            trainer: the server's.
-            pl_module: the method.
             split: ``val`` or ``test``.
             values: ``acc``, ``loss``, ``f1`` and ``class_acc/<c>``.
             confusion: how many samples of each class (row) were taken for each class (column).

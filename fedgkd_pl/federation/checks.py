@@ -1,7 +1,7 @@
-"""What is refused before a run begins: of the method, of its data, and of a stock Trainer.
+"""What is refused before a run begins: of the method, its data and a stock Trainer.
 
-A round is one batch and one step of the server's Trainer, which has no loss of its own. What works
-per round and what cannot is listed in docs/lightning.md.
+A round is one batch and one step of the server's Trainer, which has no loss of its own; see
+docs/lightning.md for what works per round and what cannot.
 """
 
 import logging
@@ -36,9 +36,9 @@ SCORES = ("val/", "test/")
 # flag → whether a value works, and what to do instead
 FLAGS: dict[str, tuple[Callable[[Any], bool], str]] = {
     # before limit_train_batches, which it sets
-    "overfit_batches": (lambda n: not n, "is for batches: fewer samples are data.partition's"),
+    "overfit_batches": (lambda n: not n, "is for batches: set data.partition for fewer samples"),
     "accumulate_grad_batches": (lambda n: n == 1, "a round is one step: nothing to accumulate"),
-    "barebones": (lambda on: not on, "leaves nothing that a round could be recorded by"),
+    "barebones": (lambda on: not on, "switches off what a round is recorded by"),
     "check_val_every_n_epoch": (lambda n: n is not None and n >= 1, "must be at least 1"),
     "gradient_clip_val": (lambda norm: norm is None or norm >= 0, "must not be negative"),
     "limit_train_batches": (
@@ -46,7 +46,7 @@ FLAGS: dict[str, tuple[Callable[[Any], bool], str]] = {
         "a round is one batch: nothing would be trained; data.participation is for fewer clients",
     ),
     "max_steps": (lambda n: n == -1 or n >= 1, "a round is one step: must be at least 1, or -1"),
-    "val_check_interval": (lambda n: n in (None, 1), "is for batches: check_val_every_n_epoch"),
+    "val_check_interval": (lambda n: n in (None, 1), "is for batches: set check_val_every_n_epoch"),
 }
 # callbacks that are about steps, losses or layers that the server's Trainer does not have
 REFUSED: dict[type[Callback], str] = {
@@ -111,7 +111,7 @@ def _check_shape(net: nn.Module, inputs: torch.Tensor, data: FederatedDataModule
 def check_resumed(
     server: "FederatedServer", data: FederatedDataModule, saved: dict[str, Any]
 ) -> None:
-    """Refuses to go on with other data than a checkpoint's, or where its states are not."""
+    """Refuses to resume with other data, or with an engine that lacks the clients' states."""
     require(
         saved["data"] == data.fingerprint(),
         "data",
@@ -138,14 +138,14 @@ def check_learned(server: "FederatedServer") -> None:
 
 
 def warn_of_precision(trainer: Trainer) -> None:
-    """Says that a precision is slower than the usual one here."""
+    """Warns of a precision that is slower here than the usual one."""
     if slow_precision(trainer.precision, trainer.strategy.root_device):
         text = "trainer.precision: this hardware only emulates %s, which is slower than 32-true"
         log.warning(text, trainer.precision)
 
 
 def warn_of_eval_mode(net: nn.Module) -> None:
-    """Says how many layers the user has frozen, perhaps without wanting to."""
+    """Warns of layers that the user has frozen, perhaps without wanting to."""
     layers = [module for module in net.modules() if not any(module.children())]
     frozen = sum(not layer.training for layer in layers)
     if frozen:
@@ -166,8 +166,8 @@ def check_trainer(trainer: Trainer) -> None:
         log.warning(text, trainer.limit_val_batches)
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         name = type(callback).__name__
-        for kind, reason in REFUSED.items():
-            if isinstance(callback, kind):
+        for cls, reason in REFUSED.items():
+            if isinstance(callback, cls):
                 raise SettingError("callbacks", f"{name} {reason}")
         if isinstance(callback, ModelCheckpoint):
             _check_checkpoint(callback)
@@ -184,17 +184,13 @@ def _check_checkpoint(callback: ModelCheckpoint) -> None:
 
 
 def check_scheduler(optimizers: Any) -> None:
-    """Raises a clear error for a scheduler that no client can step.
-
-    Args:
-        optimizers: what a client's ``configure_optimizers`` gives.
-    """
+    """Raises a clear error if ``configure_optimizers`` gave a scheduler that no client can step."""
     schedulers = optimizers[1] if isinstance(optimizers, tuple) else []
     for scheduler in schedulers:
         require(
             not isinstance(scheduler, ReduceLROnPlateau),
             "scheduler",
-            "follows a score of every epoch, which a client has not: take one that counts epochs",
+            "needs a score of every epoch, which clients do not have: take one that counts epochs",
             type(scheduler).__name__,
         )
 

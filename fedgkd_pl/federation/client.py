@@ -1,4 +1,4 @@
-"""The client's plumbing: weights in, weights and a report out. No loss."""
+"""The client's half of a round: weights in, weights and a report out. No loss."""
 
 import time
 from abc import abstractmethod
@@ -16,7 +16,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-# a loss, and by name what to report beside it: batch means, but for "outputs", see observe
+# a loss, and by name what to report beside it: batch means, and "outputs" for observe()
 Objective = tuple[Tensor, dict[str, Tensor]]
 OUTPUTS = "outputs"
 GRADIENT_HOOKS = ("on_after_backward", "on_before_optimizer_step", "configure_gradient_clipping")
@@ -72,18 +72,13 @@ class FederatedClient(LightningModule):
     def objective(self, x: Tensor, y: Tensor, teacher_output: Tensor | None) -> Objective:
         """The local loss of a batch, and what to report beside it.
 
-        Args:
-            x: inputs.
-            y: labels.
-            teacher_output: what :meth:`teach` gave for these inputs; None without a teacher.
+        ``teacher_output`` is what :meth:`teach` gave for ``x``; None without a teacher.
         """
 
     def observe(self, y: Tensor, outputs: Tensor | None) -> None:
         """Called after the loss of every batch, for what a client gathers while it trains.
 
-        Args:
-            y: the labels of the batch.
-            outputs: what the objective named ``"outputs"``, detached; None if it named nothing so.
+        ``outputs`` is what the objective reported by that name, detached; None if it did not.
         """
 
     def teach(self, x: Tensor) -> Tensor | None:
@@ -114,12 +109,7 @@ class FederatedClient(LightningModule):
         return torch.tensor(numbers, dtype=like.dtype, device=like.device)
 
     def receive(self, message: Message, state: State) -> None:
-        """Starts from the global model.
-
-        Args:
-            message: what the server sent.
-            state: what this client kept from its last round; empty the first time.
-        """
+        """Starts from w_t; ``state`` is what this client kept, empty in its first round."""
         self.net.load_state_dict(message.models["global"])
         for name, buffer in self.net.named_buffers():
             if name in self._stays:  # what one client left in it must not reach the next
@@ -148,7 +138,7 @@ class FederatedClient(LightningModule):
     def on_train_start(self) -> None:
         """Asks the teachers once for every sample, where the inputs of all epochs are the same."""
         batches = self.trainer.train_dataloader
-        ours = type(self).training_step is FederatedClient.training_step  # which takes the answers
+        ours = type(self).training_step is FederatedClient.training_step  # which uses the answers
         if ours and isinstance(batches, Batches) and batches.examples.repeat:
             epochs, steps = self.trainer.max_epochs or 1, self.trainer.max_steps
             if epochs > 1 or steps > len(batches):
@@ -169,12 +159,7 @@ class FederatedClient(LightningModule):
         return torch.cat(rows)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """The objective of a batch, reported.
-
-        Args:
-            batch: inputs, labels and, where it is known already, the teachers' output.
-            batch_idx: unused.
-        """
+        """The objective of a batch, which may hold the teachers' output, reported."""
         x, y, *given = batch
         if self._channels_last and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
@@ -200,12 +185,7 @@ class FederatedClient(LightningModule):
             norm.train(len(batch[1]) > 1)
 
     def report(self, y: Tensor, **parts: Tensor) -> None:
-        """Adds batch means to the client's report; cheaper than ``self.log`` in every step.
-
-        Args:
-            y: the labels of the batch.
-            parts: means over the batch, by name: the loss and what the objective gave beside it.
-        """
+        """Adds means over a batch to the client's report; cheaper than ``self.log``."""
         self._seen += len(y)
         for name, value in parts.items():
             total = value.detach() * len(y)

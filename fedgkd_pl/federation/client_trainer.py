@@ -27,13 +27,10 @@ class Job:
     """All that a worker needs to train any client of a run.
 
     Attributes:
-        client: the client half of the method.
-        data: every client's data, resident.
-        device: where the clients train.
+        data: every client's.
         trainer: other arguments of the client's Trainer, inherited from the server's.
+        states: what clients keep between their rounds, by client id.
         compile: whether to compile the clients' steps.
-        states: what clients keep between their rounds, by client id; empty until one keeps
-            something.
     """
 
     client: "FederatedClient"
@@ -45,11 +42,7 @@ class Job:
 
 
 class ClientTrainer:
-    """Trains one client after the other: a pure function of (message, state, data, seed).
-
-    Args:
-        job: what to train, on what and how.
-    """
+    """Trains one client after the other: a pure function of (message, state, data, seed)."""
 
     def __init__(self, job: Job) -> None:
         self.client = job.client.to(job.device)
@@ -71,7 +64,7 @@ class ClientTrainer:
                 limit_val_batches=0,
                 num_sanity_val_steps=0,
             )
-        # Signals are the server's to answer: Lightning would set all 62 again for every client, and
+        # Signals are the server's: Lightning would set all 62 again for every client, and
         # let a worker that ignores SIGTERM give up its client.
         self.trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
 
@@ -80,13 +73,7 @@ class ClientTrainer:
         self.data = replace(data, examples=data.examples.to(self.device))
 
     def update(self, message: Message, client: int, state: State) -> ClientUpdate:
-        """Trains one client from the message's global model.
-
-        Args:
-            message: what the server sent.
-            client: whose data to train on.
-            state: what the client kept from its last round; empty if it never took part.
-        """
+        """Trains one client from w_t; ``state`` is empty if it never took part."""
         start = time.perf_counter()
         seed = derive(self.data.seed, "model", message.round, client)
         with plain_precision(self.device), seeded(seed):
@@ -108,7 +95,7 @@ class StayOnDevice(SingleDeviceStrategy):
     """
 
     def teardown(self) -> None:
-        """Forgets the client's optimizer, and that is all."""
+        """Drops the client's optimizer, and that is all."""
         self.optimizers = []
         self.lr_scheduler_configs = []
 
@@ -117,11 +104,7 @@ def restart(trainer: Trainer) -> None:
     """Makes a used Trainer train again from epoch 0, as a new one would.
 
     A second ``fit`` on the same Trainer trains zero steps: the loops remember that they are done.
-    This is the one place that touches the loops' private progress; a test holds it against a
-    fresh Trainer.
-
-    Args:
-        trainer: any Trainer, used or not.
+    Nothing else touches their private progress; a test compares it with a new Trainer.
     """
     fit_loop = trainer.fit_loop
     epoch_loop = fit_loop.epoch_loop
@@ -143,9 +126,6 @@ def plain_precision(device: torch.device) -> Iterator[None]:
 
     A round runs within the precision of the server's Trainer. A client in the same process must
     not: its own Trainer opens what its forward pass needs, and no more than that.
-
-    Args:
-        device: where clients train.
     """
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)

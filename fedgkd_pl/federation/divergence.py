@@ -1,4 +1,4 @@
-"""Says once that clients diverge, which a run otherwise ends with as if nothing had happened."""
+"""Warns once that clients diverge; otherwise such a run would end as if nothing had happened."""
 
 import logging
 import re
@@ -51,34 +51,30 @@ class Divergence(FederatedCallback):
     def on_client_failed(
         self, trainer: Trainer, pl_module: Any, failure: "ClientFailure", _: int
     ) -> None:
-        """Looks why a client was left out."""
+        """Looks at why a client was left out."""
         if NOT_FINITE.search(failure.reason):
-            self._tell(pl_module.round, f"of client {failure.client}, {failure.reason}")
+            self._warn(pl_module.round, f"of client {failure.client}, {failure.reason}")
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         """Looks at the mean loss of the round's clients."""
         loss = pl_module.report.get("client/loss_mean")
         if loss is None:
             return
-        # a first loss of nothing grows by any factor: one below 1e-10 counts as that
+        # a first loss near 0 grows by any factor: it counts as at least 1e-10
         base = 1.0 if self.first is None else max(abs(self.first), 1 / GROWTH)
         if not isfinite(loss) or abs(loss) >= GROWTH * base:
-            self._tell(pl_module.round, f"the clients' mean loss is {loss:.1e}")
+            self._warn(pl_module.round, f"the clients' mean loss is {loss:.1e}")
         if self.first is None and pl_module.round not in pl_module.failed_rounds:
             self.first = loss
 
-    def _tell(self, number: int, what: str) -> None:
+    def _warn(self, number: int, what: str) -> None:
         if self.round is None:
             self.round = number
             log.warning("round %d: clients diverge: %s; %s", number, what, CALMER)
 
 
 def diverged_round(trainer: Trainer) -> int | None:
-    """The first round in which clients diverged, if any did.
-
-    Args:
-        trainer: of the run.
-    """
+    """The first round in which clients diverged, if any did."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, Divergence):
             return callback.round

@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 
 
 class GlobalModel(LightningModule):
-    """The global model, evaluated on the server's data; a round is an epoch.
-
-    Args:
-        net: from inputs to logits.
-    """
+    """The global model, evaluated on the server's data; a round is an epoch."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -153,11 +149,7 @@ class Evaluation(nn.Module):
 
 
 def cohort_statistics(reports: Sequence[dict[str, float]]) -> dict[str, float]:
-    """``client/<name>_mean``, ``_std``, ``_p10`` and ``_p90`` of what the clients report.
-
-    Args:
-        reports: the metrics of each client; over those that report a name.
-    """
+    """``client/<name>_mean``, ``_std``, ``_p10``, ``_p90`` over the clients that report a name."""
     statistics: dict[str, float] = {}
     for name in dict.fromkeys(name for report in reports for name in report):
         values = np.array([report[name] for report in reports if name in report])

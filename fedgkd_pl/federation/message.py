@@ -47,11 +47,11 @@ class Message:
     def decode(cls, blob: bytes) -> "Message":
         """The inverse of :meth:`encode`."""
         groups, info = _decode(blob)
-        kinds: dict[str, dict[str, State]] = {"models": {}, "tensors": {}}
+        categories: dict[str, dict[str, State]] = {"models": {}, "tensors": {}}
         for key, state in groups.items():
-            kind, name = key.split(".", 1)
-            kinds[kind][name] = state
-        return cls(info["round"], numbers=info["numbers"], **kinds)
+            category, name = key.split(".", 1)
+            categories[category][name] = state
+        return cls(info["round"], numbers=info["numbers"], **categories)
 
 
 @dataclass
@@ -59,13 +59,12 @@ class ClientUpdate:
     """What one client answers.
 
     Attributes:
-        client: its id.
         num_samples: n_k, its weight in the mean.
         weights: its model after local training, buffers included.
         metrics: what it reports, such as ``loss`` and ``acc``.
         extra: tensors a method sends up beside the model.
         state: what the client keeps for its next round (not sent to the server's method).
-        seconds: where its time went, by name; nothing that is computed depends on it.
+        seconds: where its time went, by name; no result depends on it.
     """
 
     client: int
@@ -111,10 +110,7 @@ class ClientUpdate:
 class ClientFailure:
     """What comes back for a client that raised, died, ran out of time or answered nonsense.
 
-    Attributes:
-        client: its id.
-        reason: one line.
-        traceback: where it happened, if that is known.
+    The reason is one line; the traceback is empty where none is known.
     """
 
     client: int

@@ -23,10 +23,6 @@ def channels_last(net: nn.Module, inputs: Tensor) -> None:
 
     A net that flattens by ``view`` cannot, nor one with convolutions of other dimensions: they stay
     as they are. Copies of a net have its layout.
-
-    Args:
-        net: changed in place; its numbers stay the same.
-        inputs: some that it takes.
     """
     if inputs.dim() != 4 or not any(isinstance(module, nn.Conv2d) for module in net.modules()):
         return
@@ -40,11 +36,7 @@ def channels_last(net: nn.Module, inputs: Tensor) -> None:
 
 
 def is_channels_last(net: nn.Module) -> bool:
-    """Whether :func:`channels_last` changed a net.
-
-    Args:
-        net: any.
-    """
+    """Whether :func:`channels_last` changed a net."""
     return any(
         module.weight.is_contiguous(memory_format=torch.channels_last)
         and not module.weight.is_contiguous()
@@ -54,13 +46,10 @@ def is_channels_last(net: nn.Module) -> bool:
 
 
 def fused(optimizer: Optimizer) -> Optimizer:
-    """Lets an optimizer of torch take its step in one kernel, unless the user chose how.
+    """Lets a new optimizer of torch take its step in one kernel, unless the user chose how.
 
     Only where that kernel was seen to be right here: torch 2.13's for half-precision weights on
     CPUs leaves most of them as they were.
-
-    Args:
-        optimizer: before its first step; changed in place.
     """
     if type(optimizer) not in (SGD, Adam, AdamW):
         return optimizer
@@ -73,10 +62,10 @@ def fused(optimizer: Optimizer) -> Optimizer:
         unset = group["fused"] is None and group["foreach"] is None and not chosen and plain
         if not unset and not group["fused"]:
             continue
-        kinds = {(p.dtype, p.device) for p in group["params"]}
+        types = {(p.dtype, p.device) for p in group["params"]}
         right = all(
             _fused_is_right(type(optimizer), dtype, device, _features(group))  # type: ignore[arg-type]
-            for dtype, device in kinds
+            for dtype, device in types
         )
         require(
             right or not group["fused"],
@@ -100,13 +89,13 @@ def _features(group: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
 
 @lru_cache
 def _fused_is_right(
-    kind: type[Optimizer],
+    cls: type[Optimizer],
     dtype: torch.dtype,
     device: torch.device,
     features: tuple[tuple[str, Any], ...],
 ) -> bool:
     """Whether three fused steps give what three plain ones do, up to rounding."""
-    known = signature(kind).parameters
+    known = signature(cls).parameters
     settings = {name: value for name, value in features if name in known}
     results = []
     for way in (True, False):
@@ -116,7 +105,7 @@ def _fused_is_right(
         ]
         weights = [nn.Parameter(weight) for weight in weights]
         try:
-            optimizer = kind(weights, lr=0.5, fused=way, foreach=False, **settings)  # type: ignore[call-arg]
+            optimizer = cls(weights, lr=0.5, fused=way, foreach=False, **settings)  # type: ignore[call-arg]
             for step in range(3):
                 for weight in weights:
                     flipped = torch.linspace(1, -1, len(weight), dtype=torch.float32, device=device)
@@ -143,9 +132,7 @@ def keep_memory() -> None:
     if mallopt is not None:
         trim_threshold, mmap_threshold = -1, -3
         mallopt(trim_threshold, 2**31 - 1)
-        mallopt(mmap_threshold, 2**30) or mallopt(
-            mmap_threshold, 2**25
-        )  # the most an old one takes
+        mallopt(mmap_threshold, 2**30) or mallopt(mmap_threshold, 2**25)  # an old one's largest
 
 
 def numerics() -> dict[str, Any]:
@@ -159,12 +146,7 @@ def numerics() -> dict[str, Any]:
 
 
 def set_numerics(settings: dict[str, Any], threads: int) -> None:
-    """Lets a worker's process compute as the server's would.
-
-    Args:
-        settings: those of :func:`numerics` there.
-        threads: intra-op threads.
-    """
+    """Lets a worker's process compute as the server's does, whose :func:`numerics` these are."""
     keep_memory()
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(settings["deterministic"], warn_only=settings["warn_only"])
@@ -173,11 +155,7 @@ def set_numerics(settings: dict[str, Any], threads: int) -> None:
 
 
 def missing_compiler(device: torch.device) -> str:
-    """What ``compile: true`` lacks on this machine; empty if nothing.
-
-    Args:
-        device: where clients train.
-    """
+    """What ``compile: true`` lacks on this machine; empty if nothing."""
     if device.type == "cuda":
         return "" if find_spec("triton") else "the package triton"
     usual = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
@@ -186,12 +164,7 @@ def missing_compiler(device: torch.device) -> str:
 
 
 def slow_precision(precision: str, device: torch.device) -> bool:
-    """Whether a precision is only emulated by this hardware, which makes it slower.
-
-    Args:
-        precision: Lightning's name of it.
-        device: where clients train.
-    """
+    """Whether this hardware only emulates a precision, which makes it slower."""
     if device.type == "cpu":
         if not torch.backends.mkldnn.is_available():
             return "16" in precision
@@ -206,11 +179,7 @@ def slow_precision(precision: str, device: torch.device) -> bool:
 
 @contextmanager
 def threads(number: int) -> Iterator[None]:
-    """Computes on so many threads: sums depend on their number, results should not on the machine.
-
-    Args:
-        number: intra-op threads of this process, for a while.
-    """
+    """Computes on so many threads; results should not depend on how many the machine has."""
     before = torch.get_num_threads()
     if number == before:
         yield

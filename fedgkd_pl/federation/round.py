@@ -26,10 +26,8 @@ class RoundResults:
 
     Attributes:
         reports: the metrics of each client that succeeded.
-        failures: of the clients that were left out.
         states: what clients keep, once the round counts.
         bytes_down: what was sent to the clients, failed ones included.
-        bytes_up: what was sent to the server.
     """
 
     reports: list[dict[str, float]] = field(default_factory=list)
@@ -39,7 +37,7 @@ class RoundResults:
     bytes_up: int = 0
 
     def add(self, update: ClientUpdate, shares_models: bool) -> None:
-        """Takes an answer in; the model itself is counted and not kept."""
+        """Takes an answer in; the model is counted and not kept."""
         self.bytes_up += update.nbytes if shares_models else update.extra_nbytes
         self.reports.append(update.metrics)
         if update.state:

@@ -17,12 +17,7 @@ if TYPE_CHECKING:
 
 
 class SavedModel(GlobalModel):
-    """A global model whose checkpoint has all that a run goes on from.
-
-    Args:
-        net: from inputs to logits.
-        engine: where the clients train.
-    """
+    """A global model whose checkpoint has all that a run goes on from."""
 
     # names of what a method saves beside the model: plain values and tensors, or objects with
     # state_dict, load_state_dict and, for a new run, reset
@@ -97,10 +92,7 @@ class SavedModel(GlobalModel):
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Self:
         """A method as a checkpoint left it; Lightning's own reads pickles.
 
-        Args:
-            checkpoint_path: the file.
-            args: unused.
-            kwargs: those of the method, ``net`` among them.
+        ``kwargs`` are the method's, ``net`` among them.
         """
         checkpoint = load_newest(Path(checkpoint_path))[0]
         model = cls(**kwargs)
@@ -109,10 +101,5 @@ class SavedModel(GlobalModel):
         return model
 
     def check_data(self, data: "FederatedDataModule", saved: dict[str, Any]) -> None:
-        """Refuses to go on with other data than a checkpoint's, or where its states are not.
-
-        Args:
-            data: loaded data.
-            saved: what the checkpoint keeps of ours.
-        """
+        """Refuses to resume from ``saved``, our part of a checkpoint, if it does not fit."""
         check_resumed(cast("FederatedServer", self), data, saved)

@@ -56,8 +56,8 @@ class FederatedServer(SavedModel):
     """
 
     shares_models = True  # whether what clients send up includes their models
-    # names of what clients may report; None for any plain ones. It is the class with client() that
-    # says so: another client half may report others.
+    # names of what clients may report; None for any plain ones. Read from the class that defines
+    # client(): another client half may report others.
     client_metrics: tuple[str, ...] | None = None
 
     def __init__(
@@ -80,11 +80,11 @@ class FederatedServer(SavedModel):
         self.local_steps = local_steps
         self.min_clients = min_clients
         self.max_failed_rounds = max_failed_rounds
-        self.compiles = compile  # a module has a method of the other name
+        self.compiles = compile  # nn.Module has a method compile()
         self.results = RoundResults()  # of the last round
         self.waited = 0.0  # seconds that the round has waited for clients
         self._session: Session | None = None
-        self._clip: float | None = None  # the Trainer's, while Lightning must not see it
+        self._clip: float | None = None  # the Trainer's, while it is hidden from Lightning
 
     # -- for methods ---------------------------------------------------------------------------
 
@@ -117,14 +117,10 @@ class FederatedServer(SavedModel):
         return [] if teacher is None else [(1.0, teacher)]
 
     def choose_clients(self, drawn: list[int], population: Population) -> Sequence[int]:
-        """Whom a round asks: what was drawn, unless a method knows better.
+        """Whom a round asks: what ``data.cohorts`` drew (ascending), unless a method knows better.
 
         Called before every round. What a choice depends on beside the arguments, a method
         :attr:`keeps`, so that a resumed run chooses alike.
-
-        Args:
-            drawn: the ids that ``data.cohorts`` drew, ascending.
-            population: whom one may choose from.
         """
         return drawn
 
@@ -134,10 +130,6 @@ class FederatedServer(SavedModel):
         """Trains a cohort and streams what comes back; reports and counts on the way.
 
         A client that fails, or answers what cannot be averaged, is left out and recorded.
-
-        Args:
-            message: what every client gets.
-            cohort: the clients' ids.
         """
         assert self._session is not None
         form = form_of(self, cohort)
@@ -184,7 +176,7 @@ class FederatedServer(SavedModel):
                 f"{self.max_failed_rounds} rounds in a row failed (max_failed_rounds); "
                 f"in this one, client {failures[0].client}: {failures[0].reason}"
             )
-        self.optimizers().step()  # type: ignore[union-attr]  # no gradient, no change: a round more
+        self.optimizers().step()  # type: ignore[union-attr]  # no gradient: only counts it
         return False
 
     # -- before a run --------------------------------------------------------------------------
@@ -217,7 +209,7 @@ class FederatedServer(SavedModel):
         return [_CloseOnError(), Divergence()]
 
     def setup(self, stage: str) -> None:
-        """Begins a new run or goes on with one, and checks what it is made of."""
+        """Begins a new run or resumes one, and checks what it is made of."""
         self.trainer.gradient_clip_val = self._clip
         data = self.datamodule
         if stage == "fit" and self.current_epoch == 0:
@@ -263,15 +255,15 @@ class FederatedServer(SavedModel):
         self.waited = 0.0
         self.trainer.callback_metrics.pop("step", None)  # the last round's, which names checkpoints
         if self.round == self.trainer.max_epochs:
-            self.trainer.check_val_every_n_epoch = 1  # what is reported last is of the last model
+            self.trainer.check_val_every_n_epoch = 1  # the last report is of the last model
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Ends a run whose global model is no model any more."""
+        """Ends a run whose global model is not finite any more."""
         broken = first_not_finite(self.global_state())
         if broken:
             raise RunFailed(
                 f"round {self.round}: the server's step left {broken} with NaN or Inf: "
-                "a smaller lr of server_optimizer?"
+                "try a smaller lr of server_optimizer"
             )
 
     def on_train_end(self) -> None:
@@ -279,7 +271,7 @@ class FederatedServer(SavedModel):
         self.close()
 
     def on_fit_end(self) -> None:
-        """Ends with an error where nothing was learned; what there is has been written."""
+        """Raises an error if nothing was learned; all files are written by now."""
         check_learned(self)
 
     def close(self) -> None:

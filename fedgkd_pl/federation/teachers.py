@@ -46,25 +46,17 @@ class TeacherBuffer(Recent[State]):
 
 
 class FrozenNet:
-    """A net that only gives targets.
+    """A copy of a net that only gives targets.
 
     Not a module on purpose: a teacher held as a submodule would enter the client's ``state_dict``
     and be put into train mode with it.
-
-    Args:
-        net: copied; its weights are replaced by :meth:`load`.
     """
 
     def __init__(self, net: nn.Module) -> None:
         self.net = deepcopy(net).cpu().requires_grad_(False).eval()
 
     def load(self, state: State, device: torch.device) -> None:
-        """Takes a model's weights and buffers.
-
-        Args:
-            state: all of them.
-            device: where batches will come from.
-        """
+        """Takes a model's weights and buffers, for batches on a device."""
         self.net.to(device).load_state_dict(state)
 
     @torch.no_grad()

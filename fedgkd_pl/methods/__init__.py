@@ -1,8 +1,8 @@
 """The federated learning algorithms, a file each.
 
-A method says how it is shown by three attributes of its class, each of which may be left out:
-``title`` (by default the name of the class), ``citation``, and ``colour``, its place among the
-methods and in the palette of the figures (by default, or where that is taken, the first free one).
+Three attributes of a method's class say how it is shown; each may be left out: ``title`` (by
+default the name of the class), ``citation``, and ``colour``, its index among the methods and in the
+palette of the figures (by default, or where that is taken, the first free one).
 """
 
 import ast
@@ -20,8 +20,6 @@ class MethodInfo:
     """What is known of a method without importing it, and torch with it.
 
     Attributes:
-        name: of the class.
-        module: where it is defined.
         title: its name in tables and figures, as in the paper.
         citation: empty where it has none.
         colour: different for every method, from 0.
@@ -44,21 +42,21 @@ def discover() -> dict[str, MethodInfo]:
         if isinstance(node, ast.ClassDef)
     }
     bases = {name: [_name(base) for base in node.bases] for name, (_, node) in classes.items()}
-    found: dict[str, tuple[str, dict[str, Any]]] = {
+    declared: dict[str, tuple[str, dict[str, Any]]] = {
         name: (module, dict(_attributes(node)))
         for name, (module, node) in classes.items()
         if not name.startswith("_") and _derives(name, bases)
     }
     colours: dict[int, str] = {}
-    for name, (_, attributes) in found.items():
+    for name, (_, attributes) in declared.items():
         if isinstance(attributes.get("colour"), int):
             colours.setdefault(attributes["colour"], name)
-    for name in found:
+    for name in declared:
         if name not in colours.values():
-            colours[next(n for n in range(len(found)) if n not in colours)] = name
+            colours[next(n for n in range(len(declared)) if n not in colours)] = name
     methods: dict[str, MethodInfo] = {}
     for colour, name in sorted(colours.items()):
-        module, attributes = found[name]
+        module, attributes = declared[name]
         title, citation = attributes.get("title", name), attributes.get("citation", "")
         if title in (other.title for other in methods.values()):  # copied with the rest of a file
             title = name
@@ -67,11 +65,7 @@ def discover() -> dict[str, MethodInfo]:
 
 
 def title_of(name: str) -> str:
-    """A method's name in tables and figures; a class that is not ours keeps its own.
-
-    Args:
-        name: of the class.
-    """
+    """A method's name in tables and figures; a class that is not ours keeps its own."""
     info = discover().get(name)
     return info.title if info else name
 

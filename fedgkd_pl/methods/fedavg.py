@@ -2,7 +2,7 @@
 
 McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data,
 AISTATS 2017. With another server optimizer than SGD at rate 1: FedAvgM (Hsu et al., 2019),
-FedAdam and its kin (Reddi et al., ICLR 2021).
+FedAdam and others (Reddi et al., ICLR 2021).
 
     client k:  w_k ← w_t, then for every batch  w_k ← w_k − η ∇CE(w_k)
     server:    w_{t+1} ← w_t − η_s (w_t − Σ_k n_k/n w_k)
@@ -116,10 +116,5 @@ class FedAvgClient(FederatedClient):
 
 
 def accuracy(logits: Tensor, y: Tensor) -> Tensor:
-    """The share of a batch that is right.
-
-    Args:
-        logits: of the net.
-        y: labels.
-    """
+    """The share of a batch that is right."""
     return (logits.argmax(1) == y).float().mean()

@@ -210,22 +210,14 @@ class FedDistillClient(FedAvgClient):
 
 
 def report_type(net: nn.Module) -> torch.dtype:
-    """In which logits are summed, counted and sent, whatever type autocast gives them.
-
-    Args:
-        net: of the server or of a client.
-    """
+    """In which logits are summed, counted and sent, whatever type autocast gives them."""
     return torch.promote_types(next(net.parameters()).dtype, torch.float32)
 
 
 def label_distillation(logits: Tensor, y: Tensor, targets: Tensor, known: Tensor) -> Tensor:
     """KL(softmax t(y) ‖ softmax logits), 0 where nobody else holds the label; a batch mean.
 
-    Args:
-        logits: of the student, with a gradient.
-        y: labels.
-        targets: mean logits of the others, by label.
-        known: whether anybody else holds the label.
+    ``targets`` and ``known`` are by label: the others' mean logits, and whether there are any.
     """
     log_p, log_q = log_softmax(targets[y], dim=1), log_softmax(logits, dim=1)
     divergence = (log_p.exp() * (log_p - log_q)).sum(dim=1)

@@ -32,14 +32,7 @@ from torch.nn.functional import cross_entropy, one_hot
 
 
 class Generator(nn.Sequential):
-    """[noise ‖ one-hot label] → Linear → BatchNorm → ReLU → Linear → what a classifier sees.
-
-    Args:
-        num_classes: number of classes.
-        latent: width of the net's features.
-        noise: width of the noise.
-        hidden: width between.
-    """
+    """[noise ‖ one-hot label] → Linear → BatchNorm → ReLU → Linear → what a classifier sees."""
 
     def __init__(self, num_classes: int, latent: int, noise: int, hidden: int) -> None:
         super().__init__(
@@ -277,8 +270,6 @@ def generator_loss(
 
     Args:
         z: generated features, with a gradient.
-        noise: what they were made from.
-        labels: what they should be taken for.
         heads: weight and bias of every client's classifier.
         shares: clients × classes: w_k(y).
     """

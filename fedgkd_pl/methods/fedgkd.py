@@ -128,14 +128,10 @@ class FedGKDClient(FedAvgClient):
 def distillation(
     student: Tensor, teacher: Tensor, distance: Distance = "kl", temperature: float = 1.0
 ) -> Tensor:
-    """How far the student is from the teacher, a mean over the batch.
+    """How far the student's logits are from the teacher's, a mean over the batch.
 
-    Args:
-        student: logits with a gradient.
-        teacher: logits without.
-        distance: KL(teacher ‖ student) of the class probabilities, or the mean squared
-            difference of the logits.
-        temperature: τ; divides the logits inside the KL.
+    ``kl`` is KL(teacher ‖ student) of the class probabilities, inside which τ divides the logits;
+    ``mse`` is the mean squared difference of the logits.
     """
     if distance == "mse":
         return mse_loss(student, teacher)

@@ -125,12 +125,12 @@ class FedGKDVoteClient(FedAvgClient):
         """
         if not len(self.half_gammas):
             return None
-        said = []
+        weighted = []
         for half_gamma, teacher in zip(self.half_gammas, self.teachers, strict=False):
             log_p = log_softmax(teacher(x), dim=1)
             p = half_gamma * log_p.exp()
-            said.append(torch.cat([p, (p * log_p).sum(1, keepdim=True)], dim=1))
-        return torch.stack(said).sum(0)
+            weighted.append(torch.cat([p, (p * log_p).sum(1, keepdim=True)], dim=1))
+        return torch.stack(weighted).sum(0)
 
     def objective(self, x: Tensor, y: Tensor, teacher_output: Tensor | None) -> Objective:
         """CE(w) + Σ_m γ_m/2 · KL(h(w_{t−m+1}) ‖ h(w))."""

@@ -99,14 +99,7 @@ class MOONClient(FedAvgClient):
 
 
 def contrast(z: Tensor, positive: Tensor, negative: Tensor, tau: float) -> Tensor:
-    """−log of the positive's share, a mean over the batch.
-
-    Args:
-        z: projections with a gradient.
-        positive: those of the global model.
-        negative: those of the client's previous model.
-        tau: the temperature.
-    """
+    """−log of the positive's share, a mean over the batch; only ``z`` has a gradient."""
     similarity = torch.stack(
         [cosine_similarity(z, positive, dim=1), cosine_similarity(z, negative, dim=1)], dim=1
     )

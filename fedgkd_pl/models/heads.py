@@ -1,4 +1,4 @@
-"""What stands between a net's features and its classes."""
+"""What is between a net's features and its classes."""
 
 from fedgkd_pl.errors import SettingError, require
 from torch import Tensor, nn
@@ -41,8 +41,8 @@ class SplitNet(nn.Module):
         except AttributeError as error:
             raise SettingError("head", f"{type(net).__name__} has no such layer", head) from error
         if not isinstance(last, nn.Linear):
-            kind = type(last).__name__
-            raise SettingError("head", f"must name the Linear layer, not a {kind}", head)
+            name = type(last).__name__
+            raise SettingError("head", f"must name the Linear layer, not a {name}", head)
         owner, _, name = head.rpartition(".")
         setattr(net.get_submodule(owner), name, nn.Identity())
         self.backbone = net
@@ -52,31 +52,18 @@ class SplitNet(nn.Module):
         self.classifier = last
 
     def features(self, x: Tensor) -> Tensor:
-        """What the classifier sees.
-
-        Args:
-            x: the net's inputs.
-        """
+        """What the classifier sees."""
         features: Tensor = self.projection(self.backbone(x))
         return features
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits.
-
-        Args:
-            x: the net's inputs.
-        """
+        """Logits."""
         logits: Tensor = self.classifier(self.features(x))
         return logits
 
 
 def require_classifier(net: nn.Module, method: str) -> nn.Linear:
-    """The last layer of a net that is split into features and classifier; others are refused.
-
-    Args:
-        net: the model to learn.
-        method: who looks inside.
-    """
+    """The last layer of a net split into features and classifier; others are refused."""
     last = getattr(net, "classifier", None)
     if isinstance(last, nn.Linear) and hasattr(net, "features"):
         return last
@@ -87,12 +74,7 @@ def require_classifier(net: nn.Module, method: str) -> nn.Linear:
 
 
 def require_projection(net: nn.Module, method: str) -> None:
-    """Refuses a net without a projection head, rather than change it silently.
-
-    Args:
-        net: the model to learn.
-        method: who needs the head.
-    """
+    """Refuses a net without a projection head, rather than change it silently."""
     if not any(isinstance(module, ProjectionHead) for module in net.modules()):
         raise SettingError(
             "net", f"{method} needs a projection head: set projection of the net, such as 256"
@@ -100,12 +82,7 @@ def require_projection(net: nn.Module, method: str) -> None:
 
 
 def projection_of(width: int, projection: int | None) -> tuple[nn.Module, int]:
-    """The optional projection head on features, and the width behind it.
-
-    Args:
-        width: of the features.
-        projection: of the projection; None for no head.
-    """
+    """The optional projection head on features, and the width behind it."""
     if projection is None:
         return nn.Identity(), width
     require(projection >= 1, "projection", "must be at least 1", projection)

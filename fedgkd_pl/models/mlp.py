@@ -38,10 +38,6 @@ class MLP(nn.Module):
         self.classifier = nn.Linear(width, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits.
-
-        Args:
-            x: batch × anything; flattened.
-        """
+        """Logits of a batch, which is flattened."""
         logits: Tensor = self.classifier(self.features(x))
         return logits

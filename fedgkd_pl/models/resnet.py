@@ -105,7 +105,7 @@ class ResNet(nn.Module):
                 return nn.BatchNorm2d(channels)
             return nn.GroupNorm(channels // group_size, channels)
 
-        kind = BasicBlock if block == "basic" else Bottleneck
+        cls = BasicBlock if block == "basic" else Bottleneck
         channels = widths[0]
         layers: OrderedDict[str, nn.Module] = OrderedDict(
             stem=_conv(in_channels, channels, 3), norm=normalise(channels), relu=nn.ReLU()
@@ -114,8 +114,8 @@ class ResNet(nn.Module):
             stack = nn.Sequential()
             for number in range(count):
                 stride = 2 if stage > 1 and number == 0 else 1
-                stack.append(kind(channels, width, stride, normalise))
-                channels = width * kind.expansion
+                stack.append(cls(channels, width, stride, normalise))
+                channels = width * cls.expansion
             layers[f"stage{stage}"] = stack
         layers |= {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
         layers["projection"], width = projection_of(channels, projection)
@@ -123,11 +123,7 @@ class ResNet(nn.Module):
         self.classifier = nn.Linear(width, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits.
-
-        Args:
-            x: batch × channels × height × width.
-        """
+        """Logits of images, batch × channels × height × width."""
         logits: Tensor = self.classifier(self.features(x))
         return logits
 

@@ -40,22 +40,14 @@ class TextClassifier(nn.Module):
         self.classifier = nn.Linear(width, num_classes)
 
     def features(self, ids: Tensor) -> Tensor:
-        """What the classifier sees.
-
-        Args:
-            ids: token ids, batch × length, filled up on the right with the padding token.
-        """
+        """What the classifier sees of token ids, batch × length, padded on the right."""
         mask = (ids != self.pad_id).long()
         first = self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state[:, 0]
         features: Tensor = self.projection(self.dropout(self.pre_classifier(first).relu()))
         return features
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Logits.
-
-        Args:
-            ids: token ids, batch × length.
-        """
+        """Logits of token ids, batch × length."""
         logits: Tensor = self.classifier(self.features(ids))
         return logits
 
@@ -75,18 +67,18 @@ def _encoder(name: str, config: dict[str, Any] | None) -> Any:
         raise SettingError("net", "text needs pip install 'fedgkd-pl[text]'") from error
     if config is not None:
         try:
-            found = _without_code(AutoConfig.for_model(**config), "encoder_config", config)
-            encoder = AutoModel.from_config(found, trust_remote_code=False)
+            settings = _without_code(AutoConfig.for_model(**config), "encoder_config", config)
+            encoder = AutoModel.from_config(settings, trust_remote_code=False)
         except SettingError:
             raise
         except (TypeError, ValueError, KeyError) as error:
             raise SettingError("encoder_config", str(error).splitlines()[0], config) from error
     else:
         try:
-            found = AutoConfig.from_pretrained(name, trust_remote_code=False)
+            settings = AutoConfig.from_pretrained(name, trust_remote_code=False)
             encoder = AutoModel.from_pretrained(
                 name,
-                config=_without_code(found, "encoder", name),
+                config=_without_code(settings, "encoder", name),
                 trust_remote_code=False,
                 weights_only=True,
             )
