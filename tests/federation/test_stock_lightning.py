@@ -233,7 +233,7 @@ def test_a_score_of_the_round_before_names_no_checkpoint(tmp_path: Path) -> None
 
 def test_a_scheduler_that_clients_cannot_step_is_refused() -> None:
     plateau = FedAvg(linear(), scheduler=ReduceLROnPlateau, **LOCAL)
-    with pytest.raises(SettingError, match="scheduler: follows a score"):
+    with pytest.raises(SettingError, match="scheduler: needs a score"):
         fit(plateau, table(), 1)
     fit(FedAvg(linear(), scheduler=partial(StepLR, step_size=1), **LOCAL), table(), 1)
 
