@@ -14,6 +14,7 @@ from fedgkd_pl.federation.callback import FederatedCallback
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.federation.teachers import FrozenNet
 from fedgkd_pl.runs.files import RunFiles
+from fedgkd_pl.runs.folder import EVENTS
 from fedgkd_pl.seeds import seeded
 from fedgkd_pl.storage.files import write_text
 from lightning.pytorch import Callback, Trainer
@@ -257,7 +258,7 @@ def _points(folder: Path) -> set[tuple[str, int]]:
     from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
     from tensorboard.compat.proto.event_pb2 import Event
 
-    files = folder.glob("events.out.tfevents.*")
+    files = folder.glob(EVENTS)
     records = (record for file in files for record in RawEventFileLoader(str(file)).Load())
     events = map(Event.FromString, records)
     points = ((value.tag, event.step) for event in events for value in event.summary.value)

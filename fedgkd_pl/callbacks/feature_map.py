@@ -14,6 +14,7 @@ from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.plots.feature_maps import encode_feature_map
 from fedgkd_pl.plots.plane import FeatureMapData, Floats, feature_map
 from fedgkd_pl.runs.files import output_folder
+from fedgkd_pl.runs.folder import FEATURE_MAPS
 from fedgkd_pl.seeds import seeded
 from fedgkd_pl.storage.files import commit
 from lightning.pytorch import LightningModule, Trainer
@@ -95,7 +96,7 @@ class FeatureMap(FederatedCallback):
             return
         data = self._look(trainer, server, self.answer)
         self.answer = None
-        file = output_folder(trainer) / f"features-round{data.round:03d}.npz"
+        file = output_folder(trainer) / FEATURE_MAPS.replace("*", f"{data.round:03d}")
         commit(file, [encode_feature_map(data)])
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):

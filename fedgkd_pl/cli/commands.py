@@ -11,13 +11,13 @@ from fedgkd_pl.experiments.draw import KINDS
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line."""
 
-    any_order = False  # whether flags may stand between words of one argument
+    any_order = False  # whether flags may stand between the values of one argument
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """See argparse."""
+        """Like argparse's, with flags in any order where that is set."""
         if not self.any_order:
             return super().parse_known_args(args, namespace)
-        self.any_order = False  # which that calls again
+        self.any_order = False  # the method below calls this one
         try:
             return self.parse_known_intermixed_args(args, namespace)
         finally:
@@ -30,21 +30,13 @@ class Parser(argparse.ArgumentParser):
 
 @dataclass(frozen=True)
 class Command:
-    """A command.
-
-    Attributes:
-        help: its line in ``fedgkd-pl --help``.
-        run: takes its arguments and the settings among the flags; gives the exit code.
-        add: adds its flags to its parser; None where all flags are settings of ``fit``.
-        takes_settings: whether flags that are not its own are settings of ``fit``.
-        parser: arguments of its parser.
-    """
+    """A command."""
 
     help: str
-    run: Callable[[Any, list[str]], int]
-    add: Callable[[Parser], None] | None = None
-    takes_settings: bool = False
-    parser: dict[str, Any] = field(default_factory=dict)
+    run: Callable[[Any, list[str]], int]  # takes arguments and settings; returns the exit code
+    add: Callable[[Parser], None] | None = None  # adds flags; None where all are settings of fit
+    takes_settings: bool = False  # whether flags that are not its own are settings of fit
+    parser: dict[str, Any] = field(default_factory=dict)  # arguments of its parser
 
 
 def _of_trainer(command: str) -> Callable[[Any, list[str]], int]:
@@ -217,7 +209,7 @@ _COMPARE |= {name: False for name in ("--dry_run", "--help", "-h")}
 
 
 def study_first(argv: list[str]) -> list[str]:
-    """The words of ``compare`` with settings last: argparse takes their values for its own."""
+    """The arguments of ``compare``, settings last: argparse would take their values as its own."""
     if argv[:1] != ["compare"]:
         return argv
     ours, cells, study = ["compare"], list[str](), False

@@ -14,10 +14,7 @@ WIDTH = 20  # classes that fit a terminal's table
 def show_partition(data: FederatedDataModule, folder: Path, exported: Path | None = None) -> None:
     """Prints the table and writes ``<dataset>.json``, ``.png`` and ``.svg``.
 
-    Args:
-        data: the data of a config.
-        folder: where to write.
-        exported: where to write who owns which sample, for ``FromFile``.
+    ``exported`` gets who owns which sample, for ``FromFile``.
     """
     from rich.console import Console
     from rich.table import Table
@@ -28,11 +25,8 @@ def show_partition(data: FederatedDataModule, folder: Path, exported: Path | Non
     counts, figures = summary["counts"], summary["heterogeneity"]
     classes = summary["num_classes"]
     table = Table(title=f"{data.name}: samples of each class, by client")
-    table.add_column("client", justify="right")
-    table.add_column("samples", justify="right")
-    table.add_column("effective classes", justify="right")
-    for number in range(min(classes, WIDTH)):
-        table.add_column(str(number), justify="right")
+    for name in ("client", "samples", "effective classes", *range(min(classes, WIDTH))):
+        table.add_column(str(name), justify="right")
     for client, row in enumerate(counts[:SHOWN]):
         effective = f"{effective_classes([row])[0]:.1f}" if sum(row) else "-"
         cells = [str(count) if count else "·" for count in row[:WIDTH]]

@@ -1,4 +1,4 @@
-"""``fit``, ``validate``, ``test``, ``predict``: a request, made real and run. And ``partition``."""
+"""``fit``, ``validate``, ``test``, ``predict``: builds and runs a request. And ``partition``."""
 
 from pathlib import Path
 
@@ -9,12 +9,7 @@ from fedgkd_pl.settings.request import read_request
 
 
 def run(command: str, argv: list[str]) -> int:
-    """Runs a command of the Trainer.
-
-    Args:
-        command: fit, validate, test or predict.
-        argv: its flags.
-    """
+    """Runs a command of the Trainer: fit, validate, test or predict."""
     quiet_libraries()
     experiment = build_request(read_request(command, argv))
     getattr(experiment, command)()
@@ -39,11 +34,11 @@ def partition(argv: list[str]) -> int:
 
 def _take_export(argv: list[str]) -> tuple[list[str], Path | None]:
     """The flags without ``--export FILE``, and the file."""
-    for place, word in enumerate(argv):
+    for index, word in enumerate(argv):
         flag, equals, name = word.partition("=")
         if flag == "--export":
-            name = name if equals else "".join(argv[place + 1 : place + 2])
+            name = name if equals else "".join(argv[index + 1 : index + 2])
             fits = name.endswith((".json", ".npz"))
             require(fits, "export", "must be a file name that ends in .json or .npz", name)
-            return [*argv[:place], *argv[place + (1 if equals else 2) :]], Path(name)
+            return [*argv[:index], *argv[index + (1 if equals else 2) :]], Path(name)
     return argv, None

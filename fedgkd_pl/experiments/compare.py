@@ -1,8 +1,8 @@
 """``fedgkd-pl compare``: runs the cells of a study, and makes its tables.
 
 Every cell is a run folder like any other, trained by ``fedgkd-pl fit`` in a process of its own.
-So a study that was killed goes on where it was: what is finished is not repeated, what was
-interrupted is resumed.
+So the same command goes on with a study that was killed: it skips what is finished and resumes what
+was interrupted.
 """
 
 import sys
@@ -36,13 +36,12 @@ def compare(
     """Runs what a study lacks and writes its tables; returns the exit code.
 
     Args:
-        path: the study file.
+        path: the study file, or the name of one of ours.
         output_dir: the folder of the study's folder.
         jobs: how many cells run side by side.
         rounds: instead of the configs'; cells that have fewer go on.
         extra: flags of ``fedgkd-pl fit`` for all cells.
         only: a part of the study; see :meth:`Study.part`.
-        dry_run: only show what would be run.
     """
     require(jobs >= 1, "jobs", "must be at least 1", jobs)
     require(rounds is None or rounds >= 1, "rounds", "must be at least 1", rounds)
@@ -75,9 +74,6 @@ def compare(
         return _tell(study, tasks, top)
 
 
-# -- what is to do -------------------------------------------------------------------------------
-
-
 def _plan(study: Study, top: Path, extra: Sequence[str]) -> list[Task]:
     """Checks every cell's settings before any is run, and finds which are done."""
     cells = study.cells(extra)
@@ -107,7 +103,7 @@ def _plan(study: Study, top: Path, extra: Sequence[str]) -> list[Task]:
 
 
 def _check_measures(study: Study, tasks: list[Task], top: Path) -> None:
-    """Says before anything is trained what so few rounds cannot tell; refuses if that is all."""
+    """Warns of measures that need more rounds than the cells have; refuses if all of them do."""
     done = {cell.name: run.summary["rounds"] for cell, run in _results(study, top)}
     rounds = done | {t.cell.name: max(t.rounds, done.get(t.cell.name, 0)) for t in tasks}
     longest, lengths = max(rounds.values()), rounds.values()
@@ -119,10 +115,10 @@ def _check_measures(study: Study, tasks: list[Task], top: Path) -> None:
     lacking = [measure for measure, count in short.items() if count == len(rounds)]
     reason = f"the study measures only {', '.join(lacking)}, and no cell has so many rounds"
     require(len(lacking) < len(study.measures), "rounds", reason, longest)
-    told = [f"{m}: {n} of {len(rounds)} cells have fewer rounds" for m, n in short.items() if n]
+    warnings = [f"{m}: {n} of {len(rounds)} cells have fewer rounds" for m, n in short.items() if n]
     if "last10" in study.measures and min(lengths) < 10:
-        told.append("last10: the mean of all rounds where there are fewer than ten")
-    for line in told:
+        warnings.append("last10: the mean of all rounds where there are fewer than ten")
+    for line in warnings:
         print(f"warning: {line}", file=sys.stderr)
 
 
@@ -153,11 +149,11 @@ def _look_at_all(connection: Any, cells: list[Cell], folders: list[Path]) -> Non
     for cell, folder in zip(cells, folders, strict=True):
         if cell.words not in known:
             argv = [*cell.words, "--seed_everything", str(cell.seed)]
-            found = _look(argv, trains=sound_run(folder) is None)
-            if isinstance(found, str):
-                connection.send(f"{cell.name}: {found}")
+            checked = _look(argv, trains=sound_run(folder) is None)
+            if isinstance(checked, str):
+                connection.send(f"{cell.name}: {checked}")
                 return
-            known[cell.words] = found
+            known[cell.words] = checked
         rounds, settings = known[cell.words]
         begun = RunFolder(folder)
         if begun.is_begun():
@@ -187,17 +183,14 @@ def _look(argv: Sequence[str], trains: bool) -> tuple[int, dict[str, Any]] | str
     return experiment.settings["rounds"], experiment.fixed
 
 
-# -- telling -------------------------------------------------------------------------------------
-
-
 def _results(study: Study, top: Path) -> list[tuple[Cell, Run]]:
-    """What there is of the whole study, whatever part was run now."""
-    found = ((cell, sound_run(top / cell.name / "version_0")) for cell in study.cells())
-    return [(cell, run) for cell, run in found if run is not None]
+    """The finished cells of the whole study, whatever part was run now."""
+    runs = ((cell, sound_run(top / cell.name / "version_0")) for cell in study.cells())
+    return [(cell, run) for cell, run in runs if run is not None]
 
 
 def _write(study: Study, top: Path) -> None:
-    """Tables of what there is."""
+    """Writes the tables of the finished cells."""
     results = _results(study, top)
     tables = make_tables(study, results)
     write_text(top / "results.csv", every_run(study, results).to_csv())

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from fedgkd_pl.errors import StorageError, require
 from fedgkd_pl.experiments.groups import ALPHA, PARTICIPATION, Group, make_groups
 from fedgkd_pl.experiments.runs import CLASSES, ROUNDS, Run, find_runs, natural, whole
+from fedgkd_pl.runs import folder
 from fedgkd_pl.storage.reading import printable
 
 if TYPE_CHECKING:
@@ -18,19 +19,13 @@ KINDS = {
     "partition": "who holds what: clients × classes as bubbles, of the first run",
     "features": "t-SNE of penultimate features, global and local; needs the FeatureMap callback",
     "clients": "each client's model on the test set; needs the LocalModels callback",
-    "confusion": "truth × prediction of a model; needs predictions.csv (fedgkd-pl predict)",
+    "confusion": f"truth × prediction of a model; needs {folder.PREDICTIONS} (fedgkd-pl predict)",
     "toy": "decision boundaries of FedGKD and FedAvg on the 2-D toy, trained now; needs no run",
 }
 
 
 def draw(kind: str, paths: Sequence[str], output: str) -> None:
-    """Writes a figure.
-
-    Args:
-        kind: one of :data:`KINDS`.
-        paths: run folders, or folders above them.
-        output: the file, ``.svg``, ``.png`` or ``.pdf``.
-    """
+    """Writes a figure of :data:`KINDS` from run folders, or folders above them."""
     from fedgkd_pl.plots.style import FORMATS, save
 
     ending = Path(output).suffix.lower()
@@ -40,8 +35,8 @@ def draw(kind: str, paths: Sequence[str], output: str) -> None:
 
         figure, accuracies = toy_figure()
         for method, values in accuracies.items():
-            told = ", ".join(f"{name} {100 * value:.1f}" for name, value in values.items())
-            print(f"{method}: {told}")
+            text = ", ".join(f"{name} {100 * value:.1f}" for name, value in values.items())
+            print(f"{method}: {text}")
     else:
         require(len(paths) > 0, "runs", f"{kind} needs at least one run")
         figure = plot(kind, find_runs(paths))
@@ -53,7 +48,8 @@ def plot(kind: str, runs: Sequence[Run]) -> "Figure":
     """A figure of finished runs.
 
     Args:
-        kind: one of :data:`KINDS` but the toy, which needs no runs.
+        kind: ``curves``, ``participation``, ``partition``, ``features``, ``clients`` or
+            ``confusion``; the last, ``partition`` and ``clients`` show the first run.
         runs: as :func:`find_runs` gives them.
     """
     known = [each for each in KINDS if each != "toy"]
@@ -74,16 +70,11 @@ def plot(kind: str, runs: Sequence[Run]) -> "Figure":
 
 
 def learning_curves(groups: Sequence[Group], column: str = "test/acc") -> "Figure":
-    """Curves of all methods, a panel for every kind of data.
-
-    Args:
-        groups: named.
-        column: of ``metrics.csv``.
-    """
+    """Curves of all methods, a panel for every kind of data."""
     from fedgkd_pl.plots.figures import curve_panels
 
     panels = panels_of(groups, column, 100.0 if column.endswith("/acc") else 1.0)
-    require(len(panels) > 0, "runs", f"no metrics.csv has {column}")
+    require(len(panels) > 0, "runs", f"no {folder.METRICS} has {column}")
     label = "test accuracy, %" if column == "test/acc" else column
     return curve_panels(panels, ylabel=label)
 
@@ -91,13 +82,7 @@ def learning_curves(groups: Sequence[Group], column: str = "test/acc") -> "Figur
 def panels_of(
     groups: Sequence[Group], column: str, factor: float = 1.0
 ) -> dict[str, dict[str, list[dict[int, float]]]]:
-    """A column of ``metrics.csv`` by data, method and seed, for the groups that have it.
-
-    Args:
-        groups: named.
-        column: its name.
-        factor: on the values.
-    """
+    """A column of ``metrics.csv``, times a factor, by data, method and seed."""
     panels: dict[str, dict[str, list[dict[int, float]]]] = {}
     for group in sorted(groups, key=lambda group: group.panel):
         seeds = [run.columns.get(column, {}) for run in group.runs.values()]
@@ -108,11 +93,7 @@ def panels_of(
 
 
 def participation(groups: Sequence[Group]) -> "Figure":
-    """Best accuracy over C, a panel for every α: the bottom of the paper's first figure.
-
-    Args:
-        groups: named.
-    """
+    """Best accuracy over C, a panel for every α: the bottom of the paper's first figure."""
     from fedgkd_pl.plots.figures import participation_panels
 
     panels: dict[str, dict[str, dict[float, list[float]]]] = {}
@@ -124,53 +105,41 @@ def participation(groups: Sequence[Group]) -> "Figure":
             twice = "two kinds of runs at the same C, which differ in more than the seed"
             require(float(share) not in of_method, "runs", twice, f"{group.name}, {group.panel}")
             of_method[float(share)] = group.values("best")
-    require(len(panels) > 0, "runs", "no config.yaml has data.participation")
+    require(len(panels) > 0, "runs", f"no {folder.CONFIG} has data.participation")
     return participation_panels(panels)
 
 
 def partition(run: Run) -> "Figure":
-    """The paper's bubbles.
-
-    Args:
-        run: whose clients.
-    """
+    """The paper's bubbles."""
     from fedgkd_pl.plots.partition import bubble_chart
 
-    require("counts" in run.partition, "runs", "no partition.json in", run.folder)
+    require("counts" in run.partition, "runs", f"no {folder.PARTITION} in", run.folder)
     return bubble_chart(run.partition["counts"], str(run.partition.get("dataset", "")))
 
 
 def features(groups: Sequence[Group]) -> "Figure":
-    """The last feature map of every group.
-
-    Args:
-        groups: named.
-    """
+    """The last feature map of every group."""
     from fedgkd_pl.plots.feature_maps import read_feature_map
     from fedgkd_pl.plots.plane import feature_map
 
     maps = []
     for group in groups:
         run = next(iter(group.runs.values()))
-        if files := sorted(run.folder.glob("features-round*.npz"), key=natural):
+        if files := sorted(run.folder.glob(folder.FEATURE_MAPS), key=natural):
             try:
                 maps.append(read_feature_map(files[-1], group.name))
             except StorageError as error:
                 raise run.damaged(files[-1].name) from error
-    require(len(maps) > 0, "runs", "none has features-round*.npz: train with FeatureMap")
+    require(len(maps) > 0, "runs", f"none has {folder.FEATURE_MAPS}: train with FeatureMap")
     return feature_map(maps)
 
 
 def clients(run: Run) -> "Figure":
-    """What each client's model gets right on the test set.
-
-    Args:
-        run: which.
-    """
+    """What each client's model gets right on the test set."""
     from fedgkd_pl.plots.figures import client_accuracies
 
-    rows = run.table("local_models.csv")
-    require(len(rows) > 0, "runs", "no local_models.csv: train with LocalModels", run.folder)
+    rows = run.table(folder.LOCAL_MODELS)
+    require(len(rows) > 0, "runs", f"no {folder.LOCAL_MODELS}: train with LocalModels", run.folder)
     try:
         points = [
             (whole(row["round"], ROUNDS), whole(row["client"], ROUNDS), 100 * float(row["acc"]))
@@ -178,26 +147,22 @@ def clients(run: Run) -> "Figure":
         ]
         require(all(0 <= value <= 100 for *_, value in points), "runs", "has other accuracies")
     except (KeyError, TypeError, ValueError) as error:
-        raise run.damaged("local_models.csv") from error
+        raise run.damaged(folder.LOCAL_MODELS) from error
     return client_accuracies(points)
 
 
 def confusion(run: Run) -> "Figure":
-    """What the model takes for what.
-
-    Args:
-        run: with ``predictions.csv``.
-    """
+    """What the model takes for what."""
     import numpy as np
     from fedgkd_pl.plots.figures import confusion_chart
 
-    rows = run.table("predictions.csv")
-    require(len(rows) > 0, "runs", "no predictions.csv: run fedgkd-pl predict", run.folder)
+    rows = run.table(folder.PREDICTIONS)
+    require(len(rows) > 0, "runs", f"no {folder.PREDICTIONS}: run fedgkd-pl predict", run.folder)
     try:
         columns = ("label", "prediction")
         pairs = np.array([[whole(row[key], CLASSES) for key in columns] for row in rows])
     except (KeyError, TypeError, ValueError) as error:
-        raise run.damaged("predictions.csv") from error
+        raise run.damaged(folder.PREDICTIONS) from error
     matrix = np.zeros((pairs.max() + 1,) * 2, dtype=np.int64)
     np.add.at(matrix, tuple(pairs.T), 1)
     return confusion_chart(matrix)

@@ -1,4 +1,4 @@
-"""Runs that differ in nothing but the seed, and what tells such groups apart."""
+"""Runs that differ in nothing but the seed, and how such groups differ."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +10,7 @@ from fedgkd_pl.experiments.paper import numbers, paper_row
 from fedgkd_pl.experiments.protocol import differences, joined, plain_settings, protocol, same
 from fedgkd_pl.experiments.runs import Run
 from fedgkd_pl.methods import title_of
+from fedgkd_pl.runs.folder import CONFIG
 from fedgkd_pl.runs.settings import fixed_settings
 from fedgkd_pl.storage.reading import printable
 
@@ -45,33 +46,20 @@ MUST_AGREE = {  # what a run must have in common with the paper's to stand besid
 
 
 def symbol(name: str) -> str:
-    """The paper's letter for a setting, or its name.
-
-    Args:
-        name: the last word of its key.
-    """
+    """The paper's letter for a setting, or its name."""
     return SYMBOLS.get(name, name)
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs with the same settings, one per seed.
+    """Runs with the same settings, one per seed."""
 
-    Attributes:
-        method: as the paper calls it.
-        dataset: as the paper calls it.
-        settings: those that decide the result, but for the seed.
-        runs: by seed.
-        name: the method, and what tells it from others of the same data.
-        panel: the data, and what tells them from others.
-    """
-
-    method: str
-    dataset: str
-    settings: dict[str, Any]
-    runs: dict[int, Run]
-    name: str = ""
-    panel: str = ""
+    method: str  # as the paper calls it
+    dataset: str  # likewise
+    settings: dict[str, Any]  # those that decide the result, but for the seed
+    runs: dict[int, Run]  # by seed
+    name: str = ""  # the method, and how it differs from others of the same data
+    panel: str = ""  # the data, and how they differ from others
 
     @property
     def rounds(self) -> int:
@@ -79,13 +67,9 @@ class Group:
         return next(iter(self.runs.values())).rounds_asked
 
     def values(self, measure: str) -> list[float]:
-        """An accuracy of every seed, in percent.
-
-        Args:
-            measure: as for :meth:`Run.measure`.
-        """
-        found = [run.measure(measure) for run in self.runs.values()]
-        return [value for value in found if value is not None]
+        """An accuracy of every seed that has it, in percent; see :meth:`Run.measure`."""
+        values = [run.measure(measure) for run in self.runs.values()]
+        return [value for value in values if value is not None]
 
     @property
     def diverged(self) -> str:
@@ -97,11 +81,11 @@ class Group:
         """A warning where nobody knows whether the runs have the same settings."""
         if self.settings or len(self.runs) < 2:
             return ""
-        return "settings not known (no config.yaml): the runs may differ in more than the seed"
+        return f"settings not known (no {CONFIG}): the runs may differ in more than the seed"
 
     @cached_property
     def differs(self) -> str:
-        """In what the runs differ from the paper's number, which stands beside them even so."""
+        """How the runs differ from the paper's, whose number is shown all the same."""
         row = self._paper_row
         return joined(differences(row, facts(run), "best") for run in self.runs.values() if row)
 
@@ -133,55 +117,39 @@ class Group:
 
 
 def facts(run: Run) -> dict[str, Any]:
-    """What a run was, by the keys of ``protocol.yaml``.
-
-    Args:
-        run: any.
-    """
+    """What a run was, by the keys of ``protocol.yaml``."""
     method = str(run.summary["method"])
-    told = {"dataset": dataset_name(run), "method": title_of(method)}
-    return plain_settings(run.settings) | told | {"rounds": run.summary["rounds"]}
+    names = {"dataset": dataset_name(run), "method": title_of(method)}
+    return plain_settings(run.settings) | names | {"rounds": run.summary["rounds"]}
 
 
 def diverged(runs: Mapping[int, Run]) -> str:
-    """Which seeds' clients diverged, and when; empty where none did.
-
-    Args:
-        runs: by seed.
-    """
+    """Which seeds' clients diverged, and when; empty where none did."""
     rounds = {seed: run.summary.get("diverged_round") for seed, run in runs.items()}
-    found = [f"seed {seed} from round {rounds[seed]} on" for seed in sorted(rounds) if rounds[seed]]
-    return f"clients diverged: {', '.join(found)}; {CALMER}" if found else ""
+    texts = [f"seed {seed} from round {rounds[seed]} on" for seed in sorted(rounds) if rounds[seed]]
+    return f"clients diverged: {', '.join(texts)}; {CALMER}" if texts else ""
 
 
 def dataset_name(run: Run) -> str:
-    """A run's dataset as the paper calls it.
-
-    Args:
-        run: any.
-    """
+    """A run's dataset as the paper calls it."""
     name = str(run.summary["dataset"])
     return DATASETS.get(name, name)
 
 
 def make_groups(runs: Iterable[Run]) -> list[Group]:
-    """The runs, grouped and named.
-
-    Args:
-        runs: of any methods and data.
-    """
-    found: dict[tuple[Any, ...], Group] = {}
+    """The runs, grouped and named."""
+    by_key: dict[tuple[Any, ...], Group] = {}
     for run in runs:
         settings = {k: v for k, v in fixed_settings(run.settings).items() if k != "seed_everything"}
         method, dataset = str(run.summary["method"]), dataset_name(run)
         seed = run.seed
         key: tuple[Any, ...] = (method, dataset, run.rounds_asked)
         key += tuple(sorted((k, str(v)) for k, v in settings.items()))
-        if key in found and seed in found[key].runs and not settings:
-            key += (run.folder,)  # which cannot tell what else differs
+        if key in by_key and seed in by_key[key].runs and not settings:
+            key += (run.folder,)  # what else differs is not known
         group = Group(title_of(method), dataset, settings, {})
-        found.setdefault(key, group).runs[seed] = run
-    groups = list(found.values())
+        by_key.setdefault(key, group).runs[seed] = run
+    groups = list(by_key.values())
     named = [
         Group(
             *(group.method, group.dataset, group.settings, group.runs),
@@ -190,15 +158,11 @@ def make_groups(runs: Iterable[Run]) -> list[Group]:
         )
         for group in groups
     ]
-    return [_told_apart(group, named) for group in named]
+    return [_with_folder(group, named) for group in named]
 
 
 def shared_settings(groups: Sequence[Group]) -> dict[str, Any]:
-    """The settings that all groups have alike, as they are shown.
-
-    Args:
-        groups: at least one.
-    """
+    """The settings that all groups have alike, as they are shown."""
     first, *others = [group.settings for group in groups]
     return {
         printable(key.replace("init_args.", "")): printable(value, 1000)
@@ -207,7 +171,7 @@ def shared_settings(groups: Sequence[Group]) -> dict[str, Any]:
     }
 
 
-def _told_apart(group: Group, groups: Sequence[Group]) -> Group:
+def _with_folder(group: Group, groups: Sequence[Group]) -> Group:
     """With its folder in its name where nothing else tells it from another."""
     if [(g.name, g.panel) for g in groups].count((group.name, group.panel)) == 1:
         return group
@@ -225,11 +189,11 @@ def _same_line(one: Group, other: Group) -> bool:
 
 def _named(name: str, group: Group, others: Sequence[Group], of_data: bool) -> str:
     """The name, and the settings in which the group differs from others."""
-    told = []
+    parts = [name]
     for key, value in group.settings.items():
         differs = any(other.settings.get(key) != value for other in others)
         if differs and key.startswith("data") == of_data:
-            told.append(printable(f"{symbol(key.rpartition('.')[2])} {value}"))
+            parts.append(printable(f"{symbol(key.rpartition('.')[2])} {value}"))
     if len({other.rounds for other in others}) > 1 and not of_data:
-        told.append(f"{group.rounds} rounds")
-    return ", ".join([name, *told])
+        parts.append(f"{group.rounds} rounds")
+    return ", ".join(parts)

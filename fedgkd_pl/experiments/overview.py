@@ -15,12 +15,7 @@ Row = dict[str, str]
 
 
 def overview(groups: Sequence[Group], notes: Footnotes | None = None) -> list[Row]:
-    """A row for every group: accuracies over the seeds, the paper's, bytes, seconds.
-
-    Args:
-        groups: named.
-        notes: gets what a reader must know, marked in the rows.
-    """
+    """A row for every group: accuracies over the seeds, the paper's, bytes, seconds; adds notes."""
     notes = notes or Footnotes()
     rows = []
     for group in sorted(groups, key=lambda group: group.panel):
@@ -65,12 +60,7 @@ def _fewer(measure: str, runs: Sequence[Run]) -> str:
 
 
 def run_row(run: Run, notes: Footnotes) -> Row:
-    """A run alone.
-
-    Args:
-        run: finished.
-        notes: gets what a reader must know, marked in the row.
-    """
+    """The row of a run; adds notes."""
     since = run.summary.get("diverged_round")
     mark = notes.mark(f"clients diverged from round {since} on; {CALMER}" if since else "")
     return {

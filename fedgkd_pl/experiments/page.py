@@ -15,6 +15,7 @@ from fedgkd_pl.experiments.paper import TITLE
 from fedgkd_pl.experiments.protocol import Footnotes
 from fedgkd_pl.experiments.runs import Run
 from fedgkd_pl.experiments.table import Table
+from fedgkd_pl.runs.folder import FEATURE_MAPS, LOCAL_MODELS
 from fedgkd_pl.storage.files import write_text
 
 if TYPE_CHECKING:
@@ -26,33 +27,18 @@ WIDE = 8  # inches; such figures take the whole width of a page
 
 @dataclass
 class Section:
-    """A figure of the page.
+    """A figure of the page."""
 
-    Attributes:
-        name: for ids and files.
-        title: above it.
-        text: what it shows.
-        figure: the figure.
-    """
-
-    name: str
+    name: str  # for ids
     title: str
-    text: str
+    text: str  # what it shows
     figure: "Figure"
 
 
 def write_page(
     runs: Sequence[Run], file: Path, title: str = "", table: str = "", notes: Sequence[str] = ()
 ) -> None:
-    """Writes a page that needs nothing beside it.
-
-    Args:
-        runs: finished ones.
-        file: where to.
-        title: of the page.
-        table: a table in HTML to begin with, such as a study's.
-        notes: to put below the table of all.
-    """
+    """Writes a page that needs nothing beside it; it begins with ``table``, in HTML, if given."""
     from fedgkd_pl.plots.style import to_svg
 
     groups = make_groups(runs)
@@ -87,11 +73,7 @@ def write_page(
 
 
 def figures(groups: Sequence[Group]) -> Iterator[Section]:
-    """Every figure that the runs have data for.
-
-    Args:
-        groups: named.
-    """
+    """Every figure that the runs have data for."""
     from fedgkd_pl.plots import figures as draw
     from fedgkd_pl.plots.partition import bubble_chart
 
@@ -157,7 +139,7 @@ def _cost(groups: Sequence[Group], bars: Callable[..., "Figure"]) -> Iterator[Se
 
 def _clients(groups: Sequence[Group]) -> Iterator[Section]:
     firsts = [(group, next(iter(group.runs.values()))) for group in groups]
-    with_clients = [each for each in firsts if each[1].table("local_models.csv")]
+    with_clients = [each for each in firsts if each[1].table(LOCAL_MODELS)]
     for number, (group, run) in enumerate(with_clients[:SHOWN], 1):
         yield Section(
             f"clients{number}",
@@ -165,7 +147,7 @@ def _clients(groups: Sequence[Group]) -> Iterator[Section]:
             "Accuracy on the global test set after local training.",
             clients(run),
         )
-    with_maps = [group for group, run in firsts if [*run.folder.glob("features-round*.npz")]]
+    with_maps = [group for group, run in firsts if [*run.folder.glob(FEATURE_MAPS)]]
     if with_maps:
         yield Section(
             "features",

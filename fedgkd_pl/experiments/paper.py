@@ -18,11 +18,7 @@ def paper_rows() -> list[dict[str, str]]:
 
 
 def check_table(table: str) -> None:
-    """Refuses a table that the paper has not.
-
-    Args:
-        table: its name in ``paper.csv``; empty for none.
-    """
+    """Refuses a table that the paper does not have; an empty name is none."""
     names = list(dict.fromkeys(row["table"] for row in paper_rows()))
     require(not table or table in names, "paper", f"one of {', '.join(names)}", table)
 
@@ -31,41 +27,22 @@ def paper_row(table: str, labels: Mapping[str, str], measure: str) -> dict[str, 
     """The one row of ``paper.csv`` with these labels; None where there is none, or several.
 
     Args:
-        table: its name in ``paper.csv``.
         labels: of the cell, by axis; those that the paper's table has must agree.
         measure: ``best``, ``final`` or ``round<N>``.
     """
-    found = [
+    rows = [
         row
         for row in paper_rows()
         if row["table"] == table
         and row["measure"] == measure
         and all(_same(row[axis], label) for axis, label in labels.items() if row.get(axis))
     ]
-    return found[0] if len(found) == 1 else None  # the cell may not say which of them it is
+    return rows[0] if len(rows) == 1 else None
 
 
 def numbers(row: Mapping[str, str]) -> tuple[float, float | None]:
-    """Mean and standard deviation in percent.
-
-    Args:
-        row: of ``paper.csv``.
-    """
+    """A row's mean and standard deviation in percent."""
     return float(row["mean"]), float(row["std"]) if row["std"] else None
-
-
-def paper_value(
-    table: str, labels: Mapping[str, str], measure: str
-) -> tuple[float, float | None] | None:
-    """Mean and standard deviation in percent; None where the paper has no such number.
-
-    Args:
-        table: as for :func:`paper_row`.
-        labels: as for :func:`paper_row`.
-        measure: as for :func:`paper_row`.
-    """
-    row = paper_row(table, labels, measure)
-    return numbers(row) if row else None
 
 
 def _same(one: str, other: str) -> bool:

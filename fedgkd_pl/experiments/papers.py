@@ -24,11 +24,7 @@ def method_rows() -> dict[str, str]:
 
 
 def write_papers(file: Path) -> None:
-    """Puts the table into a page, in the place of the one that it has.
-
-    Args:
-        file: of the page.
-    """
+    """Puts the table into a page, instead of the one that it has."""
     table = HEADER + "".join(f"{row}\n" for row in method_rows().values())
     text = file.read_text(encoding="utf-8")
     pattern = re.escape(HEADER) + r"(\|.*\n)*"

@@ -1,13 +1,11 @@
-"""How the paper's numbers were made, from ``protocol.yaml``, and in what a run differs from that.
-
-Also the marks below tables, which say such things.
-"""
+"""How the paper's numbers were made, from ``protocol.yaml``, and how a run differs; footnotes."""
 
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from fedgkd_pl.runs.folder import CONFIG
 from fedgkd_pl.runs.settings import flatten
 
 MARKS = "†‡§¶‖"
@@ -17,7 +15,7 @@ LABELS = {  # the settings behind the columns of paper.csv
     "buffer_size": "model.buffer_size",
     "loss": "model.distance",
 }
-UNKNOWN = "settings not known: the run has no config.yaml"
+UNKNOWN = f"settings not known: the run has no {CONFIG}"
 
 
 class Footnotes:
@@ -27,11 +25,7 @@ class Footnotes:
         self._marks: dict[str, str] = {}
 
     def mark(self, remark: str) -> str:
-        """What to put behind a number, with a space before; nothing without a remark.
-
-        Args:
-            remark: what is said below.
-        """
+        """The mark to put after a number, with a space before; empty without a remark."""
         if not remark:
             return ""
         times, which = divmod(len(self._marks), len(MARKS))
@@ -44,27 +38,19 @@ class Footnotes:
 
 
 def protocol(row: Mapping[str, str]) -> dict[str, Any]:
-    """The settings of a number of the paper, by key.
-
-    Args:
-        row: of ``paper.csv``.
-    """
+    """The settings of a number of the paper, by key."""
     settings: dict[str, Any] = {}
     for rule in _rules():
         if all(row[axis] in _any_of(label) for axis, label in rule["where"].items()):
             settings |= rule["set"]
-    told = {key: row[label] for label, key in LABELS.items() if row[label]}
-    if told.get("model.distance") == "none":  # which is FedAvg
-        del told["model.distance"]
-    return settings | told
+    labels = {key: row[label] for label, key in LABELS.items() if row[label]}
+    if labels.get("model.distance") == "none":  # which is FedAvg
+        del labels["model.distance"]
+    return settings | labels
 
 
 def plain_settings(settings: Any) -> dict[str, Any]:
-    """A run's settings by the keys of ``protocol.yaml``; classes without their module.
-
-    Args:
-        settings: of ``config.yaml``, nested.
-    """
+    """A run's settings by the keys of ``protocol.yaml``; classes without their module."""
     plain: dict[str, Any] = {}
     for key, value in flatten(settings).items():
         short = key.replace("init_args.", "")
@@ -75,10 +61,9 @@ def plain_settings(settings: Any) -> dict[str, Any]:
 
 
 def differences(row: Mapping[str, str], ours: Mapping[str, Any], measure: str) -> list[str]:
-    """In what a run differs from a number of the paper beside it.
+    """How a run differs from the paper's, whose number is shown beside it.
 
     Args:
-        row: of ``paper.csv``.
         ours: the run's :func:`plain_settings`, and its ``dataset``, ``method`` and ``rounds``.
         measure: what is compared; how long a run is makes no difference to an earlier round of it.
     """
@@ -86,23 +71,18 @@ def differences(row: Mapping[str, str], ours: Mapping[str, Any], measure: str) -
     theirs = {key: row[key] for key in ("dataset", "method")} | protocol(row)
     if measure.startswith("round"):
         del theirs["rounds"]
-    found = []
+    texts = []
     for key, value in theirs.items():
         whole = any(other.startswith(f"{key}.") for other in ours)
         mine = ours.get(key, "given" if whole else None)
         if not any(same(mine, each) for each in _any_of(value)) and (known or key in ours):
             name = key.partition(".")[2] or key
-            found.append(f"{name} {_text(mine)} instead of {_text(_any_of(value)[0])}")
-    return found if known else [*found, UNKNOWN]
+            texts.append(f"{name} {_text(mine)} instead of {_text(_any_of(value)[0])}")
+    return texts if known else [*texts, UNKNOWN]
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two settings mean the same: numbers by value, what is off in any way, folders' names.
-
-    Args:
-        one: of a run.
-        other: of the paper.
-    """
+    """Whether two settings mean the same: equal numbers, both off, folders of the same name."""
     if one in (None, "", False, "none") or other in (None, "", False, "none"):
         return _is_off(one) and _is_off(other)
     try:
@@ -112,11 +92,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def joined(remarks: Iterable[Iterable[str]]) -> str:
-    """What several runs differ in, each thing once.
-
-    Args:
-        remarks: :func:`differences` of each.
-    """
+    """The :func:`differences` of several runs, each once."""
     return ", ".join(dict.fromkeys(remark for each in remarks for remark in each))
 
 

@@ -11,6 +11,7 @@ from fedgkd_pl.experiments.page import write_page
 from fedgkd_pl.experiments.protocol import Footnotes
 from fedgkd_pl.experiments.runs import Run, find_runs
 from fedgkd_pl.experiments.table import Table
+from fedgkd_pl.runs.folder import CONFIG, SUMMARY
 from fedgkd_pl.storage.files import write_text
 
 Format = Literal["table", "md", "html"]
@@ -29,8 +30,6 @@ def report(
     Args:
         paths: run folders, or folders above them; of a table that is not over seeds, the newest
             run below each counts, otherwise all do.
-        over_seeds: mean ± standard deviation over the seeds of a method.
-        format: ``table`` for the terminal, ``md`` for Markdown, ``html`` for a page of its own.
         output: the file; by default Markdown is printed and the page is ``report.html`` in the
             first folder.
         every: a row of the table for every run, not only the newest below each path.
@@ -58,22 +57,16 @@ def report(
 
 
 def not_shown(paths: Sequence[str], runs: Sequence[Run], over_seeds: bool) -> list[str]:
-    """What lies below the folders and is in no row, a line each.
-
-    Args:
-        paths: folders.
-        runs: those that were read.
-        over_seeds: whether runs of the same settings and seed are one.
-    """
+    """The runs below the folders that are in no row, a line for each reason."""
     lines = []
     known = {run.folder.resolve() for run in runs}
     if over_seeds and (repeated := len(runs) - sum(len(g.runs) for g in make_groups(runs))):
         lines.append(f"{_count(repeated, 'run')} with settings and seed of another not shown")
     for path in dict.fromkeys(paths):
-        finished = {file.parent.resolve() for file in Path(path).rglob("summary.json")}
+        finished = {file.parent.resolve() for file in Path(path).rglob(SUMMARY)}
         if older := len(finished - known):
             lines.append(f"{_count(older, 'older run')} of {path} not shown: --all")
-        begun = {file.parent.resolve() for file in Path(path).rglob("version_*/config.yaml")}
+        begun = {file.parent.resolve() for file in Path(path).rglob(f"version_*/{CONFIG}")}
         if rest := len(begun - finished):
             lines.append(f"{_count(rest, 'unfinished run')} of {path} not shown")
     return lines
@@ -84,12 +77,7 @@ def _count(number: int, name: str) -> str:
 
 
 def to_markdown(runs: Sequence[Run], notes: Sequence[str] = ()) -> str:
-    """The overview, and the settings that all runs share, in Markdown.
-
-    Args:
-        runs: finished ones.
-        notes: to put below the table.
-    """
+    """The overview, and the settings that all runs share, in Markdown."""
     groups = make_groups(runs)
     footnotes = Footnotes()
     table = Table.of(overview(groups, footnotes))
@@ -103,7 +91,7 @@ def to_markdown(runs: Sequence[Run], notes: Sequence[str] = ()) -> str:
 def _print(rows: list[Row]) -> None:
     from rich.console import Console
 
-    left = [place for place, name in enumerate(rows[0]) if name in LEFT]
+    left = [index for index, name in enumerate(rows[0]) if name in LEFT]
     table = replace(Table.of(rows, "test accuracy, %"), left=left).to_rich()
     for column in table.columns:
         column.no_wrap = column.header != "run"

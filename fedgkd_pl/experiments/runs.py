@@ -1,4 +1,4 @@
-"""What a run left in its folder, read back; it may be a stranger's, and nothing is trusted."""
+"""Reads what a run left in its folder; it may be a stranger's, so nothing is trusted."""
 
 import csv
 import io
@@ -32,15 +32,10 @@ ROUNDS, COUNT, CLASSES = 2**31, 2**63, 2_000  # numbers are below these
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run.
-
-    Attributes:
-        folder: of the run.
-        summary: its ``summary.json``.
-    """
+    """A finished run."""
 
     folder: Path
-    summary: Summary
+    summary: Summary  # the content of summary.json
 
     def metrics(self) -> list[dict[str, float]]:
         """A row for every round, as ``pandas.DataFrame`` takes it; a value may be missing."""
@@ -62,7 +57,7 @@ class Run:
         from torch.random import fork_rng
 
         folder = RunFolder(self.folder)
-        with fork_rng([]):  # initial weights are drawn, which is nobody's business
+        with fork_rng([]):  # the initial weights are drawn, and replaced
             made = build(folder.config, imports=imports, seed_everything=False)
         try:
             made.model.net.load_state_dict(load_file(folder.model))
@@ -94,17 +89,16 @@ class Run:
     @cached_property
     def partition(self) -> dict[str, Any]:
         """Who held what; empty where the run does not say."""
-        name = PARTITION
-        if not (self.folder / name).exists():
+        if not (self.folder / PARTITION).exists():
             return {}
         try:
-            content = read_json(self.folder / name, LARGEST)
+            content = read_json(self.folder / PARTITION, LARGEST)
         except OSError as error:
-            raise self.unreadable(name, error) from error
+            raise self.unreadable(PARTITION, error) from error
         except ValueError as error:
-            raise self.damaged(name) from error
+            raise self.damaged(PARTITION) from error
         if not isinstance(content, dict) or not _are_counts(content.get("counts", [[1]])):
-            raise self.damaged(name)
+            raise self.damaged(PARTITION)
         return content | {"dataset": printable(content.get("dataset", ""))}
 
     @cached_property
@@ -132,7 +126,7 @@ class Run:
         return int(self.summary.get("rounds_asked") or self.summary["rounds"])
 
     def measure(self, name: str) -> float | None:
-        """An accuracy in percent; None where the run has it not, or it is no number.
+        """An accuracy in percent; None where the run has none, or it is not finite.
 
         Args:
             name: ``best``, ``final``, ``last10``, ``at_best_val`` or ``round<N>``.
@@ -140,16 +134,12 @@ class Run:
         if name.startswith("round"):
             value = self.accuracy.get(int(name[5:]), nan)
         else:
-            told = self.summary[ACCURACIES[name]]
-            value = nan if told is None else 100 * float(told)
+            saved = self.summary[ACCURACIES[name]]
+            value = nan if saved is None else 100 * float(saved)
         return value if isfinite(value) else None
 
     def table(self, name: str) -> list[dict[str, str]]:
-        """The rows of another CSV file of the run; none where it has none.
-
-        Args:
-            name: of the file.
-        """
+        """The rows of a CSV file of the run; none where there is no such file."""
         if not (self.folder / name).exists():
             return []
         try:
@@ -161,20 +151,11 @@ class Run:
             raise self.damaged(name) from error
 
     def damaged(self, name: str) -> SettingError:
-        """The error of a file that is not what its name says.
-
-        Args:
-            name: of the file.
-        """
+        """The error of a file that is not what its name says."""
         return SettingError("runs", f"not a {name} of fedgkd-pl", self.folder / name)
 
     def unreadable(self, name: str, error: OSError) -> SettingError:
-        """The error of a file that cannot be read.
-
-        Args:
-            name: of the file.
-            error: the system's, or ours.
-        """
+        """The error of a file that cannot be read."""
         return SettingError("runs", f"{name}: {error.strerror}", self.folder / name)
 
 
@@ -189,12 +170,12 @@ def read_run(folder: str | Path) -> Run:
     except (OSError, ValueError):
         sound = False
     if not sound:
-        raise SettingError("runs", "not a summary.json of fedgkd-pl", file)
+        raise SettingError("runs", f"not a {SUMMARY} of fedgkd-pl", file)
     return Run(folder, summary)
 
 
 def _is_sound(summary: Summary) -> bool:
-    """Whether all that is shown of a run, or computed with, is what it should be."""
+    """Whether all values that are shown or computed with have the right types and ranges."""
     names = [summary["method"], summary["dataset"]]
     measured = [summary.get(key) for key in (*ACCURACIES.values(), "wall_seconds", "bytes_up")]
     rounds = [summary.get(key) for key in ("rounds_asked", "diverged_round")]
@@ -214,7 +195,7 @@ def find_runs(paths: Sequence[str], newest: bool = False) -> list[Run]:
         paths: run folders (``runs/<name>/version_k``) or the folders above them.
         newest: only the newest run below each path; otherwise all of them.
     """
-    found: dict[Path, Run] = {}
+    runs: dict[Path, Run] = {}
     for path in map(Path, paths):
         files = list(path.rglob(SUMMARY))
         if not files:
@@ -222,31 +203,19 @@ def find_runs(paths: Sequence[str], newest: bool = False) -> list[Run]:
         if newest:
             files = [max(files, key=lambda file: file.lstat().st_mtime)]
         for file in sorted(files, key=natural):
-            found.setdefault(file.parent.resolve(), read_run(file.parent))
-    if not found:
-        raise SettingError("runs", "no finished run (summary.json) below", ", ".join(paths))
-    return list(found.values())
+            runs.setdefault(file.parent.resolve(), read_run(file.parent))
+    if not runs:
+        raise SettingError("runs", f"no finished run ({SUMMARY}) below", ", ".join(paths))
+    return list(runs.values())
 
 
 def natural(path: Path) -> list[Any]:
-    """A key to sort by, so that version_10 comes after version_9.
-
-    Args:
-        path: of a file or folder.
-    """
+    """A key to sort by, so that version_10 comes after version_9."""
     return [(int(s), "") if s.isdigit() else (-1, s) for s in re.split(r"(\d+)", str(path)) if s]
 
 
 def whole(text: str, below: int) -> int:
-    """A number of a CSV file.
-
-    Args:
-        text: of its cell.
-        below: what it must be less than.
-
-    Raises:
-        ValueError: it is not such a number.
-    """
+    """A whole number of a CSV file, from 0 to ``below`` - 1; anything else is a ``ValueError``."""
     number = int(text)
     if not 0 <= number < below:
         raise ValueError(f"must be from 0 to {below - 1}")
@@ -254,11 +223,7 @@ def whole(text: str, below: int) -> int:
 
 
 def is_count(value: Any) -> bool:
-    """Whether a value is a whole number of a size that can be computed with.
-
-    Args:
-        value: anything.
-    """
+    """Whether a value is a whole number of a size that can be computed with."""
     return type(value) is int and 0 <= value < COUNT
 
 

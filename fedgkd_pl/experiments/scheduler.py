@@ -20,13 +20,13 @@ from fedgkd_pl.experiments.runs import LARGEST, Run, read_run
 from fedgkd_pl.experiments.study import Cell, Study
 from fedgkd_pl.processes.signals import Stopped
 from fedgkd_pl.processes.start import context, ending_with_parent, without_main
-from fedgkd_pl.runs.folder import LOG, RunFolder
+from fedgkd_pl.runs.folder import LOG, SUMMARY, RunFolder
 from fedgkd_pl.storage.reading import read_bytes
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-# what the processes of cells need, imported once for all
+# imported once for the processes of all cells
 PRELOAD = (
     *("fedgkd_pl.settings.build", "matplotlib.figure"),
     *("sklearn.datasets", "torch.utils.tensorboard"),
@@ -37,31 +37,18 @@ SHOWN = 12  # cells in the live table
 
 @dataclass
 class Task:
-    """A cell, and how far it is.
-
-    Attributes:
-        cell: which.
-        folder: of its run.
-        rounds: how many it is to do.
-        state: waiting, running, finished or failed.
-        process: where it runs.
-        began: when that started, by the clock.
-        first: the rounds it had done by then.
-        reason: why it failed.
-        pace: seconds of a round; 0 where that is not known.
-        said: bytes of its log before it was started.
-    """
+    """A cell, and how far it is."""
 
     cell: Cell
     folder: Path
-    rounds: int
-    state: str = "waiting"
+    rounds: int  # to do
+    state: str = "waiting"  # or running, finished, failed
     process: Any = None
-    began: float = 0.0
-    first: int = 0
-    reason: str = ""
-    pace: float = 0.0
-    said: int = 0
+    began: float = 0.0  # when the process started, by the clock
+    first: int = 0  # the rounds done by then
+    reason: str = ""  # why it failed
+    pace: float = 0.0  # seconds of a round; 0 where that is not known
+    said: int = 0  # bytes of its log before the process started
 
     @property
     def log(self) -> Path:
@@ -82,15 +69,15 @@ class Task:
 
 
 def sound_run(folder: Path) -> Run | None:
-    """A finished run; None where there is none, or its summary is damaged: a resume mends it."""
+    """A finished run; None where there is none, or its summary is damaged: a resume fixes it."""
     with suppress(SettingError):
         return read_run(folder)
     return None
 
 
 def begin(process: Any) -> None:
-    """Starts a process that leaves Ctrl-C to this one, which ends it."""
-    resource_tracker.ensure_running()  # which lets Ctrl-C through again
+    """Starts a process that ignores Ctrl-C; this one ends it."""
+    resource_tracker.ensure_running()  # starting it unblocks Ctrl-C
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         with without_main():
@@ -102,15 +89,7 @@ def begin(process: Any) -> None:
 def run_tasks(
     study: Study, tasks: list[Task], top: Path, jobs: int, write: Callable[[], None]
 ) -> None:
-    """Runs what waits, some side by side.
-
-    Args:
-        study: theirs.
-        tasks: all of them; those that are finished are only shown.
-        top: the study's folder.
-        jobs: how many side by side.
-        write: called when one has ended.
-    """
+    """Runs what waits, some side by side."""
     display = _Display(study.name, tasks, jobs)
     waiting = [task for task in tasks if task.state == "waiting"]
     running: list[Task] = []
@@ -138,7 +117,7 @@ def run_tasks(
         raise
     finally:
         for task in running:
-            task.process.terminate()  # which ends a run in order
+            task.process.terminate()  # a run then ends in order
         for task in running:
             task.process.join()
 
@@ -207,9 +186,9 @@ def _finish(task: Task) -> None:
         return
     task.state = "failed"
     text = task.log.read_bytes()[task.said :].decode(errors="replace")
-    told = re.findall(r"^error: (.*)", text, re.MULTILINE)
-    ended = f"ended with code {code}" if code else "wrote no summary.json"
-    task.reason = told[-1] if told else f"{ended}, see {task.log}"
+    errors = re.findall(r"^error: (.*)", text, re.MULTILINE)
+    ended = f"ended with code {code}" if code else f"wrote no {SUMMARY}"
+    task.reason = errors[-1] if errors else f"{ended}, see {task.log}"
 
 
 class _Display:
@@ -241,11 +220,7 @@ class _Display:
             self.live.update(self.table())
 
     def say(self, task: Task) -> None:
-        """Tells where nothing is drawn.
-
-        Args:
-            task: it has started or ended.
-        """
+        """Prints a line on a task that started or ended, where nothing is drawn."""
         if self.live:
             return
         count = sum(task.state in ("finished", "failed") for task in self.tasks)

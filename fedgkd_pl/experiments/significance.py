@@ -7,25 +7,14 @@ ENOUGH = 3  # seeds for a test of significance
 
 
 def spread(values: Sequence[float]) -> str:
-    """Mean ± standard deviation (of a sample) of some percentages.
-
-    Args:
-        values: one per seed.
-    """
+    """Mean ± standard deviation (of a sample) of some percentages."""
     if not values:
         return "-"
     return f"{mean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
 
 
 def lead(first: str, best: Mapping[int, float], second: str, other: Mapping[int, float]) -> str:
-    """By how much one is ahead of another over the seeds they share, and if that is much.
-
-    Args:
-        first: the name of the one ahead.
-        best: its values by seed.
-        second: the name of the other.
-        other: its values.
-    """
+    """By how much one is ahead of another over the seeds they share, and if that is much."""
     seeds = sorted(best.keys() & other.keys())
     ahead = [best[seed] - other[seed] for seed in seeds]
     if not seeds:

@@ -31,17 +31,11 @@ MEASURES = "best, final, last10, at_best_val or round<N>"
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a study.
+    """One run of a study."""
 
-    Attributes:
-        labels: one per axis.
-        seed: of everything.
-        words: the flags of ``fedgkd-pl fit`` that make it what it is.
-    """
-
-    labels: dict[str, str]
+    labels: dict[str, str]  # by axis
     seed: int
-    words: tuple[str, ...]
+    words: tuple[str, ...]  # the flags of ``fedgkd-pl fit`` but for the seed
 
     @property
     def name(self) -> str:
@@ -58,19 +52,10 @@ class Study:
     """A table's runs, and how they are laid out in it.
 
     Attributes:
-        name: of the folder of its cells.
         axes: for each, labels and the settings that each stands for. In a file, the axis
             ``method`` may also be ``all`` or a list of titles, each standing for its config.
-        config: base configs.
-        seeds: one run each.
-        set: settings of all cells.
-        special: settings of the cells that match ``where``; they win.
-        paper: the paper's table to show beside ours.
-        measures: what is read from a run.
-        rows: the axes, or ``measure``, that are the table's rows.
-        columns: those that are its columns; ``measure``, named in neither, makes a table each.
-        compare: the axis over which the best is sought.
-        title: by default the first line of the file, up to a semicolon.
+        rows: the axes, or ``measure``, that are the table's rows; ``columns`` likewise. Where
+            neither names ``measure``, each measure has a table.
     """
 
     name: str
@@ -78,34 +63,26 @@ class Study:
     config: Sequence[str] = ()
     seeds: Sequence[int] = (0,)
     set: Settings = field(default_factory=dict)
-    special: Sequence[Mapping[str, Settings]] = ()
+    special: Sequence[Mapping[str, Settings]] = ()  # ``set`` of the cells ``where``; they win
     paper: str = ""
     measures: Sequence[str] = ("best", "final", "last10")
     rows: Sequence[str] = ()
     columns: Sequence[str] = ("method",)
-    compare: str = "method"
-    title: str = ""
+    compare: str = "method"  # the axis over which the best is marked
+    title: str = ""  # in a file by default its first line, up to a semicolon
 
     def cells(self, extra: Sequence[str] = ()) -> list[Cell]:
-        """Every run, seed by seed, so that a whole table is there soon.
-
-        Args:
-            extra: flags for all of them; they win.
-        """
-        found = []
+        """Every run, seed by seed, so that a whole table is there soon; ``extra`` flags win."""
+        cells = []
         for seed in self.seeds:
             for labels in product(*self.axes.values()):
                 chosen = dict(zip(self.axes, labels, strict=True))
                 words = _words([{"config": self.config}, self.set, *self._settings(chosen)])
-                found.append(Cell(chosen, seed, (*words, *extra)))
-        return found
+                cells.append(Cell(chosen, seed, (*words, *extra)))
+        return cells
 
     def part(self, only: Sequence[str]) -> "Study":
-        """The same study with some labels of some axes.
-
-        Args:
-            only: ``axis=label,label`` or ``seed=0,1``, each axis once.
-        """
+        """The same study with some labels, ``axis=label,label`` or ``seed=0,1``, each axis once."""
         axes, seeds = dict(self.axes), list(self.seeds)
         for text in only:
             axis, _, rest = text.partition("=")
@@ -130,11 +107,7 @@ class Study:
 
 
 def read_study(path: str) -> Study:
-    """A study file, checked.
-
-    Args:
-        path: a file, or the name of one of ours such as ``studies/digits.yaml``.
-    """
+    """A study file, checked."""
     from fedgkd_pl.settings import strict_yaml
 
     file, *others = resolve(path)
@@ -151,12 +124,8 @@ def read_study(path: str) -> Study:
     }
     require(len(axes) == len(content["axes"]) > 0, "axes", "each needs at least one label")
     name = content.get("name", Path(file).stem)
-    require(
-        isinstance(name, str) and re.fullmatch(r"\w[\w.+-]*", name) is not None,
-        "name",
-        "must be a plain word: it names a folder",
-        name,
-    )
+    is_plain = isinstance(name, str) and re.fullmatch(r"\w[\w.+-]*", name) is not None
+    require(is_plain, "name", "must be a plain word: it names a folder", name)
     config = content.get("config", [])
     study = Study(
         name=name,
@@ -222,20 +191,20 @@ def _special(one: Any, axes: Mapping[str, Mapping[str, Settings]]) -> Mapping[st
     return {"where": where, "set": _settings("special.set", one["set"])}
 
 
-def _settings(place: str, value: Any) -> dict[str, Any]:
+def _settings(prefix: str, value: Any) -> dict[str, Any]:
     """Settings that cannot be taken for anything else when they become flags."""
-    settings = _mapping(place, value)
+    settings = _mapping(prefix, value)
     for key, item in settings.items():
-        where = f"{place}.{printable(key, 80)}"
+        where = f"{prefix}.{printable(key, 80)}"
         fits = isinstance(key, str) and SETTING.fullmatch(key) is not None
         require(fits, where, "must be a setting's name, in words and dots")
         words = key.rstrip("+").split(".")
-        told = "is not a setting: a study cannot give it, only the command line can"
-        require(words[0] not in COMMANDS and words[-1] != "help", where, told)
-        require(key != "trainer.fast_dev_run", where, told)
-        require(not key.upper().startswith("FEDGKD_"), where, told)  # a variable's name
+        reason = "is not a setting: a study cannot give it, only the command line can"
+        require(words[0] not in COMMANDS and words[-1] != "help", where, reason)
+        require(key != "trainer.fast_dev_run", where, reason)
+        require(not key.upper().startswith("FEDGKD_"), where, reason)  # a variable's name
         for name, text in _texts(item, words[-1]):
-            require(name not in ADDRESSES, where, told)
+            require(name not in ADDRESSES, where, reason)
             flag = text.startswith("-") and re.match(r"-[\d.]", text) is None
             require(not flag, where, "a value must not begin like a flag", text)
     return settings
@@ -252,7 +221,7 @@ def _texts(value: Any, name: str) -> Iterator[tuple[str, str]]:
     elif isinstance(value, str):
         yield name, value
         if name not in ADDRESSES:
-            yield from ((found, "") for found in ADDRESSES if found in value)  # JSON in a text
+            yield from ((each, "") for each in ADDRESSES if each in value)  # JSON in a text
 
 
 def _labels(axis: str, given: Any) -> dict[Any, Any]:
@@ -272,9 +241,9 @@ def _mapping(key: str, value: Any) -> dict[str, Any]:
     return value
 
 
-def _list(key: str, value: Any, kind: type) -> list[Any]:
-    if not isinstance(value, list) or not all(type(item) is kind for item in value):
-        raise SettingError(key, f"must be a list of {kind.__name__}", value)
+def _list(key: str, value: Any, cls: type) -> list[Any]:
+    if not isinstance(value, list) or not all(type(item) is cls for item in value):
+        raise SettingError(key, f"must be a list of {cls.__name__}", value)
     return value
 
 

@@ -25,47 +25,27 @@ TEX: dict[str, str | int | None] = {
 
 @dataclass(frozen=True)
 class Value:
-    """What stands in one place of a table.
-
-    Attributes:
-        text: a label, or our number.
-        rank: 1 is shown bold, 2 underlined.
-        paper: the paper's number beside ours; empty where there is none.
-    """
+    """A cell of a table."""
 
     text: str
-    rank: int = 0
-    paper: str = ""
+    rank: int = 0  # 1 is shown bold, 2 underlined
+    paper: str = ""  # the paper's number beside ours
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows below a head.
-
-    Attributes:
-        columns: the head.
-        rows: as many values each.
-        left: the columns that stand to the left; numbers stand to the right.
-        title: above it.
-        unit: of the numbers, behind the title.
-        notes: below it.
-    """
+    """Rows below a head."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Value]]
-    left: Collection[int]
+    left: Collection[int]  # the columns aligned to the left, others to the right
     title: str = ""
-    unit: str = ""
+    unit: str = ""  # of the numbers, after the title
     notes: Sequence[str] = field(default_factory=list)
 
     @classmethod
     def of(cls, rows: Sequence[Mapping[str, str]], unit: str = "") -> "Table":
-        """A table of texts, all to the left.
-
-        Args:
-            rows: at least one, all with the same keys.
-            unit: of the numbers.
-        """
+        """A table of texts, all to the left."""
         columns = list(rows[0])
         values = [[Value(row[name]) for name in columns] for row in rows]
         return cls(columns, values, range(len(columns)), unit=unit)
@@ -159,7 +139,7 @@ class Table:
         return text.getvalue()
 
     def _lefts(self) -> list[bool]:
-        return [place in self.left for place in range(len(self.columns))]
+        return [index in self.left for index in range(len(self.columns))]
 
 
 def _brackets(text: str) -> str:

@@ -21,25 +21,15 @@ NAMES = {"best": "best", "final": "final", "last10": "last 10", "at_best_val": "
 
 @dataclass
 class Entry:
-    """A number of a table.
+    """A number of a table."""
 
-    Attributes:
-        values: the accuracy of every seed, in percent.
-        paper: the paper's mean and standard deviation.
-        rank: 1 for the best of those compared, 2 for the second, 0 for the others.
-        remarks: what a reader must know of our number.
-        differs: in what our runs differ from the paper's.
-        marks: of the remarks below the table.
-        paper_mark: of what differs.
-    """
-
-    values: dict[int, float]
-    paper: tuple[float, float | None] | None
-    rank: int = 0
-    remarks: Sequence[str] = ()
-    differs: str = ""
-    marks: str = ""
-    paper_mark: str = ""
+    values: dict[int, float]  # of every seed, in percent
+    paper: tuple[float, float | None] | None  # mean and standard deviation
+    rank: int = 0  # 1 for the best of those compared, 2 for the second, 0 for the others
+    remarks: Sequence[str] = ()  # on our number
+    differs: str = ""  # how our runs differ from the paper's
+    marks: str = ""  # of the remarks
+    paper_mark: str = ""  # of ``differs``
 
     @property
     def mean(self) -> float:
@@ -57,23 +47,14 @@ class Entry:
         return Value(spread(list(self.values.values())) + self.marks, self.rank, paper)
 
     def annotate(self, notes: Footnotes) -> None:
-        """Takes marks for what is to be said of it.
-
-        Args:
-            notes: of its table.
-        """
+        """Takes its marks from the table's footnotes."""
         if self.values:
             self.marks = "".join(map(notes.mark, self.remarks))
             self.paper_mark = notes.mark(self.differs)
 
 
 def make_tables(study: Study, results: Results) -> list[Table]:
-    """The tables of a study: one, or one per measure where it is neither row nor column.
-
-    Args:
-        study: how they are laid out.
-        results: the runs there are.
-    """
+    """The tables of a study: one, or one per measure where it is neither row nor column."""
     entries = _entries(study, results)
     _rank(study, entries)
     laid_out = (*study.rows, *study.columns)
@@ -142,22 +123,13 @@ def _lengths(results: Results) -> list[str]:
 
 
 def measure_name(name: str) -> str:
-    """How a measure is called in a table.
-
-    Args:
-        name: as a study file has it; other words stay as they are.
-    """
+    """How a measure is called in a table."""
     number = name.removeprefix("round")
     return f"round {number}" if number != name and number.isdigit() else NAMES.get(name, name)
 
 
 def every_run(study: Study, results: Results) -> Table:
-    """A row per run: labels, seed, all measures in percent, bytes, the folder.
-
-    Args:
-        study: of the runs.
-        results: the runs there are.
-    """
+    """A row per run: labels, seed, all measures in percent, bytes, the folder."""
     measures = list(dict.fromkeys([*ACCURACIES, *study.measures]))
     columns = [*study.axes, "seed", "rounds", *measures, "bytes_down", "bytes_up", "cell"]
     rows = []
@@ -214,21 +186,21 @@ def _entries(study: Study, results: Results) -> dict[Labels, Entry]:
 
 def _remarks(study: Study, runs: Mapping[int, Run], measure: str) -> list[str]:
     """What a reader must know of a number."""
-    told = []
+    remarks = []
     if len(runs) < len(study.seeds):
-        told.append(f"of seed{'s' * (len(runs) > 1)} {', '.join(map(str, runs))} only")
+        remarks.append(f"of seed{'s' * (len(runs) > 1)} {', '.join(map(str, runs))} only")
     if measure == "last10" and any(run.summary["rounds"] < 10 for run in runs.values()):
-        told.append(FEWER)
-    return [*told, diverged(runs)]
+        remarks.append(FEWER)
+    return [*remarks, diverged(runs)]
 
 
 def _groups(study: Study, entries: Mapping[Labels, Entry]) -> dict[Labels, dict[str, Entry]]:
     """What is compared with each other: entries that differ in one axis only."""
-    place = list(study.axes).index(study.compare)
+    axis = list(study.axes).index(study.compare)
     groups: dict[Labels, dict[str, Entry]] = {}
     for key, entry in entries.items():
         if entry.values:
-            groups.setdefault((*key[:place], *key[place + 1 :]), {})[key[place]] = entry
+            groups.setdefault((*key[:axis], *key[axis + 1 :]), {})[key[axis]] = entry
     return groups
 
 
@@ -243,8 +215,8 @@ def _rank(study: Study, entries: Mapping[Labels, Entry]) -> None:
         if len(group) < 2 or not _have_the_same_seeds(group):
             continue
         for entry in group.values():
-            place = 1 + sum(other > round(entry.mean, 2) for other in means)
-            entry.rank = place if place <= 2 else 0
+            rank = 1 + sum(other > round(entry.mean, 2) for other in means)
+            entry.rank = rank if rank <= 2 else 0
 
 
 def _notes(study: Study, entries: Mapping[Labels, Entry], measures: Sequence[str]) -> list[str]:
@@ -261,9 +233,8 @@ def _notes(study: Study, entries: Mapping[Labels, Entry], measures: Sequence[str
             if len(study.axes[axis]) > 1
         ]
         where = ", ".join([*shown, measure_name(key[-1])])
-        (first, best), (second, next_best) = sorted(group.items(), key=lambda item: -item[1].mean)[
-            :2
-        ]
+        ordered = sorted(group.items(), key=lambda item: -item[1].mean)
+        (first, best), (second, next_best) = ordered[:2]
         notes.append(f"{where}: {lead(first, best.values, second, next_best.values)}")
         tests += "t-test" in notes[-1]
         if not _have_the_same_seeds(group):

@@ -57,12 +57,7 @@ def toy_figure(
     """Trains both methods on :class:`Toy2D` and draws the first three users and the aggregate.
 
     Args:
-        rounds: communication rounds.
         seed: of the net, the batches and the cohorts; the points are always the same.
-        gamma: γ of FedGKD.
-        buffer_size: M of FedGKD, how many global models its teacher is the mean of.
-        local_epochs: passes of a client over its data in a round.
-        learning_rate: of the clients' Adam.
         num_clients: sectors of the plane; the first three clients are drawn.
 
     Returns:
@@ -112,23 +107,17 @@ def _train(method: FedAvg, data: Toy2D, rounds: int) -> dict[str, State]:
 
 
 def accuracies(net: MLP, models: Mapping[str, State], data: Toy2D) -> Accuracies:
-    """How much of the test square models get right, and users where they have seen nothing.
-
-    Args:
-        net: takes the models' weights.
-        models: ``user 1`` … and ``aggregate``.
-        data: set up.
-    """
+    """How much of the test square models get right, and users where they have seen nothing."""
     points = data.test.inputs.numpy()
     owner = sector(points, data.num_clients)
-    found: Accuracies = {}
+    results: Accuracies = {}
     for name, state in models.items():
         right = _predict(net, state, points) == data.test.targets.numpy()
-        found[name] = float(right.mean())
+        results[name] = float(right.mean())
         if name.startswith("user "):
             client = int(name.removeprefix("user ")) - 1
-            found[f"{name}, unseen"] = float(right[owner != client].mean())
-    return found
+            results[f"{name}, unseen"] = float(right[owner != client].mean())
+    return results
 
 
 def _panels(

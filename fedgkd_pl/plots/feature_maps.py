@@ -45,9 +45,9 @@ def read_feature_map(path: str | Path, name: str = "") -> FeatureMapData:
     except DAMAGE as error:
         raise StorageError(path, "is not a whole feature map") from error
     labels, points = arrays["labels"], [arrays["global_points"], arrays["local_points"]]
-    kinds = (labels.dtype.kind in "iu", *(p.dtype.kind == "f" for p in points))
+    types = (labels.dtype.kind in "iu", *(p.dtype.kind == "f" for p in points))
     known = all(isinstance(numbers[k], int | float) and abs(numbers[k]) < 2**31 for k in NUMBERS)
-    if not (all(kinds) and known and labels.ndim == 1 and len(labels) > 0):
+    if not (all(types) and known and labels.ndim == 1 and len(labels) > 0):
         raise StorageError(path, "is not a feature map")
     if not 0 <= int(labels.min()) <= int(labels.max()) < CLASSES:
         raise StorageError(path, "is not a feature map: its labels are no classes")
@@ -58,11 +58,7 @@ def read_feature_map(path: str | Path, name: str = "") -> FeatureMapData:
 
 
 def encode_feature_map(data: FeatureMapData) -> bytes:
-    """A map as the content of an ``.npz`` file.
-
-    Args:
-        data: the map; its name stays out.
-    """
+    """A map as the content of an ``.npz`` file."""
     content = io.BytesIO()
     arrays: dict[str, Any] = {name: np.array(getattr(data, name)) for name in (*ARRAYS, *NUMBERS)}
     np.savez(content, **arrays)

@@ -39,8 +39,6 @@ def learning_curves(
     Args:
         curves: for every label its seeds, each from round to value, in the unit of ``ylabel``.
             Only rounds that all seeds of a label have are drawn, lest the mean jump where one ends.
-        title: above the chart.
-        ylabel: of the values.
         smooth: each seed's value is the mean of its last so many ones.
     """
     return curve_panels({title: curves}, 1, ylabel, smooth)
@@ -52,15 +50,9 @@ def curve_panels(
     ylabel: str = "test accuracy, %",
     smooth: int = 1,
 ) -> "Figure":
-    """Learning curves side by side, such as one panel per α; they share the y-axis.
+    """:func:`learning_curves` side by side, a panel per title; they share the y-axis.
 
     Where one line is far above the others, as that of a run that diverges, the axis is logarithmic.
-
-    Args:
-        panels: :func:`learning_curves`' data by the panel's title.
-        columns: panels in a row.
-        ylabel: of the values.
-        smooth: see :func:`learning_curves`.
     """
     require(smooth >= 1, "smooth", "must be at least 1", smooth)
     size = (5.6, 3.6) if len(panels) == 1 else (3.1, 2.6)
@@ -96,22 +88,10 @@ def curve_panels(
     return figure
 
 
-def participation_chart(values: Shares, title: str = "") -> "Figure":
-    """Accuracy over the participation ratio: the mean over seeds and its standard deviation.
-
-    Args:
-        values: for every label and participation ratio C, an accuracy in percent per seed.
-        title: above the chart.
-    """
-    return participation_panels({title: values}, 1)
-
-
 def participation_panels(panels: Mapping[str, Shares], columns: int = 3) -> "Figure":
-    """Accuracy over participation side by side, such as one panel per α; they share the y-axis.
+    """Accuracy in percent over the participation ratio: mean and standard deviation over seeds.
 
-    Args:
-        panels: :func:`participation_chart`'s data by the panel's title.
-        columns: panels in a row.
+    A panel per title, such as one for each α; they share the y-axis.
     """
     size = (4.6, 3.4) if len(panels) == 1 else (3.1, 2.6)
     figure, grid = make_panels(len(panels), columns, size)
@@ -150,8 +130,6 @@ def client_accuracies(
 
     Args:
         rows: round, client and its accuracy, in the unit of ``ylabel``.
-        title: above the chart.
-        ylabel: of the values.
     """
     by_round: dict[int, list[float]] = {}
     for number, _, value in rows:
@@ -160,12 +138,12 @@ def client_accuracies(
     values = [by_round[number] for number in rounds]
     figure, (axes,) = make_panels(1, 1, (5.6, 3.4))
     blue, *_, red, _, _ = OKABE_ITO
-    low, high = [min(found) for found in values], [max(found) for found in values]
+    low, high = list(map(min, values)), list(map(max, values))
     axes.fill_between(rounds, low, high, color=blue, alpha=0.15, linewidth=0, label="min to max")
-    x = np.repeat(np.array(rounds, dtype=float), [len(found) for found in values])
-    y = np.array([value for found in values for value in found])
+    x = np.repeat(np.array(rounds, dtype=float), [len(each) for each in values])
+    y = np.array([value for each in values for value in each])
     axes.scatter(x, y, s=12, color=blue, alpha=0.55, linewidths=0, label="a client")
-    mean = [float(np.mean(found)) for found in values]
+    mean = [float(np.mean(each)) for each in values]
     axes.plot(rounds, mean, color=red, linewidth=1.8, label="mean")
     axes.set_title(literal(title))
     whole_numbers(axes.xaxis)
@@ -175,11 +153,7 @@ def client_accuracies(
 
 
 def mean_and_std(values: ArrayLike) -> tuple[Floats, Floats]:
-    """The mean over seeds and the standard deviation (ddof 1), which is 0 for one seed.
-
-    Args:
-        values: seeds × anything.
-    """
+    """Mean and standard deviation (ddof 1; 0 for one seed) over the first axis, the seeds."""
     table = np.asarray(values, dtype=float)
     mean: Floats = table.mean(axis=0)
     return mean, table.std(axis=0, ddof=1) if len(table) > 1 else np.zeros_like(mean)
@@ -195,13 +169,10 @@ def _table(seeds: Sequence[Mapping[int, float]], smooth: int) -> tuple[list[int]
     for seed in begun:
         values = [seed[number] for number in sorted(seed)]
         values = [value if abs(value) < LARGEST else np.nan for value in values]
-        places = {number: place for place, number in enumerate(sorted(seed), 1)}
-        ends = (places[number] for number in rounds)
+        indices = {number: index for index, number in enumerate(sorted(seed), 1)}
+        ends = (indices[number] for number in rounds)
         rows.append([float(np.mean(values[max(0, end - smooth) : end])) for end in ends])
     return rounds, np.array(rows)
-
-
-# -- tables ----------------------------------------------------------------------------------------
 
 
 def bars(
@@ -214,8 +185,6 @@ def bars(
 
     Args:
         values: for every label a value per seed; labels without any are left out.
-        title: above the chart.
-        xlabel: of the values.
         paper: the paper's number of a label, drawn as a diamond.
     """
     numbers = {
@@ -224,7 +193,7 @@ def bars(
     order = sorted(numbers, key=lambda label: float(numbers[label][0][0]))
     mean = np.array([numbers[label][0][0] for label in order])
     spread = np.array([numbers[label][1][0] for label in order])
-    told = {label: value for label, value in (paper or {}).items() if label in numbers}
+    theirs = {label: value for label, value in (paper or {}).items() if label in numbers}
     figure, (axes,) = make_panels(1, 1, (6.2, 1.2 + 0.34 * max(2, len(order))))
     chosen = colours(values)
     several = [len(values[label]) > 1 for label in order]
@@ -233,23 +202,18 @@ def bars(
     if any(several):
         reach = np.where(several, spread, np.nan)
         axes.errorbar(mean, y, xerr=reach, fmt="none", ecolor=TEXT, elinewidth=1.4, capsize=3)
-    if told:
-        places = [order.index(label) for label in told]
-        style: dict[str, Any] = {
-            "marker": "D",
-            "s": 30,
-            "facecolors": "white",
-            "edgecolors": "black",
-            "zorder": 4,
-        }
-        axes.scatter(list(told.values()), places, linewidths=1.0, label="paper", **style)
+    if theirs:
+        rows = [order.index(label) for label in theirs]
+        style: dict[str, Any] = {"marker": "D", "s": 30, "linewidths": 1.0, "zorder": 4}
+        style |= {"facecolors": "white", "edgecolors": "black", "label": "paper"}
+        axes.scatter(list(theirs.values()), rows, **style)
         legend(figure, [axes])
-    furthest = [max(m + s, told.get(n, 0.0)) for m, s, n in zip(mean, spread, order, strict=True)]
-    for place, reach_to in enumerate(furthest):
-        deviation = f" ± {_short(spread[place])}" if several[place] else ""
+    furthest = [max(m + s, theirs.get(n, 0.0)) for m, s, n in zip(mean, spread, order, strict=True)]
+    for row, reach_to in enumerate(furthest):
+        deviation = f" ± {_short(spread[row])}" if several[row] else ""
         axes.annotate(
-            f"{_short(mean[place])}{deviation}",
-            (reach_to, place),
+            f"{_short(mean[row])}{deviation}",
+            (reach_to, row),
             xytext=(7, 0),
             textcoords="offset points",
             va="center",
@@ -275,7 +239,6 @@ def confusion_chart(
 
     Args:
         matrix: counts; rows are the truth, columns the prediction.
-        title: above the chart.
         names: of the classes; by default their numbers.
     """
     counts = np.asarray(matrix, dtype=float)

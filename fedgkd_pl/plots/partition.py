@@ -14,12 +14,7 @@ SHOWN = 60  # likewise of clients
 
 
 def bubble_chart(counts: Counts, title: str = "") -> "Figure":
-    """Clients × classes, the area of a bubble being the number of samples.
-
-    Args:
-        counts: samples of each class, for every client.
-        title: above the chart.
-    """
+    """Clients × classes, the area of a bubble being the number of samples."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 

@@ -1,4 +1,4 @@
-"""Points in the plane: features of a net, and what models say of a square."""
+"""Points in the plane: features of a net, and the classes models predict on a square."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,58 +13,38 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 
+SQUARE = (-4.0, 4.0)  # from and to, along both axes
 MARKERS = "o^sDvP*X"  # classes beyond the palette take the colours again with the next marker
 
 
 @dataclass(frozen=True)
 class FeatureMapData:
-    """What a global and a client's model see in the same test samples, embedded in the plane.
+    """What a global and a client's model see in the same test samples, embedded in the plane."""
 
-    Attributes:
-        global_points: of the global model, samples × 2.
-        local_points: of the client's model, samples × 2.
-        labels: the samples' classes.
-        global_acc: accuracy on the whole split, in [0, 1].
-        local_acc: the same of the client's model.
-        client: its id.
-        round: the round after which the global model is taken, from 1.
-        name: of the run, such as the method; begins the titles.
-    """
-
-    global_points: Floats
-    local_points: Floats
+    global_points: Floats  # samples × 2
+    local_points: Floats  # of the client's model, samples × 2
     labels: NDArray[np.int64]
-    global_acc: float
+    global_acc: float  # on the whole split, in [0, 1]
     local_acc: float
     client: int
-    round: int
-    name: str = ""
+    round: int  # after which the global model is taken, from 1
+    name: str = ""  # of the run, such as the method; begins the titles
 
 
 @dataclass(frozen=True)
 class Boundary:
-    """What a model says of a square of the plane.
-
-    Attributes:
-        title: above the panel.
-        classes: the predicted class on a regular grid; rows from low to high y.
-        points: what the model was trained on, points × 2; may be empty.
-        labels: the points' classes.
-    """
+    """The classes a model predicts on a square of the plane."""
 
     title: str
-    classes: NDArray[np.int64]
-    points: Floats
-    labels: NDArray[np.int64]
+    classes: NDArray[np.int64]  # on a regular grid; rows from low to high y
+    points: Floats  # what the model was trained on, points × 2; may be empty
+    labels: NDArray[np.int64]  # of the points
 
 
 def feature_map(maps: Sequence[FeatureMapData]) -> "Figure":
     """t-SNE of features, coloured by class: the global models, and below each a client's.
 
     Of one run, the two stand side by side.
-
-    Args:
-        maps: a column each.
     """
     columns = len(maps)
     figure, grid = make_panels(2 * columns, max(2, columns), (3.0, 3.0), share=False)
@@ -88,42 +68,33 @@ def feature_map(maps: Sequence[FeatureMapData]) -> "Figure":
     return figure
 
 
-def decision_boundaries(
-    rows: Mapping[str, Sequence[Boundary]], extent: tuple[float, float] = (-4.0, 4.0)
-) -> "Figure":
-    """What models say of a square of the plane, and the points that they were trained on.
-
-    Args:
-        rows: a row of panels by its name, such as the method; all of the same length.
-        extent: of the square, from and to, along both axes.
-    """
+def decision_boundaries(rows: Mapping[str, Sequence[Boundary]]) -> "Figure":
+    """The classes models predict on a square, and their training points; rows of equal length."""
     from matplotlib.colors import to_rgb
 
     columns = len(next(iter(rows.values())))
     shades = np.array([to_rgb(value) for value in PALETTE])
     figure, grid = make_panels(len(rows) * columns, columns, (2.3, 2.3))
-    flat = [(name, place, panel) for name, row in rows.items() for place, panel in enumerate(row)]
-    for axes, (name, place, panel) in zip(grid, flat, strict=True):
+    flat = [(name, column, panel) for name, row in rows.items() for column, panel in enumerate(row)]
+    for axes, (name, column, panel) in zip(grid, flat, strict=True):
         image = np.dstack([shades[panel.classes], np.full(panel.classes.shape, 0.38)])
-        low, high = extent
-        box = (low, high, low, high)
-        axes.imshow(image, origin="lower", extent=box, interpolation="nearest", zorder=0)
+        axes.imshow(image, origin="lower", extent=2 * SQUARE, interpolation="nearest", zorder=0)
         for number in np.unique(panel.labels):
             mine = panel.points[panel.labels == number]
             axes.scatter(
                 mine[:, 0], mine[:, 1], s=5, linewidths=0, zorder=3, **_class_style(int(number))
             )
-        axes.axhline((low + high) / 2, color=TEXT, linewidth=0.9, linestyle="--", zorder=2)
-        axes.axvline((low + high) / 2, color=TEXT, linewidth=0.9, linestyle="--", zorder=2)
-        axes.set(title=literal(panel.title), xticks=[], yticks=[], xlim=extent, ylim=extent)
+        axes.axhline(0, color=TEXT, linewidth=0.9, linestyle="--", zorder=2)
+        axes.axvline(0, color=TEXT, linewidth=0.9, linestyle="--", zorder=2)
+        axes.set(title=literal(panel.title), xticks=[], yticks=[], xlim=SQUARE, ylim=SQUARE)
         axes.grid(visible=False)
         boxed(axes)
-        if not place:
+        if column == 0:
             axes.set_ylabel(literal(name), fontsize="large", fontweight="bold")
     return figure
 
 
 def _class_style(number: int) -> dict[str, Any]:
-    again, place = divmod(number, len(PALETTE))
+    again, index = divmod(number, len(PALETTE))
     marker = MARKERS[again % len(MARKERS)]
-    return {"color": PALETTE[place], "marker": marker, "label": str(number)}
+    return {"color": PALETTE[index], "marker": marker, "label": str(number)}

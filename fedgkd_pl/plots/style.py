@@ -51,9 +51,6 @@ DASHES = ("-", "--", ":", "-.")
 SYMBOLS = "*Xpd8"  # of methods beyond STYLES
 
 
-# -- colours ---------------------------------------------------------------------------------------
-
-
 def style(name: str) -> Style:
     """How a method is drawn; any other name has a colour that depends on it alone.
 
@@ -65,8 +62,8 @@ def style(name: str) -> Style:
     index = _index(name)
     if index is None:
         return Style(PALETTE[zlib.crc32(name.encode()) % len(PALETTE)])
-    again, place = divmod(index, len(STYLES))
-    first = STYLES[place]
+    again, slot = divmod(index, len(STYLES))
+    first = STYLES[slot]
     if not again:
         return first
     dash = DASHES[(DASHES.index(first.dash) + again) % len(DASHES)]
@@ -76,12 +73,11 @@ def style(name: str) -> Style:
 def colours(names: Iterable[str]) -> dict[str, str]:
     """Colours for the labels of one figure, different ones as long as there are enough.
 
-    Args:
-        names: the labels; methods with a colour of their own keep it, others take the next free.
+    Methods with a colour of their own keep it, other labels take the next free one.
     """
     names = list(names)
-    places = {name: _index(name) for name in names}
-    own = [name for name, place in places.items() if place is not None and place < len(STYLES)]
+    indices = {name: _index(name) for name in names}
+    own = [name for name, index in indices.items() if index is not None and index < len(STYLES)]
     chosen = {name: style(name).colour for name in own}
     for name in names:
         if name not in chosen:
@@ -106,35 +102,22 @@ def _plain(name: str) -> str:
 
 
 def literal(text: str) -> str:
-    """A name that Matplotlib shows as it is: between two dollars it would look for a formula.
-
-    Args:
-        text: a label or title.
-    """
+    """A text that Matplotlib shows as it is: between two dollars it would expect a formula."""
     return text.replace("$", r"\$")
 
 
-# -- files -----------------------------------------------------------------------------------------
-
-
 def save(figure: "Figure", path: str | Path) -> None:
-    """Writes a figure; the same figure gives the same bytes.
-
-    Args:
-        figure: any.
-        path: ends in ``.svg``, ``.png`` or ``.pdf``.
-    """
+    """Writes a figure; the same figure gives the same bytes."""
     path = Path(path)
-    kind = path.suffix.lower()
-    require(kind in FORMATS, "path", f"must end in one of {', '.join(FORMATS)}", path)
-    commit(path, [_render(figure, kind[1:])])
+    suffix = path.suffix.lower()
+    require(suffix in FORMATS, "path", f"must end in one of {', '.join(FORMATS)}", path)
+    commit(path, [_render(figure, suffix[1:])])
 
 
 def to_svg(figure: "Figure", prefix: str) -> str:
     """A figure as an ``<svg>`` element to put into a page.
 
     Args:
-        figure: any.
         prefix: the element's id; all ids inside begin with it, so that two figures of one page
             do not take each other's clip paths.
     """
@@ -148,17 +131,14 @@ def to_svg(figure: "Figure", prefix: str) -> str:
     return text.replace("<svg ", f'<svg id="{prefix}" ', 1)
 
 
-def _render(figure: "Figure", kind: str) -> bytes:
+def _render(figure: "Figure", format: str) -> bytes:
     from matplotlib import rc_context
 
     undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
     content = io.BytesIO()
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "fedgkd_pl"}):
-        figure.savefig(content, format=kind, dpi=200, metadata=undated.get(kind))
+        figure.savefig(content, format=format, dpi=200, metadata=undated.get(format))
     return content.getvalue()
-
-
-# -- panels ----------------------------------------------------------------------------------------
 
 
 def make_panels(
@@ -175,9 +155,9 @@ def make_panels(
         figsize=(width * columns, height * rows), layout="constrained", facecolor="none"
     )
     grid: list[Axes] = []
-    for place in range(number):
+    for index in range(number):
         first = grid[0] if share and grid else None
-        axes = figure.add_subplot(rows, columns, place + 1, sharey=first)
+        axes = figure.add_subplot(rows, columns, index + 1, sharey=first)
         grey(axes)
         axes.set_facecolor("none")
         axes.spines[["top", "right"]].set_visible(False)
@@ -188,7 +168,7 @@ def make_panels(
 
 
 def grey(axes: "Axes") -> None:
-    """Draws all that is no data in mid-grey."""
+    """Draws everything but the data in mid-grey."""
     axes.tick_params(colors=TEXT, which="both", labelsize="small")
     for part in (axes.title, axes.xaxis.label, axes.yaxis.label):
         part.set_color(TEXT)
@@ -206,12 +186,12 @@ def boxed(axes: "Axes") -> None:
 
 def label_panels(grid: "Sequence[Axes]", columns: int, xlabel: str, ylabel: str) -> None:
     """Names the axes on the left and below only."""
-    for place, axes in enumerate(grid):
-        if place % columns == 0:
+    for index, axes in enumerate(grid):
+        if index % columns == 0:
             axes.set_ylabel(ylabel)
         else:
             axes.tick_params(labelleft=False)
-        if place + columns >= len(grid):
+        if index + columns >= len(grid):
             axes.set_xlabel(xlabel)
 
 

@@ -16,14 +16,10 @@ FINAL = ("hp/", "_hparams_/", "custom_scalars__config__")
 
 
 def rewind(folder: Path, rows: list[dict[str, float]]) -> None:
-    """Makes TensorBoard's files say what is committed: no round after it twice, none missing.
+    """Rewrites TensorBoard's files to hold the committed rounds: none twice, none missing.
 
     Lightning logs a part of a round's values after its checkpoint is written; a run that was killed
-    between has them in its rows alone.
-
-    Args:
-        folder: of the run.
-        rows: the committed rounds, each with its values by name.
+    in between has them only in ``rows``, the values of the committed rounds by name.
     """
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
@@ -66,7 +62,7 @@ def _events(file: Path) -> Iterator[tuple[Any, bytes]]:
             event = Event.FromString(record)
         except (StopIteration, OSError):
             return
-        except Exception:  # TensorBoard and protobuf fail in many ways, all of which mean this
+        except Exception:  # TensorBoard and protobuf raise many kinds
             log.warning("%s is damaged: its end is left out", file)
             return
         yield event, record

@@ -22,7 +22,7 @@ from fedgkd_pl.federation.message import ClientFailure
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.plots.partition import bubble_chart
 from fedgkd_pl.processes.signals import stop_behind
-from fedgkd_pl.runs.folder import ERROR, FAILURES, METRICS, MODEL, PARTITION, SUMMARY
+from fedgkd_pl.runs.folder import ERROR, EVENTS, FAILURES, METRICS, MODEL, PARTITION, SUMMARY
 from fedgkd_pl.storage.checkpoint import RECORD
 from fedgkd_pl.storage.files import check_held, commit, write_text
 from fedgkd_pl.storage.tensors import to_safetensors
@@ -46,11 +46,7 @@ class RunFiles(FederatedCallback):
             other ones can be refused.
     """
 
-    def __init__(
-        self,
-        folder: str | None = None,
-        config: dict[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, folder: str | None = None, config: dict[str, Any] | None = None) -> None:
         self.folder = folder
         self.config = config or {}
         self.rows: dict[int, Row] = {}
@@ -61,7 +57,7 @@ class RunFiles(FederatedCallback):
 
     @property
     def state_key(self) -> str:
-        """Where a checkpoint has it, whatever this class is called."""
+        """Its key in a checkpoint, whatever this class is called."""
         return RECORD
 
     def state_dict(self) -> dict[str, Any]:
@@ -75,11 +71,7 @@ class RunFiles(FederatedCallback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """From the checkpoint.
-
-        Args:
-            state_dict: what :meth:`state_dict` gave.
-        """
+        """From the checkpoint."""
         self.rows = {int(row["round"]): row for row in state_dict["rows"]}
         self.failures = state_dict["failures"]
         self.trainings = state_dict.get("trainings", 0)
@@ -115,7 +107,7 @@ class RunFiles(FederatedCallback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, _: int
     ) -> None:
-        """Starts the round's row with what the clients told."""
+        """Starts the round's row with what the clients reported."""
         server = _server(pl_module)
         self.trainings += len(batch)
         self.rows[server.round] = {"round": server.round, **_no_classes(server.report)}
@@ -123,9 +115,8 @@ class RunFiles(FederatedCallback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Adds the evaluation to the round's row, before a checkpoint may be written."""
         row = self.rows.get(_server(pl_module).round)
-        if row is None or trainer.sanity_checking:
-            return
-        row |= _no_classes(_server(pl_module).report)
+        if row is not None and not trainer.sanity_checking:
+            row |= _no_classes(_server(pl_module).report)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes the rows, with what callbacks after this one logged."""
@@ -136,7 +127,7 @@ class RunFiles(FederatedCallback):
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """What TensorBoard was told of the round must be on disk before the round is."""
+        """Writes TensorBoard's values of the round to disk before the round is committed."""
         check_held(self._folder(trainer))  # TensorBoard would write to whatever is there
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
@@ -193,8 +184,8 @@ class RunFiles(FederatedCallback):
         self._write(trainer, SUMMARY, json.dumps(summary, indent=2) + "\n")
         if reasons:
             log.warning(
-                "%d of %d client trainings failed, most often: %s (failures.csv has them all)",
-                *(len(self.failures), self.trainings, reasons[0][0]),
+                "%d of %d client trainings failed, most often: %s (%s has them all)",
+                *(len(self.failures), self.trainings, reasons[0][0], FAILURES),
             )
 
     def _folder(self, trainer: Trainer) -> Path:
@@ -213,25 +204,21 @@ class RunFiles(FederatedCallback):
 
 
 def _leave(logger: TensorBoardLogger) -> None:
-    """Ends a logger whose folder has gone; what it wrote to one that took its name is removed."""
+    """Closes a logger whose folder is gone; removes what it wrote to another of that name."""
     with suppress(OSError):
         logger.experiment.close()
-    logger._experiment = None  # the Trainer would end it once more
-    for file in Path(logger.log_dir).glob(f"events.out.tfevents.*.{os.getpid()}.*"):
+    logger._experiment = None  # the Trainer would close it once more
+    for file in Path(logger.log_dir).glob(f"{EVENTS}.{os.getpid()}.*"):
         file.unlink(missing_ok=True)
 
 
 def _no_classes(values: Row) -> Row:
-    """Without what is told of every class: that is TensorBoard's."""
+    """Without the values of single classes, which only TensorBoard gets."""
     return {name: value for name, value in values.items() if "/class" not in name}
 
 
 def run_folder(trainer: Trainer) -> Path | None:
-    """Where ``metrics.csv`` is; None for a run that has none.
-
-    Args:
-        trainer: of the run.
-    """
+    """Where ``metrics.csv`` is; None for a run that has none."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, RunFiles):
             return callback._folder(trainer)
@@ -239,21 +226,12 @@ def run_folder(trainer: Trainer) -> Path | None:
 
 
 def output_folder(trainer: Trainer) -> Path:
-    """Where a callback puts its files: beside ``metrics.csv``, or where Lightning logs.
-
-    Args:
-        trainer: of the run.
-    """
+    """Where a callback puts its files: beside ``metrics.csv``, or where Lightning logs."""
     return run_folder(trainer) or Path(trainer.log_dir or trainer.default_root_dir)
 
 
 def csv_text(columns: list[str], rows: list[Any]) -> str:
-    """Rows as CSV.
-
-    Args:
-        columns: their order.
-        rows: values by column; what is missing stays empty.
-    """
+    """Rows as CSV, with the columns in this order; missing values are empty."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, columns)
     writer.writeheader()
@@ -266,9 +244,6 @@ def accuracy_summary(rows: list[Row]) -> dict[str, float | None]:
 
     The paper's number is the best test accuracy over rounds, which picks its round on the test
     set; ``test_acc_at_best_val`` picks it on the validation set.
-
-    Args:
-        rows: one per round.
     """
     tested = [row for row in rows if "test/acc" in row]
     final = rows[-1].get("test/acc") if rows else None  # of the last model, or of none

@@ -1,4 +1,4 @@
-"""A run's folder: the name of every file in it, new versions, who is at work there."""
+"""A run's folder: the names of its files, new versions, its lock."""
 
 import re
 from dataclasses import dataclass
@@ -93,7 +93,7 @@ class RunFolder:
         return self.config.exists()
 
     def is_finished(self, rounds: int) -> bool:
-        """Whether it has said how its last round went, after so many rounds."""
+        """Whether it has a summary, of so many rounds."""
         try:
             return bool(read_json(self.summary)["rounds"] == rounds)
         except (OSError, ValueError, LookupError, TypeError):
@@ -105,19 +105,11 @@ class RunFolder:
         return last if exists(last) or exists(previous(last)) else None
 
     def lock(self, seconds: float = 0) -> "BaseFileLock":
-        """Takes the folder for this process, which the system gives back however it ends.
-
-        Args:
-            seconds: how long to wait for a process that has it.
-        """
+        """Locks the folder for this process until it ends; waits ``seconds`` for another one."""
         return lock(self.path, seconds=seconds)
 
     def drop_uncommitted(self, rounds: int) -> None:
-        """Removes what an interrupted round left: half files, and a best round not yet committed.
-
-        Args:
-            rounds: how many are committed.
-        """
+        """Removes what an interrupted round left: half files, and a best round after ``rounds``."""
         from fedgkd_pl.storage.checkpoint import round_of  # which imports torch
 
         for part in self.path.rglob(f".*{PART}"):

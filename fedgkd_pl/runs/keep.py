@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from fedgkd_pl.runs.folder import LAST
 from fedgkd_pl.storage.checkpoint import CheckpointDamaged, read_checkpoint
 from fedgkd_pl.storage.files import commit
 from lightning.pytorch import LightningModule, Trainer
@@ -13,18 +14,15 @@ SCORES = ("val/", "test/")
 
 
 class BestRound(ModelCheckpoint):
-    """Lightning's ModelCheckpoint, which a resume into a new folder does not make forgetful."""
+    """Lightning's ModelCheckpoint, which also keeps its files on a resume into a new folder."""
 
     scored = -1  # the last epoch that was validated
     source: Path | None = None  # the folder of the checkpoint that the run goes on from
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes the best rounds so far over, files and all; Lightning would start anew.
+        """Takes over the best rounds so far with their files; Lightning would start anew.
 
         Files come from :attr:`source` only, wherever a stranger's checkpoint says that they are.
-
-        Args:
-            state_dict: what an earlier run saved.
         """
         if self.dirpath:
             kept: dict[str, Any] = state_dict["best_k_models"]
@@ -43,22 +41,12 @@ class BestRound(ModelCheckpoint):
         super().load_state_dict(state_dict)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Remembers that this round has a score.
-
-        Args:
-            trainer: Lightning's.
-            pl_module: Lightning's.
-        """
+        """Remembers that this round has a score."""
         self.scored = trainer.current_epoch
         super().on_validation_end(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Does not take an old score for that of a round without validation.
-
-        Args:
-            trainer: Lightning's.
-            pl_module: Lightning's.
-        """
+        """Skips a round without validation, which has only an older score."""
         if self.scored == trainer.current_epoch or not str(self.monitor).startswith(SCORES):
             super().on_train_epoch_end(trainer, pl_module)
 
@@ -79,13 +67,8 @@ class LastRound(ModelCheckpoint):
     """
 
     def __init__(self) -> None:
-        super().__init__(
-            filename="last", save_on_train_epoch_end=True, enable_version_counter=False
-        )
+        name = Path(LAST).stem
+        super().__init__(filename=name, save_on_train_epoch_end=True, enable_version_counter=False)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Needs nothing of an earlier run; Lightning would warn of its folder.
-
-        Args:
-            state_dict: what an earlier run saved.
-        """
+        """Takes nothing from an earlier run; Lightning would warn of its folder."""

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from fedgkd_pl.errors import SettingError, StorageError, require
-from fedgkd_pl.runs.folder import RunFolder
+from fedgkd_pl.runs.folder import LAST, RunFolder
 from fedgkd_pl.runs.settings import short
 from fedgkd_pl.storage.checkpoint import RECORD, CheckpointDamaged
 from fedgkd_pl.storage.checkpoint_io import load_newest
-from fedgkd_pl.storage.files import previous
+from fedgkd_pl.storage.files import CHECKPOINTS, previous
 from torch import Tensor, nn
 
 NOT_OURS = "not a checkpoint of fedgkd_pl"
@@ -17,19 +17,14 @@ Checkpoint = dict[str, Any]
 
 
 def find_checkpoint(name: str, parent: Path) -> Path:
-    """The file of a ``--ckpt_path``: a file, a run folder, or ``last``.
-
-    Args:
-        name: what was typed.
-        parent: the folder of the run's name, of whose versions ``last`` takes the newest.
-    """
+    """The file of ``--ckpt_path``: a file, a run folder, or ``last``, the newest of ``parent``."""
     folders = RunFolder.versions(parent)[::-1] if name == "last" else [RunFolder(Path(name))]
     for folder in folders:
         if (file := folder.last_checkpoint()) is not None:
             return file
     require(name != "last", "ckpt_path", f"no run in {parent} has a checkpoint", name)
     file = Path(name)
-    require(not isdir(file), "ckpt_path", "no checkpoints/last.ckpt in this folder", name)
+    require(not isdir(file), "ckpt_path", f"no {CHECKPOINTS}/{LAST} in this folder", name)
     require(exists(file) or exists(previous(file)), "ckpt_path", "no such file", name)
     return file
 
@@ -37,9 +32,7 @@ def find_checkpoint(name: str, parent: Path) -> Path:
 def load_checkpoint(path: Path, resumed: bool = False) -> tuple[Checkpoint, Path]:
     """A checkpoint's content, read without running anything in it, and its file.
 
-    Args:
-        path: the file; if it is damaged, the one before it.
-        resumed: whether it is the last commit of a run that goes on in its folder.
+    If the file is damaged, the one before it is taken. ``resumed``: the run goes on in its folder.
     """
     try:
         checkpoint, path = load_newest(path)
@@ -53,7 +46,7 @@ def load_checkpoint(path: Path, resumed: bool = False) -> tuple[Checkpoint, Path
 
 
 def _is_plausible(checkpoint: Checkpoint) -> bool:
-    """Whether what is looked at before Lightning restores it is what it should be."""
+    """Whether what is read before Lightning restores it has the right types."""
     record = checkpoint["callbacks"].get(RECORD, {"config": {}})
     rows, config = record.get("rows", []), record.get("config")
     return (
@@ -90,11 +83,8 @@ def compare_settings(saved: dict[str, Any], settings: dict[str, Any]) -> None:
     if changed:
         key = changed[0]
         more = f"; {', '.join(map(short, changed[1:]))} differ too" if changed[1:] else ""
-        raise SettingError(
-            short(key),
-            f"a run is resumed with the settings it began with, here {saved.get(key)}{more}",
-            settings.get(key),
-        )
+        text = f"a run is resumed with the settings it began with, here {saved.get(key)}{more}"
+        raise SettingError(short(key), text, settings.get(key))
 
 
 def check_net(checkpoint: Checkpoint, model: nn.Module) -> None:
@@ -102,8 +92,5 @@ def check_net(checkpoint: Checkpoint, model: nn.Module) -> None:
     saved, ours = checkpoint["state_dict"], model.state_dict()
     for name in sorted(saved.keys() | ours.keys()):
         there, here = (tuple(s[name].shape) if name in s else None for s in (saved, ours))
-        require(
-            there == here,
-            "ckpt_path",
-            f"holds another net: {name} is {there} there and {here} here",
-        )
+        text = f"holds another net: {name} is {there} there and {here} here"
+        require(there == here, "ckpt_path", text)

@@ -4,7 +4,7 @@ from typing import Any
 
 # What may differ when a run is resumed: where it runs and what is recorded, not what is computed.
 FIXED = ("seed_everything", "model", "data", "trainer.precision", "trainer.gradient_clip")
-THREADS = "model.init_args.engine.init_args.threads"  # all of an engine that changes numbers
+THREADS = "model.init_args.engine.init_args.threads"  # of an engine, this alone changes numbers
 FREE = (
     "model.init_args.engine.",
     "model.init_args.max_failed_rounds",
@@ -15,11 +15,7 @@ FREE = (
 
 
 def fixed_settings(settings: Any) -> dict[str, Any]:
-    """Those that decide the result, by dotted key.
-
-    Args:
-        settings: all of them, nested.
-    """
+    """The settings that decide the result, by dotted key."""
     return {
         key: value
         for key, value in flatten(settings).items()
@@ -28,12 +24,7 @@ def fixed_settings(settings: Any) -> dict[str, Any]:
 
 
 def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """A nested mapping as dotted keys; lists stay whole.
-
-    Args:
-        tree: mappings of mappings.
-        prefix: the key of ``tree``.
-    """
+    """A nested mapping as dotted keys; lists stay whole."""
     if not isinstance(tree, dict):
         return {prefix: tree}
     dot = f"{prefix}." if prefix else ""
@@ -41,9 +32,5 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def short(key: str) -> str:
-    """A key as it is typed, without ``init_args``.
-
-    Args:
-        key: a dotted key.
-    """
+    """A key as it is typed, without ``init_args``."""
     return key.replace(".init_args", "")

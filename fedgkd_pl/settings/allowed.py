@@ -1,7 +1,7 @@
-"""What a config may name, so that reading one from a stranger runs none of their code.
+"""What a config may name, so that reading a stranger's config runs none of their code.
 
-Not whole packages: in each of them there is something that reads a pickle, imports a module or
-writes where it is told to, such as Lightning's ``TorchCheckpointIO``. Only what a run is made of.
+No whole packages: each has something that reads pickles, imports modules or writes anywhere, such
+as Lightning's ``TorchCheckpointIO``. Only what a run is made of.
 """
 
 import sys
@@ -36,18 +36,13 @@ PACKAGES = (
     "Lightning's callbacks, loggers and profilers",
 )
 WHY = f"a config may name classes of {', '.join(PACKAGES)}; your own come in with --import"
-# Sends a run to a cloud service as a part of other programs of Lightning's.
-_NOT_LIGHTNINGS = ("LitLogger",)
+_NOT_LIGHTNINGS = ("LitLogger",)  # sends a run to Lightning's cloud
 # Metrics of these packages load pretrained nets from files or the network.
 _METRICS = ("aggregation", "classification", "regression", "retrieval", "wrappers")
 
 
 def only_these(modules: Collection[str]) -> None:
-    """Lets jsonargparse import nothing else for a value, nor read a config from a URL.
-
-    Args:
-        modules: the user's, which may be named with all that is in them.
-    """
+    """Lets jsonargparse import only what is allowed and the user's modules, and read no URL."""
     set_parsing_settings(
         import_path_denylist=["*"],
         import_path_allowlist=[*sorted(_exact()), *modules],
@@ -57,13 +52,7 @@ def only_these(modules: Collection[str]) -> None:
 
 
 def check_names(settings: Any, modules: Collection[str], key: str = "") -> None:
-    """Refuses parts of what may be named: jsonargparse would let a config name a class's methods.
-
-    Args:
-        settings: parsed, not yet made into objects.
-        modules: the user's.
-        key: the settings' own, dotted.
-    """
+    """Refuses parts of allowed classes: jsonargparse would let a config name their methods."""
     values = vars(settings) if isinstance(settings, Namespace) else settings
     if isinstance(values, dict):
         path = values.get("class_path")
@@ -82,11 +71,7 @@ def check_names(settings: Any, modules: Collection[str], key: str = "") -> None:
 
 
 def is_slip(path: str) -> bool:
-    """Whether a name is nothing at all, where a config may name other things.
-
-    Args:
-        path: dotted.
-    """
+    """Whether a dotted name is a typing error: it does not exist in a module of allowed ones."""
     module, _, name = path.rpartition(".")
     near = any(known.rpartition(".")[0] == module for known in _exact())
     return near and not hasattr(sys.modules.get(module), name)

@@ -39,7 +39,7 @@ def build(
     imports: Sequence[str] = (),
     **overrides: Any,
 ) -> Experiment:
-    """Makes a config real: the Trainer, the method and the data that it describes.
+    """Builds the Trainer, the method and the data that a config describes.
 
     ``build("quickstart", rounds=5).fit()`` does what ``fedgkd-pl fit --config quickstart.yaml
     --rounds 5`` does, with the same run folder and the same bits.
@@ -70,7 +70,7 @@ def _flags(settings: Mapping[str, Any]) -> list[str]:
 
 
 def build_request(request: Request) -> Experiment:
-    """What a command asks for, checked as far as that goes without data; nothing is written."""
+    """Builds what a command asks for, checked as far as possible without data; writes nothing."""
     start = Start(request.resume)
     try:
         with our_rules(request.modules):
@@ -89,7 +89,7 @@ class _Objects(Parsed):
         super().__init__(request)
 
     def before_instantiate_classes(self) -> None:
-        """Looks at what the classes themselves cannot know, and finds where the run starts from."""
+        """Checks what the classes themselves cannot, and finds where the run starts from."""
         config, argv = self.config, self.request.argv
         require(config.rounds >= 1, "rounds", "must be at least 1", config.rounds)
         if self.request.command != "fit":
@@ -119,7 +119,7 @@ class _Objects(Parsed):
             self.may_download = "download" in {name for name, _ in users}
 
     def instantiate_classes(self) -> None:
-        """Instantiates; what a constructor refuses is told with its whole key."""
+        """Instantiates; the error of a constructor names the setting with its whole key."""
         self.settings = self.dump()
         try:
             super().instantiate_classes()
@@ -140,7 +140,7 @@ class _Objects(Parsed):
         callbacks = [*callbacks] if isinstance(callbacks, list) else [callbacks]
         self.own_logger = config["logger"] in (None, True)
         if self.own_logger:
-            config["logger"] = False  # made when nothing can go wrong any more
+            config["logger"] = False  # made after all checks
         self.keeps_files = self.request.command == "fit" and not config["fast_dev_run"]
         config["callbacks"] = [*callbacks, *self._own_callbacks(config, callbacks)]
         if self.start.folder is not None and config["default_root_dir"] is None:
@@ -178,7 +178,7 @@ class _Objects(Parsed):
         return settings
 
     def experiment(self) -> Experiment:
-        """What there is now."""
+        """The experiment with the objects."""
         return Experiment(
             trainer=self.trainer,
             model=self.model,

@@ -1,4 +1,4 @@
-"""What is wrong with settings whose types are right, or that jsonargparse would pass over."""
+"""Checks of settings beyond their types, and of what jsonargparse would ignore."""
 
 from collections.abc import Iterator
 from difflib import get_close_matches
@@ -14,11 +14,7 @@ from jsonargparse import Namespace
 
 
 def check_groups(settings: dict[str, Any]) -> None:
-    """Refuses a scalar where a group belongs, and the like, which jsonargparse may ignore.
-
-    Args:
-        settings: a config file's.
-    """
+    """Refuses, in a config file, a scalar where a group belongs, and the like."""
     require("axes" not in settings, "config", "is a study: fedgkd-pl compare runs it")
     for key, value in _walk(settings):
         name = key.rpartition(".")[2]
@@ -35,11 +31,7 @@ def check_groups(settings: dict[str, Any]) -> None:
 
 
 def check_meaning(settings: Namespace) -> None:
-    """Refuses what Lightning would find out after the run's folder was made, or never.
-
-    Args:
-        settings: all of them.
-    """
+    """Refuses what Lightning would find out after the run's folder was made, or never."""
     for key, value in _walk(settings):
         if isinstance(value, float):
             require(isfinite(value), short(key), "must be a finite number", value)
@@ -48,10 +40,8 @@ def check_meaning(settings: Namespace) -> None:
     seed, rounds = settings.seed_everything, settings.rounds
     require(0 <= seed < 2**32, "seed_everything", "must be from 0 to 4294967295", seed)
     require(rounds < 2**31, "rounds", "must be less than 2147483648", rounds)
-    for key, value in (
-        ("name", settings.name),
-        ("checkpoint.filename", settings.checkpoint.filename),
-    ):
+    files = {"name": settings.name, "checkpoint.filename": settings.checkpoint.filename}
+    for key, value in files.items():
         path = Path("x" if value is None else value)
         inside = bool(path.parts) and not path.is_absolute() and ".." not in path.parts
         require(inside, key, "must be a path below output_dir", value)
@@ -62,11 +52,7 @@ def check_meaning(settings: Namespace) -> None:
 
 
 def check_monitors(callbacks: list[Any]) -> None:
-    """Refuses a score that no round will have, where it is a slip of a name we know.
-
-    Args:
-        callbacks: the Trainer's.
-    """
+    """Refuses a callback's ``monitor`` that looks like a misspelled score of ours."""
     names = [f"{split}/{score}" for split in ("val", "test") for score in ("acc", "loss", "f1")]
     for callback in callbacks:
         monitor = getattr(callback, "monitor", None)

@@ -19,11 +19,7 @@ _NOTHING = object()
 
 
 def short_engines(usual: Any) -> Any:
-    """Lets a config say ``engine: ray``; jsonargparse knows no names but those of classes.
-
-    Args:
-        usual: what jsonargparse finds the class of a name with.
-    """
+    """Wraps ``resolve_class_path_by_name``: a config may say ``engine: ray``."""
 
     def resolve(cls: Any, name: str) -> str:
         engine = isinstance(cls, type) and issubclass(cls, Engine)
@@ -34,11 +30,7 @@ def short_engines(usual: Any) -> Any:
 
 
 def engine_defaults(usual: Any) -> Any:
-    """Lets a change of an engine's class drop the arguments of the one before.
-
-    Args:
-        usual: what jsonargparse drops arguments with.
-    """
+    """Wraps ``discard_init_args_on_class_path_change``: another engine drops all arguments."""
 
     def discard(parser: Any, before: Any, after: Any) -> None:
         old, new = _engine(before), _engine(after)
@@ -53,28 +45,23 @@ def _engine(value: Any) -> type[Engine] | None:
     """The engine that settings name; None if that is something else."""
     path = value.get("class_path") if isinstance(value, dict | Namespace) else None
     try:
-        made = import_object(_typehints.resolve_class_path_by_name(Engine, str(path)))
-    except Exception:  # no such class, which the parser will tell
+        cls = import_object(_typehints.resolve_class_path_by_name(Engine, str(path)))
+    except Exception:  # no such class, which the parser reports
         return None
-    return made if isinstance(made, type) and issubclass(made, Engine) else None
+    return cls if isinstance(cls, type) and issubclass(cls, Engine) else None
 
 
-def tell_dropped(words: Sequence[str], engine: Any) -> None:
-    """Says which flags of an engine the name of another, behind them, has made void.
-
-    Args:
-        words: of the command line.
-        engine: the settings that came of them.
-    """
+def tell_dropped(argv: Sequence[str], engine: Any) -> None:
+    """Warns of flags of an engine that naming another one after them has reset."""
     given: dict[str, str] = {}
-    for word, value in pairwise([*words, ""]):
+    for word, value in pairwise([*argv, ""]):
         flag, equals, rest = word.replace(".init_args.", ".").partition("=")
         if flag.startswith(f"{ENGINE}.") and flag != f"{ENGINE}.class_path":
             given[flag] = rest if equals else value
     arguments = engine.get("init_args", {}) if isinstance(engine, Namespace) else {}
     for flag, value in given.items():
         if not _means(arguments.get(flag.removeprefix(f"{ENGINE}."), _NOTHING), value):
-            text = "%s %s is void: the engine named behind it starts from its own defaults"
+            text = "%s %s has no effect: the engine named after it starts from its own defaults"
             log.warning(text, flag, value)
 
 

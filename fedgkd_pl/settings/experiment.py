@@ -1,4 +1,4 @@
-"""A config made real: what it takes to check it, to train it and to evaluate what was trained."""
+"""The objects of a config: checks them, trains them and evaluates what was trained."""
 
 import json
 import signal
@@ -36,22 +36,15 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 @dataclass
 class Start:
-    """Where a run starts from.
+    """Where a run starts from."""
 
-    Attributes:
-        folder: of the run that goes on; None for a new one.
-        file: the checkpoint; None for none.
-        checkpoint: its content.
-        lock: on the folder.
-    """
-
-    folder: RunFolder | None = None
-    file: Path | None = None
-    checkpoint: dict[str, Any] = field(default_factory=dict)
+    folder: RunFolder | None = None  # None for a new run
+    file: Path | None = None  # the checkpoint
+    checkpoint: dict[str, Any] = field(default_factory=dict)  # its content
     lock: BaseFileLock | None = None
 
     def release(self) -> None:
-        """Gives the folder back."""
+        """Unlocks the folder."""
         if self.lock is not None:
             self.lock.release()
 
@@ -61,16 +54,11 @@ class Experiment:
     """A Trainer, a method and data that belong together, and the settings they came from.
 
     They are the ordinary objects: ``experiment.trainer.fit(experiment.model, experiment.data)``
-    trains, too. :meth:`fit` beside that makes the run folder, as the command line does.
+    trains, too. :meth:`fit` also makes the run folder, as the command line does.
 
     Attributes:
-        trainer: of the server.
-        model: the method with its net.
-        data: who owns what.
         settings: all of them, nested, as ``config.yaml`` has them.
-        text: ``config.yaml``.
         modules: the user's, whose classes the settings may name.
-        start: where the run starts from.
         own_logger: whether the run's logger is the package's TensorBoard one.
         keeps_files: whether :meth:`fit` makes a run folder.
     """
@@ -97,11 +85,9 @@ class Experiment:
         return callbacks
 
     def check(self, trains: bool = True, reaches_clients: bool = True) -> None:
-        """Refuses, before anything is written, what would only be found when it runs.
+        """Refuses, before anything is written, what would fail in training or evaluation.
 
-        Args:
-            trains: whether it is about to be trained, not only evaluated.
-            reaches_clients: whether the engine must be able to reach its clients from here.
+        ``reaches_clients``: whether the engine must be able to reach its clients from here.
         """
         with self.whole_keys():
             check_monitors(self.callbacks)
@@ -192,7 +178,7 @@ class Experiment:
         require(more, "rounds", f"the checkpoint has done {done}: ask for more", rounds)
 
     def _make_folder(self) -> None:
-        """Makes the folder of the run, now that nothing can be wrong any more."""
+        """Makes the run's folder, after all checks."""
         start = self.start
         if start.folder is None:
             parent = Path(self.settings["output_dir"]) / self.settings["name"]
@@ -219,7 +205,7 @@ class Experiment:
             )
 
     def _tell(self, folder: RunFolder) -> None:
-        """Says how it went and where to look."""
+        """Prints how it went and where to look."""
         summary = json.loads(folder.summary.read_text(encoding="utf-8"))
         best, final = summary["best_test_acc"], summary["final_test_acc"]
         if best is not None:
@@ -231,7 +217,7 @@ class Experiment:
 
     @contextmanager
     def whole_keys(self) -> Iterator[None]:
-        """Gives a setting that was refused its whole key."""
+        """Adds the whole key to the error of a setting."""
         try:
             yield
         except SettingError as error:
@@ -239,7 +225,7 @@ class Experiment:
 
     @contextmanager
     def _ending(self) -> Iterator[None]:
-        """However a run ends: a stop says how to go on, and the folder is given back."""
+        """Adds to a stop how to go on; unlocks the folder however the run ends."""
         try:
             with self.whole_keys():
                 yield
@@ -257,14 +243,14 @@ class Experiment:
             raise stop from error
         except Exception:
             if self.start.folder is not None:
-                check_held(self.start.folder.path)  # whatever went wrong, that is why
+                check_held(self.start.folder.path)  # if the folder is gone, that is why
             raise
         finally:
             self.start.release()
 
 
 class _RunLogger(TensorBoardLogger):
-    """Writes to its folder, not to whatever has taken its name."""
+    """Refuses to write once its folder was replaced by another of that name."""
 
     def log_metrics(self, *args: Any, **kwargs: Any) -> None:
         check_held(Path(self.log_dir))

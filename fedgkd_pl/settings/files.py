@@ -41,20 +41,16 @@ def pairs() -> dict[str, tuple[Path, Path]]:
 
 def methods() -> dict[str, str]:
     """The config of every method by its title, in the order of their colours."""
-    found = {}
+    configs = {}
     for file in sorted((folder() / METHODS).glob("*.yaml")):
         name = str(_read(file)["model"]["class_path"]).rpartition(".")[2]
-        found[name] = f"{METHODS}/{file.name}"
-    order = [name for name in discover() if name in found]
-    return {title_of(name): found[name] for name in dict.fromkeys([*order, *found])}
+        configs[name] = f"{METHODS}/{file.name}"
+    order = [name for name in discover() if name in configs]
+    return {title_of(name): configs[name] for name in dict.fromkeys([*order, *configs])}
 
 
 def resolve(name: str) -> list[str]:
-    """The files of a ``--config``, in their order: a path as it is, or ours by their name.
-
-    Args:
-        name: what was typed.
-    """
+    """The files of a ``--config``, in their order: a path as it is, or ours by their name."""
     require(not os.path.isdir(name), "config", "is a folder", name)
     if os.path.exists(name):
         return [name]
@@ -71,39 +67,36 @@ def resolve(name: str) -> list[str]:
 
 
 def expand(argv: Sequence[str]) -> list[str]:
-    """The arguments of a command with files for the names behind ``--config``.
+    """The arguments of a command with files for the names after ``--config``.
 
-    Behind a protocol and a method comes what they take only together (``tuned.yaml``); unless the
-    arguments have one, a name for the run, too.
-
-    Args:
-        argv: of ``fit`` and the like; configs by path or by name.
+    After a protocol and a method come what they take only together (``tuned.yaml``) and, unless
+    the arguments have one, a name for the run.
     """
-    found: list[str] = []
+    expanded: list[str] = []
     protocol = ""
     named = any(word.partition("=")[0] == "--name" for word in argv)
     waiting = iter(argv)
     for word in waiting:
         if word not in ("-c", "--config") and not word.startswith("--config="):
-            found.append(word)
+            expanded.append(word)
             continue
         name = word.partition("=")[2] if "=" in word else next(waiting, "")
         if not name and "=" not in word:
-            found.append("--config")  # which the parser refuses
+            expanded.append("--config")  # which the parser refuses
             continue
         run = ""
         for file in resolve(name):
-            found += ["--config", file]
-            kind, stem = _ours(file)
-            if kind == PROTOCOLS:
+            expanded += ["--config", file]
+            category, stem = _ours(file)
+            if category == PROTOCOLS:
                 protocol = run = stem
-            elif kind == METHODS and protocol:
-                found += _tuned(protocol, stem)
+            elif category == METHODS and protocol:
+                expanded += _tuned(protocol, stem)
                 as_typed = name.removesuffix(".yaml").endswith(f"{protocol}/{stem}")
                 run = f"{protocol}{'/' if as_typed else '_'}{stem}"
         if run and not named:
-            found += ["--name", run]
-    return found
+            expanded += ["--name", run]
+    return expanded
 
 
 def _below(name: str) -> str:
@@ -117,7 +110,7 @@ def _underscored(name: str) -> str:
 
 
 def _ours(file: str) -> tuple[str, str]:
-    """The kind and the name of a config; of one that is not ours, nothing."""
+    """The folder and the name of one of our configs; of any other, empty texts."""
     path = Path(os.path.abspath(file))
     return (path.parent.name, path.stem) if path.parent.parent == folder() else ("", "")
 

@@ -52,11 +52,7 @@ all flags
 
 
 def common_flags(prog: str) -> str:
-    """The flags of the usual classes with their documentation and defaults.
-
-    Args:
-        prog: the command.
-    """
+    """The flags of the usual classes with their documentation and defaults."""
     lines = [HEAD.format(prog=prog)]
     for prefix, (class_, names) in GROUPS.items():
         for name, text in parameters(class_).items():
@@ -73,23 +69,20 @@ def common_flags(prog: str) -> str:
 
 
 def parameters(class_: type) -> dict[str, str]:
-    """Documentation and default of every constructor argument, inherited ones included.
-
-    Args:
-        class_: any class with google docstrings.
-    """
-    found: dict[str, str] = {}
+    """Documentation and default of every constructor argument, inherited ones included."""
+    texts: dict[str, str] = {}
     for base in class_.__mro__:
         if "__init__" not in vars(base) or base.__module__.startswith(("lightning", "torch.nn")):
             continue
-        text = {p.arg_name: p.description for p in parse(base.__doc__ or "").params}
+        documented = {p.arg_name: p.description for p in parse(base.__doc__ or "").params}
         for name, parameter in inspect.signature(base).parameters.items():
             if parameter.kind is not parameter.VAR_KEYWORD and name not in ("params", "net"):
-                words = " ".join((text.get(name) or "").replace("``", "").split()).rstrip(".")
-                if "(default:" not in words:
-                    words += _default(parameter.default)
-                found.setdefault(name, words)
-    return found
+                text = (documented.get(name) or "").replace("``", "")
+                text = " ".join(text.split()).rstrip(".")
+                if "(default:" not in text:
+                    text += _default(parameter.default)
+                texts.setdefault(name, text)
+    return texts
 
 
 def _default(value: Any) -> str:

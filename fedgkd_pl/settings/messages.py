@@ -1,4 +1,4 @@
-"""jsonargparse explains an error in a tree of lines; people want one, with the key and the fix."""
+"""Errors of jsonargparse, a tree of lines, as one line with the key and the fix."""
 
 import inspect
 import re
@@ -21,11 +21,7 @@ NO_CLASS = "expected the name of a class"
 
 
 def one_line(message: str) -> str:
-    """``key: reason (got value)`` of a parser's message.
-
-    Args:
-        message: the parser's, in as many lines as it likes.
-    """
+    """``key: reason (got value)`` of a parser's message."""
     key, text = _innermost(message)
     got = _first(r"(?:Got|Given) value: (.*?)(?:\. Got value: .*|$)", text) or ""
     got = _first(r"val='(.*)'\)$", got) or got
@@ -83,30 +79,25 @@ def _innermost(message: str) -> tuple[str, str]:
     path: list[tuple[int, str]] = []
     best: tuple[list[str], str] = ([], message)
     for number, line in enumerate(lines):
-        found = re.search(r'Parser key "([^"]+)"(?: element \d+)?:(.*)', line)
-        if not found:
+        match = re.search(r'Parser key "([^"]+)"(?: element \d+)?:(.*)', line)
+        if not match:
             continue
         indent = len(line) - len(line.lstrip(" -"))
-        while path and (path[-1][0] >= indent or path[-1][1] == found[1]):
+        while path and (path[-1][0] >= indent or path[-1][1] == match[1]):
             path.pop()
-        path.append((indent, found[1]))
+        path.append((indent, match[1]))
         if len(path) >= len(best[0]):
             below = []
             for other in lines[number + 1 :]:
                 if other.strip() and len(other) - len(other.lstrip(" ")) <= indent:
                     break
                 below.append(other)
-            best = [name for _, name in path], "\n".join([found[2], *below])
+            best = [name for _, name in path], "\n".join([match[2], *below])
     return short(".".join(best[0])), best[1].strip() or message
 
 
 def setting_error(error: Exception, settings: dict[str, Any]) -> SettingError:
-    """A constructor's refusal, with the whole key of the setting at fault.
-
-    Args:
-        error: the refusal, as jsonargparse passes it on.
-        settings: all settings by dotted key.
-    """
+    """A constructor's refusal, with the whole key of the setting at fault."""
     causes = [error]
     while cause := causes[-1].__cause__ or causes[-1].__context__:
         causes.append(cause)  # type: ignore[arg-type]
@@ -115,24 +106,19 @@ def setting_error(error: Exception, settings: dict[str, Any]) -> SettingError:
         line = next(iter(str(causes[-1]).splitlines()), "")
         text = f"{type(causes[-1]).__name__}: {cut(line, 400)}"
         return SettingError(_at_fault(_raised_in(causes[-1], settings), text, settings), text)
-    found = {
+    keys = {
         key[: key.index(f".{cause.key}") + len(cause.key) + 1]
         for key, value in settings.items()
         if f".{cause.key}." in f"{key}." and (not cause.has_value or value == cause.got)
     }
-    key = short(found.pop()) if len(found) == 1 else cause.key
+    key = short(keys.pop()) if len(keys) == 1 else cause.key
     if cause.has_value:
         return SettingError(key, cause.reason, cause.got)
     return SettingError(_at_fault(key, cause.reason, settings), cause.reason)
 
 
 def cut(value: Any, length: int = 100) -> str:
-    """A value's beginning, in one line.
-
-    Args:
-        value: anything.
-        length: characters to keep.
-    """
+    """A value's beginning, in one line."""
     text = " ".join(str(value).split())
     return text if len(text) <= length else text[:length] + " ..."
 
@@ -175,8 +161,8 @@ def _expected(text: str) -> str:
     text = re.sub(r"Subtypes: \[.*?Errors:", "", text)
     factory = r"Type typing\.Callable\[\[.*?\], (?:typing\.Union\[)?[\w.]*\b(\w+)"
     class_, choices = r"Expected an? <class '[\w.]*?(\w+)'>", r"typing\.Literal\[(.*?)\]"
-    kinds = f"{class_}|{choices}|Not a valid subclass of (\\w+)|{factory}"
-    for plain, literals, base, product in re.findall(kinds, text):
+    patterns = f"{class_}|{choices}|Not a valid subclass of (\\w+)|{factory}"
+    for plain, literals, base, product in re.findall(patterns, text):
         name = plain or (f"one of {literals}" if literals else _a(base or product))
         if name not in ("NoneType", "a Tensor", *names):
             names.append(name)

@@ -34,13 +34,13 @@ class Parser(LightningArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
         """Raises a :class:`SettingError` with the key and the reason."""
-        if not self.exit_on_error:  # the parser of a nested class: the outer one will tell
+        if not self.exit_on_error:  # the parser of a nested class: the outer one reports
             super().error(message, ex)
         key, _, reason = one_line(message).partition(": ")
         raise SettingError(key, reason)
 
     def parse_path(self, path: Any, *args: Any, **kwargs: Any) -> Any:
-        """Reads a config, from a flag, a variable or another config."""
+        """Reads and checks a config that a flag, a variable or another config names."""
         check_groups(strict_yaml.read(path))
         return super().parse_path(path, *args, **kwargs)
 

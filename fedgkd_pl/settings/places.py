@@ -1,7 +1,7 @@
-"""What a run's folder may not decide alone when it is resumed or evaluated: places elsewhere.
+"""Keeps the config of a run that is resumed or evaluated from naming places elsewhere.
 
-A folder may be a stranger's. Its ``config.yaml`` is taken for what is computed; a place outside of
-the folder, another machine or a service counts only if the user names it, too.
+The run may be a stranger's. Its ``config.yaml`` decides what is computed; a place outside of its
+folder, another machine or a service counts only if the user names it, too.
 """
 
 import os
@@ -23,65 +23,48 @@ PLACES = frozenset(
 )
 SERVICES = ("CometLogger", "MLFlowLogger", "WandbLogger")
 HERE = (None, "auto", "local")  # addresses of Ray on this machine
-TWICE = "the run's own config.yaml may not name a place outside of its folder; say so yourself"
-SERVICE = "the run's own config.yaml may not name a service; say so yourself"
+TWICE = "the run's own config.yaml may not name a place outside of its folder; name it in a flag"
+SERVICE = "the run's own config.yaml may not name a service; name it in a flag"
 ADDRESS = "is where code is sent to and pickles come from: give it as a flag, not in a file"
 
 
-def given(words: Sequence[str], run: Path | None = None) -> Given:
-    """What the words of a command say.
+def given(argv: Sequence[str], run: Path | None = None) -> Given:
+    """What the flags of a command say.
 
     Args:
-        words: flags and their values.
-        run: the folder of a run: configs among the words count, unless they are its own. By
+        run: the folder of a run: configs among the flags count, unless they are its own. By
             default none do.
     """
-    found: Given = set()
-    for place, word in enumerate(words):
+    entries: Given = set()
+    for index, word in enumerate(argv):
         key, equals, value = word.partition("=")
         if not key.startswith("-"):
             continue
-        value = value if equals else next(iter(words[place + 1 :]), "")
+        value = value if equals else next(iter(argv[index + 1 :]), "")
         if key == "--config":
             if run is not None and not is_within(value, run):
-                found |= set(_texts(strict_yaml.read(value)))
+                entries |= set(_texts(strict_yaml.read(value)))
         else:
-            found |= set(_texts(_value(value), key.rstrip("+").rpartition(".")[2].lstrip("-")))
-            found.add((key.rstrip("+").rpartition(".")[2].lstrip("-"), value))
-    return found
+            name = key.rstrip("+").rpartition(".")[2].lstrip("-")
+            entries |= {*_texts(_value(value), name), (name, value)}
+    return entries
 
 
 def is_within(path: str | Path, folder: Path) -> bool:
-    """Whether a path, its links followed, leads into a folder.
-
-    Args:
-        path: of anything, which need not be there.
-        folder: of a run.
-    """
+    """Whether a path, its links followed, leads into a folder."""
     return Path(os.path.realpath(path)).is_relative_to(folder.resolve())
 
 
-def takes_config(words: Sequence[str], run: Path) -> bool:
-    """Whether a run's own config is among those that a command reads.
-
-    Args:
-        words: flags and their values.
-        run: the folder of the run.
-    """
-    pairs = zip(words, [*words[1:], ""], strict=True)
+def takes_config(argv: Sequence[str], run: Path) -> bool:
+    """Whether a run's own config is among those that a command reads."""
+    pairs = zip(argv, [*argv[1:], ""], strict=True)
     named = [value for word, value in pairs if word == "--config"]
-    named += [word.partition("=")[2] for word in words if word.startswith("--config=")]
+    named += [word.partition("=")[2] for word in argv if word.startswith("--config=")]
     return any(is_within(name, run) for name in named)
 
 
 def check_places(settings: Namespace, folder: Path, users: Given) -> None:
-    """Refuses what would be written, removed or sent elsewhere because a run's folder says so.
-
-    Args:
-        settings: of the run that is resumed or evaluated.
-        folder: of the run.
-        users: what the user's words say, without the run's own config.
-    """
+    """Refuses places outside of a run's folder that only its config names, not the user."""
     services = {value.rpartition(".")[2] for _, value in users}
     for group in ("trainer", "checkpoint"):
         for key, value in _leaves(settings[group], group):
@@ -95,25 +78,10 @@ def check_places(settings: Namespace, folder: Path, users: Given) -> None:
 
 
 def check_address(settings: Namespace, flags: Given) -> None:
-    """Refuses a cluster that only a file names: results from there are pickles.
-
-    Args:
-        settings: all of them.
-        flags: what the user's flags say, without any file.
-    """
+    """Refuses a cluster that no flag names: results from there are pickles."""
     for key, value in _leaves(settings.model, "model"):
-        if key.endswith(".ray_address") and value not in HERE and key_of(key, value) not in flags:
+        if key.endswith(".ray_address") and value not in HERE and _entry(key, value) not in flags:
             raise SettingError(key.replace(".init_args", ""), ADDRESS, value)
-
-
-def key_of(key: str, value: str) -> tuple[str, str]:
-    """An entry of what is given.
-
-    Args:
-        key: dotted.
-        value: its value.
-    """
-    return key.rpartition(".")[2], value
 
 
 def _is_inside(value: str, home: Path, is_place: bool) -> bool:
@@ -144,7 +112,11 @@ def _leaves(settings: Any, key: str) -> Iterator[tuple[str, str]]:
 
 def _texts(settings: Any, name: str = "") -> Iterator[tuple[str, str]]:
     for key, value in _leaves(settings, name):
-        yield key_of(key, value)
+        yield _entry(key, value)
+
+
+def _entry(key: str, value: str) -> tuple[str, str]:
+    return key.rpartition(".")[2], value
 
 
 def _value(text: str) -> Any:

@@ -8,36 +8,23 @@ from os.path import isfile  # which, unlike Path's, takes a name of any length
 from pathlib import Path
 
 from fedgkd_pl.errors import SettingError, require
-from fedgkd_pl.runs.folder import RunFolder
+from fedgkd_pl.runs.folder import CONFIG, RunFolder
 from fedgkd_pl.settings.files import expand
 from fedgkd_pl.storage.files import check_folder
 
 
 @dataclass(frozen=True)
 class Request:
-    """A command of the Trainer, ready for the parser.
+    """A command of the Trainer, ready for the parser."""
 
-    Attributes:
-        command: fit, validate, test or predict.
-        argv: its flags; names of config files are paths.
-        resume: the folder of a run to go on with.
-        modules: the user's, imported; a config may name their classes.
-    """
-
-    command: str
-    argv: list[str]
+    command: str  # fit, validate, test or predict
+    argv: list[str]  # names of config files are paths
     resume: RunFolder | None = None
-    modules: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()  # the user's, imported; a config may name their classes
 
 
 def read_request(command: str, argv: Sequence[str], modules: Sequence[str] = ()) -> Request:
-    """Imports what ``--import`` names, finds what ``--config`` and ``--resume`` name.
-
-    Args:
-        command: fit, validate, test or predict.
-        argv: its flags, as typed.
-        modules: the user's that are imported already.
-    """
+    """Imports what ``--import`` names, finds what ``--config`` and ``--resume`` name."""
     rest: list[str] = []
     imported = list(modules)
     resume: RunFolder | None = None
@@ -50,7 +37,7 @@ def read_request(command: str, argv: Sequence[str], modules: Sequence[str] = ())
             require(resume is None, "resume", "one run at a time", resume and resume.path)
             resume = RunFolder(Path(value or next(waiting, "")))
             begun = isfile(resume.config)
-            require(begun, "resume", "no run was begun there: no config.yaml", resume.path)
+            require(begun, "resume", f"no run was begun there: no {CONFIG}", resume.path)
             check_folder(resume.path)
             rest[0:0] = ["--config", str(resume.config)]
         else:
@@ -59,12 +46,7 @@ def read_request(command: str, argv: Sequence[str], modules: Sequence[str] = ())
 
 
 def import_module_of_user(module: str, folder: Path | None = None) -> str:
-    """Imports the user's module, so that a config may name its classes; gives its name back.
-
-    Args:
-        module: a name that Python can import, from the folder too.
-        folder: by default the current one.
-    """
+    """Imports the user's module, so that a config may name its classes; gives its name back."""
     sys.path.insert(0, str(folder or Path.cwd()))
     require(all(map(str.isidentifier, module.split("."))), "import", "which module?", module)
     try:

@@ -1,8 +1,8 @@
-"""jsonargparse as this package needs it, for as long as it needs it.
+"""Changes jsonargparse's settings while a config is read.
 
-Its settings are those of the process, and another library or the user's own LightningCLI may use
-it, too. So they are changed while a config is read, and put back after. This is the one place that
-touches jsonargparse's private names; a test compares before and after.
+They belong to the process, where another library or the user's own LightningCLI may need them, so
+they are put back after. Only this module changes jsonargparse's private names; a test compares
+before and after.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -23,11 +23,7 @@ _LOADERS = ("loaders", "loader_exceptions", "loader_json_superset", "loader_para
 
 @contextmanager
 def our_rules(modules: Collection[str] = ()) -> Iterator[None]:
-    """Reads YAML strictly, imports only what a config may name, knows short names of engines.
-
-    Args:
-        modules: the user's, whose classes a config may name.
-    """
+    """Reads YAML strictly, imports only what a config may name, knows short names of engines."""
     for name in fedgkd_pl.__all__:
         getattr(fedgkd_pl, name)  # imported, so that a config may name a class without its module
     with ExitStack() as undo:
@@ -50,7 +46,7 @@ def our_rules(modules: Collection[str] = ()) -> Iterator[None]:
 
 
 def _keep(undo: ExitStack, owner: Any, name: str, change: Callable[[Any], Any] = copy) -> None:
-    """Changes an attribute, by default for a copy of it, and puts it back in the end."""
+    """Changes an attribute, by default to a copy of it, until the end."""
     if name in vars(owner):
         undo.callback(setattr, owner, name, vars(owner)[name])
     else:  # inherited

@@ -32,7 +32,7 @@ def load(text: str) -> Any:
 
     Args:
         text: of a file, a flag or a variable. A flag or variable that raises a ``YAMLError`` is
-            a plain text to jsonargparse; a ``ValueError`` is told.
+            a plain text to jsonargparse; a ``ValueError`` is an error.
     """
     texts = [text]
     for inner in texts:  # texts in texts too: jsonargparse may read a text as YAML
@@ -48,11 +48,7 @@ def load(text: str) -> Any:
 
 
 def read(path: str) -> dict[str, Any]:
-    """The settings of a config file; raises a clear error if it holds none.
-
-    Args:
-        path: the file.
-    """
+    """The settings of a config file; raises a clear error if it holds none."""
     require(os.path.isfile(path), "config", "is not a file", path)
     try:
         settings = load(read_bytes(path, MAX_BYTES).decode())

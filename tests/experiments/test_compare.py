@@ -13,7 +13,7 @@ from fedgkd_pl.cli.main import main
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.experiments.groups import make_groups
 from fedgkd_pl.experiments.overview import overview
-from fedgkd_pl.experiments.paper import paper_value
+from fedgkd_pl.experiments.paper import numbers, paper_row
 from fedgkd_pl.experiments.runs import Run, find_runs
 from fedgkd_pl.experiments.significance import lead
 from fedgkd_pl.experiments.study import Cell, read_study
@@ -199,9 +199,11 @@ def test_the_papers_numbers_stand_beside() -> None:
     (table,) = make_tables(it, [(Cell(labels, 0, ()), ours)])
     assert "| CIFAR-10 | 0.1 | 70.00 (72.27 ± 0.84) |" in table.to_markdown()
     assert "In brackets: the paper's." in table.to_markdown()
-    assert paper_value("rounds", {"method": "FedAvg"}, "round100") == (40.09, 2.29)
-    assert paper_value("overview", {"method": "FedAvg"}, "best") is None, "which of nine?"
-    assert paper_value("overview", labels | {"alpha": "0.10"}, "best") == (72.27, 0.84)
+    row = paper_row("rounds", {"method": "FedAvg"}, "round100")
+    assert row and numbers(row) == (40.09, 2.29)
+    assert paper_row("overview", {"method": "FedAvg"}, "best") is None, "which of nine?"
+    row = paper_row("overview", labels | {"alpha": "0.10"}, "best")
+    assert row and numbers(row) == (72.27, 0.84)
 
 
 def test_measures_as_columns() -> None:

@@ -241,7 +241,7 @@ def test_panels_share_the_y_axis_and_one_legend() -> None:
 def test_participation_is_mean_and_error_bars() -> None:
     table = np.random.default_rng(1).normal(60, 3, (3, 5))
     values = {"FedGKD": dict(zip((0.4, 0.1, 1.0), table, strict=True)), "FedAvg": {0.1: [7.0]}}
-    (axes,) = draw.participation_chart(values, "α = 1").axes  # type: ignore[arg-type]
+    (axes,) = draw.participation_panels({"α = 1": values}).axes  # type: ignore[dict-item]
     gkd, avg = axes.containers
     line, _, (error,) = gkd  # type: ignore[misc]
     order = [1, 0, 2]

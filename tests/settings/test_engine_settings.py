@@ -141,8 +141,8 @@ def test_a_flag_before_another_engine_is_told_to_be_void(
     words: str, void: str | None, run: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     run("fit", "--config", "smoke.yaml", *words.split(), "--rounds", "0")  # parsed, then refused
-    told = [text for text in caplog.messages if "is void" in text]
-    text = "is void: the engine named behind it starts from its own defaults"
+    told = [text for text in caplog.messages if "has no effect" in text]
+    text = "has no effect: the engine named after it starts from its own defaults"
     assert told == ([f"{void} {text}"] if void else [])
 
 
