@@ -11,6 +11,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -86,10 +87,9 @@ def own_cluster() -> Iterator[None]:
 
 def _reset_token() -> None:
     """Lets Ray read the environment again, for the next cluster of this process."""
-    from ray._raylet import AuthenticationTokenLoader, Config
-
-    Config.initialize("")  # first: else a thread that is ending would look for a token
-    AuthenticationTokenLoader.instance().reset_cache()
+    raylet: Any = import_module("ray._raylet")  # compiled, without types
+    raylet.Config.initialize("")  # first: else a thread that is ending would look for a token
+    raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _check_reachable(address: str) -> None:

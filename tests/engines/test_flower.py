@@ -22,8 +22,9 @@ from fedgkd_pl.storage.checkpoint import read_checkpoint
 from tests.conftest import same
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
+from fedgkd_pl.engines.flower import records
 from fedgkd_pl.engines.flower.states import States
-from fedgkd_pl.flower import client_app, records
+from fedgkd_pl.flower import client_app
 from flwr.app import Array, ConfigRecord, Context, Error, RecordDict
 from flwr.app import Message as FlowerMessage
 
