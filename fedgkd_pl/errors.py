@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+CALMER = "try --trainer.gradient_clip_val 10 or a smaller learning rate"  # if clients diverge
+
 _NOTHING = object()
 
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from fedgkd_pl.errors import CALMER
 from fedgkd_pl.experiments.paper import numbers, paper_row
 from fedgkd_pl.experiments.protocol import differences, joined, plain_settings, protocol, same
 from fedgkd_pl.experiments.runs import Run
-from fedgkd_pl.federation.divergence import CALMER
 from fedgkd_pl.methods import title_of
 from fedgkd_pl.runs.settings import fixed_settings
 from fedgkd_pl.storage.reading import printable

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from statistics import mean
 
+from fedgkd_pl.errors import CALMER
 from fedgkd_pl.experiments.groups import Group
 from fedgkd_pl.experiments.protocol import Footnotes
 from fedgkd_pl.experiments.runs import Run
 from fedgkd_pl.experiments.significance import spread
 from fedgkd_pl.experiments.tables import FEWER, measure_name
-from fedgkd_pl.federation.divergence import CALMER
 
 MEASURES = ("best", "final", "last10", "at_best_val")
 Row = dict[str, str]

@@ -5,6 +5,7 @@ import re
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
+from fedgkd_pl.errors import CALMER
 from lightning.pytorch import Callback, Trainer
 
 if TYPE_CHECKING:
@@ -12,7 +13,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fedgkd_pl")
 
-CALMER = "try --trainer.gradient_clip_val 10 or a smaller learning rate"
 GROWTH = 1e10  # of the clients' mean loss, over that of the first round that counted
 KEY = "fedgkd_pl_divergence"  # in a checkpoint
 NOT_FINITE = re.compile(r" is (not finite|nan|-?inf)$")  # the reason of a client that was left out
