@@ -9,7 +9,7 @@ from fedgkd_pl.methods import discover
 from fedgkd_pl.methods.fedavg import FedAvg
 from fedgkd_pl.settings.files import resolve
 
-from tests.conftest import REPO
+from tests.conftest import REPO, script
 
 TEXT = (REPO / "PAPERS.md").read_text(encoding="utf-8")
 
@@ -30,6 +30,20 @@ def test_methods_are_found_as_python_sees_them() -> None:
     ]
     assert len({info.colour for info in found.values()}) == len(found)
     assert len({info.title for info in found.values()}) == len(found)
+
+
+def test_what_lists_and_reports_needs_no_torch(tmp_path: Path) -> None:
+    lines = """
+import sys
+from fedgkd_pl.cli.main import main
+import fedgkd_pl.experiments.report
+assert main(["configs"]) == 0 and main(["report", "nowhere"]) == 2
+from fedgkd_pl.experiments.study import read_study
+assert len(read_study("studies/digits.yaml").axes["method"]) >= 9
+assert not {"torch", "matplotlib"} & set(sys.modules), "starts slowly"
+"""
+    done = script(lines, tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 def test_every_row_is_that_of_its_class(tmp_path: Path) -> None:
