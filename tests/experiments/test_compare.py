@@ -136,7 +136,7 @@ def test_flags_are_checked(tmp_path: Path, capfd: pytest.CaptureFixture[str]) ->
         (["--jobs", "0"], "error: jobs: must be at least 1 (got 0)"),
         (["--rounds", "0"], "error: rounds: must be at least 1 (got 0)"),
         (["--model.gama", "1"], "error: alpha0.1-FedAvg-seed0: "),
-        (["--model.min_clients", "50"], "error: alpha0.1-FedAvg-seed0: min_clients: must be at"),
+        (["--model.min_clients", "50"], "error: alpha0.1-FedAvg-seed0: model.min_clients: must"),
         (["--resume", "x"], "error: resume: is not for the cells of a study"),
         (["--only", "beta=1"], "error: only: must be AXIS=LABEL,... with an axis of alpha, method"),
         (["--only", "method=MOON"], "error: only: method is one of FedAvg, FedGKD (got MOON)"),
