@@ -2,9 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
-FAST := not slow and not faults and not ray and not flower
-# started first, so that no worker is left alone with one of them
-LONG := notebooks tests/runs/test_faults.py tests/experiments/test_compare.py tests/settings tests/cli tests/runs
+FAST := not slow and not faults and not ray and not flower and not engines
 ENGINES := tests/engines/test_ray.py tests/engines/test_flower.py tests/engines/test_flower_net.py
 
 .PHONY: help setup demo digits bench test test-engines test-faults test-ray test-flower fuzz test-slow lint papers format wheel clean
@@ -37,7 +35,7 @@ bench: .venv/.ray .venv/.flower  ## speed, start-up, scale, commits and engines 
 
 test: $(STAMP)  ## the tests (the long ones: make test-slow)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m '$(FAST)' \
-	  --durations 10 --nbmake --nbmake-timeout 300 $(LONG) tests
+	  --durations 10 --nbmake --nbmake-timeout 300 $(ENGINES:%=--ignore %) tests notebooks
 
 test-faults: $(STAMP)  ## 50 kills, signals and stops per method, full disks: an hour
 	@FEDGKD_TRIALS=50 $(BIN)/python -m pytest -v tests/runs/test_faults.py \

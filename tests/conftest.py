@@ -23,6 +23,8 @@ from torch import nn
 from tests.support.runs import QUICK, Run, version
 
 REPO = Path(__file__).parents[1]
+LONG = ["test_faults.py", "test_compare.py", "test_cli.py", "test_bad_inputs.py", "test_ways_in.py"]
+LONG += ["test_configs.py", "test_resume.py", "test_ends.py", "test_readme.py", "test_wheel.py"]
 
 
 class Given(Partition):
@@ -96,6 +98,12 @@ def fit(model: LightningModule, data: FederatedDataModule, rounds: int, **kwargs
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     """Equal bit for bit."""
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first, so that no worker is left alone with one of them at the end."""
+    order = {name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda i: -1 if i.path.suffix == ".ipynb" else order.get(i.path.name, len(LONG)))
 
 
 @pytest.hookimpl(wrapper=True)
