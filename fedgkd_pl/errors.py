@@ -30,6 +30,10 @@ class SettingError(ValueError):
         return self.got is not _NOTHING
 
 
+class ArgumentError(SettingError):
+    """A setting that the parser does not understand."""
+
+
 class RunFailed(RuntimeError):
     """A run that cannot go on, though its settings are right: exit code 3."""
 

@@ -27,8 +27,10 @@ def one_line(message: str) -> str:
     got = _first(r"val='(.*)'\)$", got) or got
     text = " ".join(text.split())
     if unknown := _first(r"Option '([^']+)' is not accepted", text):
-        return f"{_join(key, unknown)}: no such setting{_near(unknown, message)}"
+        near = _near(unknown, message) if key else _near_top(unknown)
+        return f"{_join(key, unknown)}: no such setting{near}"
     if unknown := _first(r"does not accept option '([^']+)'", text):
+        unknown = _join(_first(r"Group '([^']+)' does not accept", text) or "", unknown)
         return f"{unknown}: no such setting{_near_top(unknown)}"
     if unknown := _first(r"unrecognized arguments?: (.*)", text):
         name = unknown.split()[0].lstrip("-").split("=")[0]

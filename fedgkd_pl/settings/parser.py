@@ -3,7 +3,7 @@
 from typing import Any
 
 from fedgkd_pl.data.datamodule import FederatedDataModule
-from fedgkd_pl.errors import SettingError
+from fedgkd_pl.errors import ArgumentError, SettingError
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.runs.keep import BestRound
 from fedgkd_pl.settings import strict_yaml
@@ -33,11 +33,11 @@ class Parser(LightningArgumentParser):
     """A parser whose errors are one line, and whose help begins with the flags people type."""
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
-        """Raises a :class:`SettingError` with the key and the reason."""
+        """Raises an :class:`ArgumentError` with the key and the reason."""
         if not self.exit_on_error:  # the parser of a nested class: the outer one reports
             super().error(message, ex)
         key, _, reason = one_line(message).partition(": ")
-        raise SettingError(key, reason)
+        raise ArgumentError(key, reason)
 
     def parse_path(self, path: Any, *args: Any, **kwargs: Any) -> Any:
         """Reads and checks a config that a flag, a variable or another config names."""

@@ -156,7 +156,8 @@ def test_a_server_that_has_changed_its_settings_is_told_which(runs: Runs) -> Non
         app = runs.folder / f"app-{name}"
         where = ["--output_dir", str(runs.folder), "--name", name, "--model.max_failed_rounds", "2"]
         assert main(["flower", str(app), *METHODS["FedGKD"], *NET, *BASE, *where, *words]) == 0
-        runs.flower(app, {11: said})
+        with pytest.raises(RunFailed, match="code 3"):  # no round counted
+            runs.flower(app, {11: said})
         told = failures(runs.folder / name / "version_0")
         assert len(told) == 4 and all(text in reason for _, _, reason in told), told
         assert all("node 11 is, but refuses: settings: this node takes" in why for *_, why in told)
@@ -430,7 +431,8 @@ def test_errors_of_a_node_say_their_kind_only(runs: Runs) -> None:
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         app = runs.app("FedGKD", "--rounds", "1")
-        runs.flower(app, change=hide)
+        with pytest.raises(RunFailed, match="code 3"):  # no round counted
+            runs.flower(app, change=hide)
     told = failures(runs.folder / "flower-FedGKD/version_0")
     assert {reason for _, _, reason in told} == {"KeyError (its node's log says more)"}
 

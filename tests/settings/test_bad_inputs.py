@@ -190,7 +190,7 @@ FLAGS: dict[str, str] = {
     "--model FedProx --model.buffer_size 1": "model.buffer_size: no such setting of FedProx",
     "--model MOON": "model.net.projection: MOON needs a projection head",
     "--model FedGKDPlus": "model.net.projection: FedGKD+ needs a projection head",
-    "--model FedGKDVote --data.val_fraction 0": "data.val_fraction: FedGKD-Vote weighs",
+    "--model FedGKDVote --data.val_fraction 0": "data.val_fraction: FedGKD-Vote needs",
     f"--data.batch_size 1 {BATCH_NORM}": "data.batch_size: must be at least 2 for a net with Batch",
     "--model.min_clients 3": "model.min_clients: must be at most the 2 clients of a round (got 3)",
     "--import nowhere": "import: No module named 'nowhere' (got nowhere)",

@@ -20,7 +20,7 @@ from fedgkd_pl.engines.flower.records import (
 )
 from fedgkd_pl.engines.flower.states import States
 from fedgkd_pl.engines.local import InProcessSession
-from fedgkd_pl.errors import RunFailed, SettingError, require
+from fedgkd_pl.errors import ArgumentError, RunFailed, SettingError, require
 from fedgkd_pl.federation.message import Answer, ClientFailure, Message
 from fedgkd_pl.federation.performance import channels_last, keep_memory
 from fedgkd_pl.settings.build import build_request
@@ -145,7 +145,11 @@ def node_of(file: str, context: Any, asked: Contract) -> tuple[Node, list[int]]:
     more = [*own, "--ckpt_path", "null"]  # a checkpoint is the server's
     request = request_of(file, context.run_config, more)
     content = config_of(file).read_bytes()
-    node = _node(tuple(request.argv), request.modules, _owner(said), content)
+    try:
+        node = _node(tuple(request.argv), request.modules, _owner(said), content)
+    except ArgumentError as error:  # which may show what the operator has typed
+        log.warning("this node's flags: %s", error)
+        raise SettingError("args", "not understood by this node, whose log says why") from error
     breach = node.contract.breach(asked)
     require(not breach, "contract", f"this node would not do what the server wants: {breach}")
     folder = _folder(said, asked.settings)
