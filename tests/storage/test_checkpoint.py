@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from fedgkd_pl import FedAvg, FedGKD, LocalEngine, read_checkpoint
+from fedgkd_pl import FedAvg, FedGKD, LocalEngine, RunFiles, read_checkpoint
 from fedgkd_pl.errors import SettingError, StorageError
 from fedgkd_pl.runs.keep import BestRound
 from fedgkd_pl.storage import files as storage
@@ -288,6 +288,15 @@ def test_what_cannot_be_saved_is_named(tmp_path: Path) -> None:
             enable_checkpointing=True,
         )
     assert not list(tmp_path.iterdir())
+
+
+def test_a_runs_record_has_a_name_of_its_own_and_older_files_are_read(tmp_path: Path) -> None:
+    """Before 0.1.0 it was under the name of a callback's class."""
+    record = {"rows": [{"round": 1}], "config": {"a": 1}}
+    for name in ("RunFiles", "run"):
+        SafeCheckpointIO().save_checkpoint({"callbacks": {name: record}}, tmp_path / "x.ckpt")
+        assert read_checkpoint(tmp_path / "x.ckpt") == {"callbacks": {"run": record}}
+    assert RunFiles(config={"a": 1}).state_key == "run"
 
 
 @pytest.mark.parametrize("step", ["opened", "writing", "written", "synced", "rotated"])
