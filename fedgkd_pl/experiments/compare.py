@@ -67,11 +67,14 @@ def compare(
         top.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(top, error) from error
-    with lock(top, "output_dir"):
+    holder = lock(top, "output_dir")
+    try:
         _mark_done(tasks)  # another process may have been at it until now
         run_tasks(study, tasks, top, jobs, lambda: _write(study, top))
         _write(study, top)
         return _tell(study, tasks, top)
+    finally:
+        holder.release()
 
 
 def _plan(study: Study, top: Path, extra: Sequence[str]) -> list[Task]:

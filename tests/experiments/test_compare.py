@@ -1,11 +1,13 @@
 """Studies: their files, their tables against numbers worked out here, and kills in their middle."""
 
+import contextlib
 import csv
 import io
 import json
 import math
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -351,8 +353,21 @@ def test_versions_come_in_their_order(tmp_path: Path) -> None:
 # -- runs ----------------------------------------------------------------------------------------
 
 
-def compare(folder: Path, *words: str) -> Command:
-    return Command(folder, "compare", "mini.yaml", *words)
+Compare = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def compare(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Compare:
+    """Compares within this process, whose fork server has everything imported: (code, output)."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+    def call(folder: Path, *words: str) -> tuple[int, str]:
+        capfd.readouterr()
+        with contextlib.chdir(folder):
+            code = main(["compare", "mini.yaml", *words])
+        return code, "".join(capfd.readouterr())
+
+    return call
 
 
 def tables(folder: Path) -> list[str]:
@@ -360,16 +375,16 @@ def tables(folder: Path) -> list[str]:
     return [(top / name).read_text() for name in ("results.csv", "table.md", "table.tex")]
 
 
-def test_a_killed_study_goes_on(tmp_path: Path) -> None:
+def test_a_killed_study_goes_on(compare: Compare, tmp_path: Path) -> None:
     """What is finished is not repeated, and the results are those of an unbroken study."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     for folder in (whole, broken):
         folder.mkdir()
         (folder / "mini.yaml").write_text(PAIR)
-    process = compare(whole)
-    assert process.communicate()[0].count("finished alpha") == 2 and process.returncode == 0
+    code, out = compare(whole)
+    assert out.count("finished alpha") == 2 and code == 0, out
 
-    process = compare(broken)
+    process = Command(broken, "compare", "mini.yaml")
     top = broken / "runs" / "mini"
     second = top / "alpha0.1-FedGKD-seed0" / "version_0" / "metrics.csv"
     deadline = time.monotonic() + 120
@@ -382,9 +397,8 @@ def test_a_killed_study_goes_on(tmp_path: Path) -> None:
     made = first.stat().st_mtime_ns
     assert not (second.parent / "summary.json").exists()
 
-    process = compare(broken)
-    out = process.communicate()[0]
-    assert process.returncode == 0, out
+    code, out = compare(broken)
+    assert code == 0, out
     assert "2 cells, 1 finished before" in out
     assert first.stat().st_mtime_ns == made, "a finished cell was run again"
     assert tables(broken) == tables(whole)
@@ -394,36 +408,32 @@ def test_a_killed_study_goes_on(tmp_path: Path) -> None:
             assert (ours / name).read_bytes() == (theirs / name).read_bytes(), (cell, name)
 
     (broken / "mini.yaml").write_text(PAIR.replace("model.gamma: 0.2", "model.gamma: 0.3"))
-    process = compare(broken)
-    out = process.communicate()[0]
+    code, out = compare(broken)
     told = (
         "seed0: model.gamma: a run is resumed with the settings it began with, here 0.2 (got 0.3)"
     )
-    assert process.returncode == 2 and told in out, out
+    assert code == 2 and told in out, out
 
     (broken / "mini.yaml").write_text(PAIR)
     first.write_text("{")  # a damaged summary is made again
     (top / "alpha0.1-FedAvg-seed0" / "log.txt").write_text("error: an old one\n")
-    process = compare(broken, "--only", "method=FedAvg", "--rounds", "2")
-    out = process.communicate()[0]
-    assert process.returncode == 0 and tables(broken) == tables(whole), out
+    code, out = compare(broken, "--only", "method=FedAvg", "--rounds", "2")
+    assert code == 0 and tables(broken) == tables(whole), out
 
-    process = compare(broken, "--rounds", "5", "--jobs", "2")
-    out = process.communicate()[0]
-    assert process.returncode == 0 and "round 5/5" in out, out
+    code, out = compare(broken, "--rounds", "5", "--jobs", "2")
+    assert code == 0 and "round 5/5" in out, out
     rows = list(csv.DictReader((top / "results.csv").read_text().splitlines()))
     assert [row["rounds"] for row in rows] == ["5"] * 2
 
 
-def test_a_failing_cell_stops_no_other(tmp_path: Path) -> None:
+def test_a_failing_cell_stops_no_other(compare: Compare, tmp_path: Path) -> None:
     (tmp_path / "mini.yaml").write_text(
         MINI.replace("FedAvg: {model: FedAvg}", "FedAvg: {model.optimizer.lr: 1.0e+30}").replace(
             "    1: {data.partition.alpha: 1}\n", ""
         )
     )
-    process = compare(tmp_path)
-    out = process.communicate()[0]
-    assert process.returncode == 3, out
+    code, out = compare(tmp_path)
+    assert code == 3, out
     assert "error: alpha0.1-FedAvg-seed0: 3 rounds in a row failed" in out
     assert "finished alpha0.1-FedGKD-seed0" in out
     rows = list(csv.DictReader(tables(tmp_path)[0].splitlines()))
@@ -432,7 +442,7 @@ def test_a_failing_cell_stops_no_other(tmp_path: Path) -> None:
 
 def test_a_stopped_study_says_how_to_go_on(tmp_path: Path) -> None:
     (tmp_path / "mini.yaml").write_text(MINI)
-    process = compare(tmp_path)
+    process = Command(tmp_path, "compare", "mini.yaml")
     first = tmp_path / "runs" / "mini" / "alpha0.1-FedAvg-seed0" / "version_0" / "config.yaml"
     deadline = time.monotonic() + 120
     while not first.exists():
