@@ -10,7 +10,9 @@ import numpy as np
 import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 
-Purpose = Literal["partition", "cohort", "batches", "model", "generator", "validation"]
+Purpose = Literal[
+    "partition", "cohort", "batches", "model", "generator", "validation", "public", "server"
+]
 _STREAMS: dict[str, int] = {name: index for index, name in enumerate(get_args(Purpose))}
 
 

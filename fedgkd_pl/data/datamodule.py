@@ -13,6 +13,7 @@ from fedgkd_pl.data.examples import Batches, ClientData, Examples, Splits, diges
 from fedgkd_pl.data.heterogeneity import heterogeneity
 from fedgkd_pl.data.index import stratified
 from fedgkd_pl.data.partition import IID, Partition
+from fedgkd_pl.data.public import PublicData
 from fedgkd_pl.data.validation import check_splits
 from fedgkd_pl.errors import require
 from fedgkd_pl.seeds import default_seed, derive
@@ -54,6 +55,7 @@ class FederatedDataModule(LightningDataModule):
             ``seed_everything``, or 0.
         partition_seed: to change the seed and keep the partition; by default ``seed``.
         cohorts: how the clients of a round are drawn; by default uniformly.
+        public: unlabelled data that everybody may see, for the methods that need it.
     """
 
     name: str
@@ -74,6 +76,7 @@ class FederatedDataModule(LightningDataModule):
         seed: int | None = None,
         partition_seed: int | None = None,
         cohorts: Cohorts | None = None,
+        public: PublicData | None = None,
     ) -> None:
         super().__init__()
         require(num_clients >= 1, "num_clients", "must be at least 1", num_clients)
@@ -97,6 +100,8 @@ class FederatedDataModule(LightningDataModule):
         self.seed = default_seed() if seed is None else seed
         self.partition_seed = self.seed if partition_seed is None else partition_seed
         self.cohorts = cohorts or UniformCohorts()
+        self.public_source = public
+        self.public: Examples | None = None  # once it is loaded
         self.clients: ClientData | None = None
         self._fingerprint: str | None = None
 
@@ -136,6 +141,11 @@ class FederatedDataModule(LightningDataModule):
         missing = set(owned.targets.tolist()) - set(self.val.targets.tolist())
         if len(self.val) and missing:
             log.warning("validation has no sample of classes %s, training has", sorted(missing))
+        if self.public_source is not None:
+            rng = np.random.default_rng(derive(self.partition_seed, "public"))
+            kept, self.public = self.public_source.take(owned, self.num_classes, rng)
+            owned = owned if len(kept) == len(owned) else owned[kept]
+            keys = None if keys is None else keys[kept]
         rng = np.random.default_rng(derive(self.partition_seed, "partition"))
         index = self.partition(owned.targets.numpy(), self.num_clients, rng, keys)
         seen = index.sizes[: self.num_clients - self.unseen_clients]
@@ -186,7 +196,8 @@ class FederatedDataModule(LightningDataModule):
         """
         if self._fingerprint is None:
             data = self.client_data
-            splits = (data.examples, self.val, self.test)
+            splits = [data.examples, self.val, self.test]
+            splits += [] if self.public is None else [self.public]
             tensors = [t for split in splits for t in (split.inputs, split.targets)]
             index = [torch.from_numpy(part) for part in (data.index.offsets, data.index.samples)]
             self._fingerprint = digest(*tensors, *index)
@@ -202,6 +213,7 @@ class FederatedDataModule(LightningDataModule):
             "num_classes": self.num_classes,
             "num_val": len(self.val),
             "num_test": len(self.test),
+            **({} if self.public is None else {"num_public": len(self.public)}),
             "heterogeneity": heterogeneity(counts),
             "counts": counts,
         }

@@ -1,0 +1,100 @@
+"""Public data: inputs that the server and every client may see, and nobody's labels."""
+
+import logging
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from fedgkd_pl.data.examples import Examples
+from fedgkd_pl.errors import require
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from fedgkd_pl.data.datamodule import FederatedDataModule
+
+log = logging.getLogger("fedgkd_pl")
+
+
+class PublicData(ABC):
+    """Where public data comes from."""
+
+    from_training = False  # whether it is cut from what the clients would share
+
+    @abstractmethod
+    def take(
+        self, train: Examples, num_classes: int, generator: np.random.Generator
+    ) -> tuple[Tensor, Examples]:
+        """The rows of ``train`` that are left to the clients, and the public examples."""
+
+
+class HeldOut(PublicData):
+    """A random part of the training data, which the clients then do not have.
+
+    It has the distribution of the clients' data, which makes distillation easier than with the data
+    of another source.
+
+    Args:
+        fraction: of the training data that validation leaves.
+    """
+
+    from_training = True
+
+    def __init__(self, fraction: float = 0.2) -> None:
+        require(0 < fraction < 1, "fraction", "must be in (0, 1)", fraction)
+        self.fraction = fraction
+
+    def take(
+        self, train: Examples, num_classes: int, generator: np.random.Generator
+    ) -> tuple[Tensor, Examples]:
+        """Draws it without a look at the labels."""
+        size = round(self.fraction * len(train))
+        require(0 < size < len(train), "fraction", f"leaves {size} of {len(train)}", self.fraction)
+        drawn = torch.from_numpy(generator.permutation(len(train)))
+        return drawn[size:].sort().values, unlabelled(train[drawn[:size].sort().values])
+
+
+class OtherData(PublicData):
+    """The training inputs of another dataset, read as the clients' own are.
+
+    Args:
+        data: the dataset; how it would be cut into clients does not matter.
+        samples: take this many at random; by default all.
+    """
+
+    def __init__(self, data: "FederatedDataModule", samples: int | None = None) -> None:
+        require(samples is None or samples >= 1, "samples", "must be at least 1", samples)
+        self.data = data
+        self.samples = samples
+
+    def take(
+        self, train: Examples, num_classes: int, generator: np.random.Generator
+    ) -> tuple[Tensor, Examples]:
+        """Loads it, and refuses inputs of other shapes."""
+        other = self.data.load().train
+        ours, theirs = (_form(examples) for examples in (train, other))
+        text = f"the inputs of {self.data.name} are {theirs}, the clients' are {ours}"
+        require(ours == theirs, "public", text)
+        if self.data.num_classes != num_classes:
+            log.info(
+                "public: %s has %d classes, the clients' data %d; nobody reads its labels",
+                *(self.data.name, self.data.num_classes, num_classes),
+            )
+        if self.samples is not None:
+            enough = self.samples <= len(other)
+            reason = f"must be at most {len(other)}, which {self.data.name} has"
+            require(enough, "samples", reason, self.samples)
+            rows = np.sort(generator.permutation(len(other))[: self.samples])
+            other = other[torch.from_numpy(rows)]
+        everything = torch.arange(len(train))
+        return everything, unlabelled(replace(other, transform=train.transform))
+
+
+def unlabelled(examples: Examples) -> Examples:
+    """The same inputs; every label is 0."""
+    return replace(examples, targets=torch.zeros_like(examples.targets))
+
+
+def _form(examples: Examples) -> str:
+    return f"{tuple(examples.inputs.shape[1:])} of {examples.inputs.dtype}"
