@@ -183,14 +183,14 @@ def _check_checkpoint(callback: ModelCheckpoint) -> None:
         )
 
 
-def check_scheduler(optimizers: Any) -> None:
+def check_scheduler(optimizers: Any, key: str = "scheduler") -> None:
     """Raises a clear error if ``configure_optimizers`` gave a scheduler that no client can step."""
     schedulers = optimizers[1] if isinstance(optimizers, tuple) else []
     for scheduler in schedulers:
         require(
             not isinstance(scheduler, ReduceLROnPlateau),
-            "scheduler",
-            "needs a score of every epoch, which clients do not have: take one that counts epochs",
+            key,
+            "needs a score, which it does not get here: take one that counts",
             type(scheduler).__name__,
         )
 

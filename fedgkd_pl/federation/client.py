@@ -7,8 +7,9 @@ from copy import deepcopy
 from typing import Any
 
 import torch
-from fedgkd_pl.data.examples import Batch, Batches
-from fedgkd_pl.federation.message import ClientUpdate, Message, State
+from fedgkd_pl.data.examples import Batch, Batches, Examples
+from fedgkd_pl.federation.losses import CrossEntropy, LocalLoss
+from fedgkd_pl.federation.message import LR_FACTOR, ClientUpdate, Message, State
 from fedgkd_pl.federation.performance import fused, is_channels_last
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
@@ -37,6 +38,13 @@ class FederatedClient(LightningModule):
         settings: a method's own, which become attributes of the same names.
     """
 
+    num_classes: int  # of the data, like the following set for a run
+    uses_public = False  # whether :attr:`public` is needed
+    public: Examples | None = None
+    loss: LocalLoss = CrossEntropy()  # the server's
+    # added to the gradient of every parameter in every step, before it is clipped
+    correction: list[Tensor] | None = None
+
     def __init__(
         self,
         net: nn.Module,
@@ -59,6 +67,8 @@ class FederatedClient(LightningModule):
         self._seen = 0
         self._compiled: Callable[..., Objective] | None = None
         self._full_batch = 0
+        self._lr_factor = 1.0
+        self._counts: Tensor | None = None
         self.teacher_seconds = 0.0
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -74,6 +84,10 @@ class FederatedClient(LightningModule):
 
         ``teacher_output`` is what :meth:`teach` gave for ``x``; None without a teacher.
         """
+
+    def cross_entropy(self, logits: Tensor, y: Tensor) -> Tensor:
+        """The loss of a batch of labels, as the server's ``loss`` has it."""
+        return self.loss(logits, y, self._counts)
 
     def observe(self, y: Tensor, outputs: Tensor | None) -> None:
         """Called after the loss of every batch, for what a client gathers while it trains.
@@ -115,6 +129,8 @@ class FederatedClient(LightningModule):
             if name in self._stays:  # what one client left in it must not reach the next
                 buffer.copy_(self._stays[name])
         self._sums, self._seen = {}, 0
+        self._lr_factor = message.numbers.get(LR_FACTOR, 1.0)
+        self.correction = None
         self.teacher_seconds = 0.0
 
     def reply(self) -> ClientUpdate:
@@ -126,18 +142,26 @@ class FederatedClient(LightningModule):
     def configure_optimizers(self) -> Any:
         """A new optimizer: no momentum passes from client to client."""
         optimizer = self.optimizer(self.net.parameters())
+        if self._lr_factor != 1:
+            for group in optimizer.param_groups:
+                group["lr"] = group["lr"] * self._lr_factor
         # a fused step takes neither sparse gradients nor ones of another layout than the weights',
         # which only a hook of a method's own can make
         sparse = any(getattr(module, "sparse", False) for module in self.net.modules())
-        if not sparse and not any(is_overridden(hook, self) for hook in GRADIENT_HOOKS):
+        own = any(is_overridden(hook, self, FederatedClient) for hook in GRADIENT_HOOKS)
+        if not sparse and not own:
             optimizer = fused(optimizer)
         if self.scheduler is None:
             return optimizer
         return [optimizer], [self.scheduler(optimizer)]
 
     def on_train_start(self) -> None:
-        """Asks the teachers once for every sample, where the inputs of all epochs are the same."""
+        """Counts labels for the loss; asks teachers ahead where all epochs have the same inputs."""
         batches = self.trainer.train_dataloader
+        if self.loss.needs_counts:
+            wide = torch.promote_types(next(self.net.parameters()).dtype, torch.float32)
+            labels = batches.examples.targets  # type: ignore[union-attr]
+            self._counts = torch.bincount(labels, minlength=self.num_classes).to(wide)
         ours = type(self).training_step is FederatedClient.training_step  # which uses the answers
         if ours and isinstance(batches, Batches) and batches.examples.repeat:
             epochs, steps = self.trainer.max_epochs or 1, self.trainer.max_steps
@@ -183,6 +207,14 @@ class FederatedClient(LightningModule):
         """A batch of one has no statistics: BatchNorm then uses those it has gathered."""
         for norm in self._norms:
             norm.train(len(batch[1]) > 1)
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        """Corrects the gradient; it is unscaled by now, and clipped next."""
+        if self.correction is not None:
+            parameters = self.net.parameters()
+            for parameter, shift in zip(parameters, self.correction, strict=True):
+                if parameter.grad is not None:
+                    parameter.grad.add_(shift)
 
     def report(self, y: Tensor, **parts: Tensor) -> None:
         """Adds means over a batch to the client's report; cheaper than ``self.log``."""

@@ -13,6 +13,7 @@ from fedgkd_pl.storage.tensors import to_safetensors
 from torch import Tensor
 
 State = dict[str, Tensor]
+LR_FACTOR = "lr_factor"  # the number that clients multiply their learning rates by
 _INFO = "info"
 
 

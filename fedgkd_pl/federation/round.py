@@ -15,6 +15,7 @@ from fedgkd_pl.federation.message import Answer, ClientFailure, ClientUpdate, St
 from lightning.pytorch import Trainer
 
 if TYPE_CHECKING:
+    from fedgkd_pl.federation.client import FederatedClient
     from fedgkd_pl.federation.server import FederatedServer
 
 log = logging.getLogger("fedgkd_pl")
@@ -69,10 +70,20 @@ def form_of(server: "FederatedServer", cohort: Sequence[int]) -> Form:
     )
 
 
+def client_of(server: "FederatedServer", data: FederatedDataModule) -> "FederatedClient":
+    """The client half of a method, with what every client of a run has."""
+    client = server.client()
+    client.loss = server.loss
+    client.num_classes = data.num_classes
+    if client.uses_public:
+        client.public = data.public
+    return client
+
+
 def job_of(server: "FederatedServer", trainer: Trainer, data: FederatedDataModule) -> Job:
     """What clients are trained on and how; the precision and clipping of the server are theirs."""
     return Job(
-        client=server.client(),
+        client=client_of(server, data),
         data=data.client_data,
         device=trainer.strategy.root_device,
         trainer={

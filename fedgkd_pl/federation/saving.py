@@ -7,6 +7,7 @@ from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.federation.checks import check_resumed
 from fedgkd_pl.federation.evaluation import GlobalModel
 from fedgkd_pl.federation.message import State
+from fedgkd_pl.federation.schedule import RoundSchedule
 from fedgkd_pl.storage.checkpoint_io import load_newest
 from torch import nn
 
@@ -22,6 +23,7 @@ class SavedModel(GlobalModel):
     # names of what a method saves beside the model: plain values and tensors, or objects with
     # state_dict, load_state_dict and, for a new run, reset
     keeps: tuple[str, ...] = ()
+    schedule: RoundSchedule | None = None  # of the clients' rate over rounds
 
     def __init__(self, net: nn.Module, engine: "Engine") -> None:
         super().__init__(net)
@@ -45,6 +47,8 @@ class SavedModel(GlobalModel):
         self.bytes_down = self.bytes_up = 0
         self.failed_rounds = []
         self._client_states = {}
+        if self.schedule is not None:
+            self.schedule.reset()
         for kept in (getattr(self, name) for name in self.keeps):
             if hasattr(kept, "load_state_dict") and hasattr(kept, "reset"):
                 kept.reset()
@@ -60,6 +64,8 @@ class SavedModel(GlobalModel):
             "stopped": self.trainer.should_stop,
             "data": self.datamodule.fingerprint(),
         }
+        if self.schedule is not None:
+            checkpoint["fedgkd_pl"]["schedule"] = self.schedule.state_dict()
         for name in self.keeps:
             kept = getattr(self, name)
             has_state = hasattr(kept, "load_state_dict")
@@ -81,6 +87,8 @@ class SavedModel(GlobalModel):
         self.bytes_down, self.bytes_up = saved["bytes"]
         self._client_states = saved["client_states"]
         self.failed_rounds = saved["failed_rounds"]
+        if self.schedule is not None and "schedule" in saved:
+            self.schedule.load_state_dict(saved["schedule"])
         for name in self.keeps:
             kept = getattr(self, name)
             if hasattr(kept, "load_state_dict"):

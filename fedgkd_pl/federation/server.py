@@ -23,7 +23,14 @@ from fedgkd_pl.federation.checks import (
 )
 from fedgkd_pl.federation.client_trainer import Job
 from fedgkd_pl.federation.divergence import Divergence
-from fedgkd_pl.federation.message import ClientFailure, ClientUpdate, Message, State
+from fedgkd_pl.federation.losses import CrossEntropy, LocalLoss
+from fedgkd_pl.federation.message import (
+    LR_FACTOR,
+    ClientFailure,
+    ClientUpdate,
+    Message,
+    State,
+)
 from fedgkd_pl.federation.performance import channels_last, missing_compiler
 from fedgkd_pl.federation.round import RoundResults, form_of, job_of, waiting
 from fedgkd_pl.federation.saving import SavedModel
@@ -59,6 +66,7 @@ class FederatedServer(SavedModel):
     # names of what clients may report; None for any plain ones. Read from the class that defines
     # client(): another client half may report others.
     client_metrics: tuple[str, ...] | None = None
+    loss: LocalLoss = CrossEntropy()  # of clients, for what they call cross_entropy
 
     def __init__(
         self,
@@ -133,6 +141,8 @@ class FederatedServer(SavedModel):
         """
         assert self._session is not None
         form = form_of(self, cohort)
+        if self.schedule is not None:
+            message.numbers[LR_FACTOR] = self.schedule.factor
         call_hooks(self, "on_broadcast", message, cohort)
         results = self.results = RoundResults(bytes_down=message.nbytes * len(cohort))
         try:
@@ -258,7 +268,9 @@ class FederatedServer(SavedModel):
             self.trainer.check_val_every_n_epoch = 1  # the last report is of the last model
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Ends a run whose global model is not finite any more."""
+        """Ends a run whose global model is not finite any more; steps the clients' rate."""
+        if self.schedule is not None:
+            self.schedule.step()
         broken = first_not_finite(self.global_state())
         if broken:
             raise RunFailed(

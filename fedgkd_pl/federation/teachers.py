@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterable
 from copy import deepcopy
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from fedgkd_pl.federation.aggregate import WeightedMean
@@ -43,6 +43,68 @@ class TeacherBuffer(Recent[State]):
         for model in self:
             mean.add(model)
         return mean.mean()
+
+
+class MovingAverage:
+    """An exponential moving average of global models, with what its start lacks divided out.
+
+    After t models it is Σ_i (1−α) α^{t−i} w_i / (1 − α^t), in double precision; of integers, such
+    as counts of batches, the largest.
+
+    Args:
+        decay: α.
+    """
+
+    def __init__(self, decay: float) -> None:
+        self.decay = decay
+        self.reset()
+
+    def __len__(self) -> int:
+        return self.count
+
+    def reset(self) -> None:
+        """Drops everything."""
+        self.count = 0
+        self.weight = 0.0  # of the models so far, all together
+        self.total: State = {}
+        self.dtypes: dict[str, torch.dtype] = {}
+
+    def start(self, state: State) -> None:
+        """Begins at a model as if there had always been no other."""
+        self.append(state, share=1.0)
+
+    def append(self, state: State, share: float | None = None) -> None:
+        """Takes the newest model in."""
+        share = 1 - self.decay if share is None else share
+        self.count += 1
+        self.weight = (1 - share) * self.weight + share
+        for name, tensor in state.items():
+            value, before = tensor.detach().cpu(), self.total.get(name)
+            self.dtypes[name] = value.dtype
+            if value.is_floating_point():
+                new = value.double() * share
+                self.total[name] = new if before is None else before * (1 - share) + new
+            else:
+                self.total[name] = value.clone() if before is None else before.maximum(value)
+
+    def mean(self) -> State:
+        """The average so far, in the types of the models."""
+        return {
+            name: (total / self.weight).to(self.dtypes[name])
+            if total.is_floating_point()
+            else total
+            for name, total in self.total.items()
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """What there is."""
+        names = {name: str(dtype).removeprefix("torch.") for name, dtype in self.dtypes.items()}
+        return {"count": self.count, "weight": self.weight, "total": self.total, "dtypes": names}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse of :meth:`state_dict`."""
+        self.count, self.weight, self.total = state["count"], state["weight"], state["total"]
+        self.dtypes = {name: getattr(torch, dtype) for name, dtype in state["dtypes"].items()}
 
 
 class FrozenNet:

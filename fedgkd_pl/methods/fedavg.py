@@ -8,17 +8,22 @@ FedAdam and others (Reddi et al., ICLR 2021).
     server:    w_{t+1} ← w_t − η_s (w_t − Σ_k n_k/n w_k)
 """
 
+from typing import Literal
+
 import torch
 from fedgkd_pl.engines.base import Engine
 from fedgkd_pl.engines.local import LocalEngine
 from fedgkd_pl.federation.aggregate import WeightedMean
 from fedgkd_pl.federation.client import FederatedClient, Objective
+from fedgkd_pl.federation.losses import CrossEntropy, LocalLoss
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.federation.performance import threads
+from fedgkd_pl.federation.schedule import RoundSchedule
 from fedgkd_pl.federation.server import FederatedServer
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+
+Weighting = Literal["samples", "uniform"]
 
 
 class FedAvg(FederatedServer):
@@ -30,6 +35,9 @@ class FedAvg(FederatedServer):
         local_steps: instead of epochs, this many batches.
         optimizer: of the clients, built anew for every client and round.
         scheduler: of the clients' learning rate, stepped once per local epoch.
+        round_scheduler: of the same rate, stepped once per round.
+        loss: of clients: cross-entropy, plain or adjusted to the classes a client holds.
+        weighting: of the clients in their mean: by their ``samples`` (n_k), or ``uniform``.
         server_optimizer: takes w_t − Σ n_k/n w_k as its gradient; SGD at rate 1 is FedAvg.
         engine: where the clients train.
         min_clients: a round in which fewer clients succeed changes nothing.
@@ -50,6 +58,9 @@ class FedAvg(FederatedServer):
         local_steps: int | None = None,
         optimizer: OptimizerCallable = lambda params: torch.optim.SGD(params, lr=0.05),
         scheduler: LRSchedulerCallable | None = None,
+        round_scheduler: LRSchedulerCallable | None = None,
+        loss: LocalLoss = CrossEntropy(),  # noqa: B008
+        weighting: Weighting = "samples",
         server_optimizer: OptimizerCallable = lambda params: torch.optim.SGD(params, lr=1.0),
         engine: Engine = LocalEngine(),  # noqa: B008
         min_clients: int = 1,
@@ -61,7 +72,12 @@ class FedAvg(FederatedServer):
         )
         self.optimizer = optimizer
         self.scheduler = scheduler
+        self.loss = loss
+        self.weighting: Weighting = weighting
         self.server_optimizer = server_optimizer
+        if round_scheduler is not None:
+            lr = optimizer(net.parameters()).param_groups[0]["lr"]
+            self.schedule = RoundSchedule(round_scheduler, lr)
 
     def training_step(self, cohort: list[int], batch_idx: int) -> None:
         """One communication round (Algorithm 1)."""
@@ -69,7 +85,7 @@ class FedAvg(FederatedServer):
             message = self.broadcast()
             total = WeightedMean()
             for update in self.local_updates(message, cohort):
-                total.add(update.weights, update.num_samples)
+                total.add(update.weights, self.weight(update))
                 self.take(update)
             if self.round_counts():
                 self.server_step(total.mean(exact=True))
@@ -77,6 +93,10 @@ class FedAvg(FederatedServer):
     def broadcast(self) -> Message:
         """What every client gets: w_t."""
         return Message(self.round, {"global": self.global_state()})
+
+    def weight(self, update: ClientUpdate) -> int:
+        """A client's weight in the mean."""
+        return update.num_samples if self.weighting == "samples" else 1
 
     def take(self, update: ClientUpdate) -> None:
         """What else a method makes of a client's answer; nothing here."""
@@ -111,7 +131,7 @@ class FedAvgClient(FederatedClient):
     def objective(self, x: Tensor, y: Tensor, teacher_output: Tensor | None) -> Objective:
         """CE(w)."""
         logits = self.net(x)
-        ce = cross_entropy(logits, y)
+        ce = self.cross_entropy(logits, y)
         return ce, {"acc": accuracy(logits, y), "ce": ce}
 
 

@@ -20,7 +20,7 @@ from fedgkd_pl.federation.client import OUTPUTS, Objective
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient, accuracy
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, log_softmax
+from torch.nn.functional import log_softmax
 
 OWN = "own model: "  # marks a client's model in its state
 LARGEST = 1e6  # of a mean logit
@@ -177,7 +177,7 @@ class FedDistillClient(FedAvgClient):
     def objective(self, x: Tensor, y: Tensor, teacher_output: Tensor | None) -> Objective:
         """CE(w) + c · KL(softmax t(y) ‖ h(w))."""
         logits = self.net(x)
-        loss = cross_entropy(logits, y)
+        loss = self.cross_entropy(logits, y)
         parts = {"acc": accuracy(logits, y), "ce": loss, OUTPUTS: logits}
         if self.targets is None:
             return loss, parts

@@ -244,7 +244,7 @@ class FedGenClient(FedAvgClient):
         target = head(both[self.generated :]).detach()  # type: ignore[operator]
         kd = distillation(logits, target)
         alpha, beta = self.weights
-        ce = cross_entropy(logits, y)
+        ce = self.cross_entropy(logits, y)
         parts = {"acc": accuracy(logits, y), "ce": ce, "generated": learnt, "kd": kd}
         return ce + alpha * learnt + beta * kd, parts
 

@@ -139,7 +139,7 @@ class FedGKDVoteClient(FedAvgClient):
         logits = self.net(x)
         mixture, own = teacher_output[:, :-1], teacher_output[:, -1]
         kd = (own - (mixture * log_softmax(logits, dim=1)).sum(1)).mean()
-        ce = cross_entropy(logits, y)
+        ce = self.cross_entropy(logits, y)
         return ce + kd, {"acc": accuracy(logits, y), "ce": ce, "kd": kd}
 
 

@@ -54,6 +54,10 @@ class FedProxClient(FedAvgClient):
         loss, parts = super().objective(x, y, teacher_output)
         if not self.mu:
             return loss, parts
-        pairs = zip(self.net.parameters(), self.start, strict=True)
-        proximal = self.mu / 2 * torch.stack([((w - w_t) ** 2).sum() for w, w_t in pairs]).sum()
+        proximal = self.proximal_term()
         return loss + proximal, {**parts, "proximal": proximal}
+
+    def proximal_term(self) -> Tensor:
+        """μ/2 ‖w − start‖²."""
+        pairs = zip(self.net.parameters(), self.start, strict=True)
+        return self.mu / 2 * torch.stack([((w - w_t) ** 2).sum() for w, w_t in pairs]).sum()

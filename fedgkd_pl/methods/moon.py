@@ -94,7 +94,7 @@ class MOONClient(FedAvgClient):
         logits: Tensor = self.net.classifier(z)  # type: ignore[operator]
         z_glob, z_prev = teacher_output.chunk(2, dim=1)
         term = contrast(z, z_glob, z_prev, self.tau)
-        ce = cross_entropy(logits, y)
+        ce = self.cross_entropy(logits, y)
         return ce + self.mu * term, {"acc": accuracy(logits, y), "ce": ce, "contrast": term}
 
 

@@ -1,0 +1,106 @@
+"""The cross-entropy of a client, plain or adjusted to the classes that the client holds.
+
+With s the logits, n_c the client's samples of class c and π_c their share:
+
+    CrossEntropy      −s_y + log Σ_c e^{s_c}
+    PriorAdjusted     −(s_y + τ log π_y) + log Σ_{c held} e^{s_c + τ log π_c}
+    MarginAdjusted    the same with −τ n_c^{−1/4} in place of τ log π_c   (FedLC)
+    RestrictedSoftmax −s_y + log( Σ_{c held} e^{s_c} + Σ_{c absent} e^{α s_c} )   (FedRS)
+
+Only a client's own cross-entropy is adjusted: distillation, reports and evaluation see s. The
+counts never leave the client.
+"""
+
+from abc import ABC, abstractmethod
+
+import torch
+from fedgkd_pl.errors import require
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+
+class LocalLoss(ABC):
+    """The loss of a batch of labelled logits."""
+
+    needs_counts = True  # whether ``counts`` is used
+
+    @abstractmethod
+    def __call__(self, logits: Tensor, y: Tensor, counts: Tensor | None) -> Tensor:
+        """The mean over a batch; ``counts``: the client's samples of every class, as floats."""
+
+
+class CrossEntropy(LocalLoss):
+    """The plain one."""
+
+    needs_counts = False
+
+    def __call__(self, logits: Tensor, y: Tensor, counts: Tensor | None) -> Tensor:
+        """The mean over a batch."""
+        return cross_entropy(logits, y)
+
+
+class PriorAdjusted(LocalLoss):
+    """Cross-entropy of logits + τ·log(the client's label shares); absent classes are left out.
+
+    Menon et al., Long-tail learning via logit adjustment, ICLR 2021, with each client's own shares.
+
+    Args:
+        tau: τ > 0.
+    """
+
+    def __init__(self, tau: float = 1.0) -> None:
+        require(0 < tau < float("inf"), "tau", "must be positive", tau)
+        self.tau = tau
+
+    def __call__(self, logits: Tensor, y: Tensor, counts: Tensor | None) -> Tensor:
+        """The mean over a batch."""
+        assert counts is not None
+        return _adjusted(logits, y, self.tau * (counts / counts.sum()).log(), counts)
+
+
+class MarginAdjusted(LocalLoss):
+    """Cross-entropy of logits − τ·n_c^(−1/4); absent classes are left out.
+
+    Zhang et al., Federated Learning with Label Distribution Skew via Logits Calibration (FedLC),
+    ICML 2022. Unlike in the paper's equation, the true class is a part of the sum: without it the
+    loss has no lower bound.
+
+    Args:
+        tau: τ > 0.
+    """
+
+    def __init__(self, tau: float = 1.0) -> None:
+        require(0 < tau < float("inf"), "tau", "must be positive", tau)
+        self.tau = tau
+
+    def __call__(self, logits: Tensor, y: Tensor, counts: Tensor | None) -> Tensor:
+        """The mean over a batch."""
+        assert counts is not None
+        return _adjusted(logits, y, -self.tau * counts.clamp(min=1) ** -0.25, counts)
+
+
+class RestrictedSoftmax(LocalLoss):
+    """Cross-entropy in which the logits of absent classes are multiplied by α.
+
+    Li and Zhan, FedRS: Federated Learning with Restricted Softmax for Label Distribution Non-IID
+    Data, KDD 2021.
+
+    Args:
+        alpha: α; 1 is plain cross-entropy.
+    """
+
+    def __init__(self, alpha: float = 0.5) -> None:
+        require(0 <= alpha <= 1, "alpha", "must be in [0, 1]", alpha)
+        self.alpha = alpha
+
+    def __call__(self, logits: Tensor, y: Tensor, counts: Tensor | None) -> Tensor:
+        """The mean over a batch."""
+        assert counts is not None
+        return cross_entropy(torch.where(counts > 0, logits, self.alpha * logits), y)
+
+
+def _adjusted(logits: Tensor, y: Tensor, shift: Tensor, counts: Tensor) -> Tensor:
+    """Autocast's logits are shifted in float32 at least; the gradient of absent classes is 0."""
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    shifted = wide + torch.where(counts > 0, shift, 0).to(wide)
+    return cross_entropy(shifted.masked_fill(counts == 0, float("-inf")), y)

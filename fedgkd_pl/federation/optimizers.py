@@ -1,0 +1,74 @@
+"""Server optimizers that torch does not have."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+import torch
+from fedgkd_pl.errors import require
+from torch import Tensor
+from torch.optim import Optimizer
+
+
+class Adaptive(Optimizer):
+    """FedAdagrad, FedYogi and FedAdam: Algorithm 2 of Adaptive Federated Optimization.
+
+    Reddi et al., ICLR 2021. With Δ = −gradient; unlike torch's Adam it corrects no bias, and v
+    starts at τ²:
+
+        m ← β₁ m + (1 − β₁) Δ
+        v ← v + Δ²                                  adagrad
+            v − (1 − β₂) Δ² sign(v − Δ²)            yogi
+            β₂ v + (1 − β₂) Δ²                      adam
+        w ← w + η m / (√v + τ)
+
+    Args:
+        params: of the global model.
+        rule: how v is made.
+        lr: η.
+        betas: β₁ and β₂.
+        tau: τ, how little it adapts.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        rule: Literal["adam", "yogi", "adagrad"] = "adam",
+        lr: float = 0.01,
+        betas: tuple[float, float] = (0.9, 0.99),
+        tau: float = 1e-3,
+    ) -> None:
+        require(rule in ("adam", "yogi", "adagrad"), "rule", "must be adam, yogi or adagrad", rule)
+        require(lr > 0, "lr", "must be positive", lr)
+        require(all(0 <= beta < 1 for beta in betas), "betas", "must be in [0, 1)", betas)
+        require(tau > 0, "tau", "must be positive", tau)
+        super().__init__(params, {"rule": rule, "lr": lr, "betas": betas, "tau": tau})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step; m and v are kept in double precision on the CPU, whatever the model's type."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._move(parameter, group)
+        return loss
+
+    def _move(self, parameter: Tensor, group: dict[str, Any]) -> None:
+        delta, tau = -parameter.grad.cpu().double(), group["tau"]  # type: ignore[union-attr]
+        state = self.state[parameter]
+        if not state:
+            state["mean"] = torch.zeros_like(delta)
+            state["square"] = torch.full_like(delta, tau**2)
+        first, second = group["betas"]
+        mean = state["mean"].mul_(first).add_(delta, alpha=1 - first)
+        square, new = state["square"], delta.square()
+        if group["rule"] == "adagrad":
+            square.add_(new)
+        elif group["rule"] == "yogi":
+            square.sub_((1 - second) * new * (square - new).sign())
+        else:
+            square.mul_(second).add_(new, alpha=1 - second)
+        parameter.add_((group["lr"] * mean / (square.sqrt() + tau)).to(parameter))
