@@ -15,10 +15,10 @@ from typing import Any, Literal
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.client import Objective
 from fedgkd_pl.federation.message import Message, State
-from fedgkd_pl.federation.teachers import FrozenNet, TeacherBuffer
+from fedgkd_pl.federation.teachers import FrozenNet, MovingAverage, TeacherBuffer
 from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient, accuracy
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, kl_div, log_softmax, mse_loss
+from torch.nn.functional import kl_div, log_softmax, mse_loss
 
 Distance = Literal["kl", "mse"]
 
@@ -31,8 +31,11 @@ class FedGKD(FedAvg):
         gamma: γ, twice the weight of the distillation term (paper: 0.2; 0.1 for ResNet-50).
         buffer_size: M, how many global models the teacher is the mean of (paper: 5; 1 for text).
         distance: ``kl`` of the class probabilities, or ``mse`` of the logits.
-        temperature: τ, which divides both logits inside the KL (no τ² factor).
+        temperature: τ, which divides both logits inside the KL.
         teach_from_start: let the random initial model teach in round 1.
+        ema: instead of the mean of the last M, a moving average of all global models with this
+            decay teaches.
+        tau_squared: multiply the distillation by τ², which makes its gradient independent of τ.
         kwargs: those of :class:`FedAvg`.
     """
 
@@ -50,6 +53,8 @@ class FedGKD(FedAvg):
         distance: Distance = "kl",
         temperature: float = 1.0,
         teach_from_start: bool = False,
+        ema: float | None = None,
+        tau_squared: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(net, **kwargs)
@@ -60,7 +65,11 @@ class FedGKD(FedAvg):
         self.distance: Distance = distance
         self.temperature = temperature
         self.teach_from_start = teach_from_start
-        self.buffer = TeacherBuffer(maxlen=buffer_size)
+        require(ema is None or 0 <= ema < 1, "ema", "must be in [0, 1)", ema)
+        self.tau_squared = tau_squared
+        self.buffer: TeacherBuffer | MovingAverage = TeacherBuffer(maxlen=buffer_size)
+        if ema is not None:
+            self.buffer = MovingAverage(ema)
 
     def on_train_start(self) -> None:
         """Opens the engine; w_0 enters the buffer where it may teach."""
@@ -86,7 +95,7 @@ class FedGKD(FedAvg):
         """The client half."""
         return FedGKDClient(
             *(self.net, self.optimizer, self.scheduler),
-            gamma=self.gamma,
+            gamma=self.gamma * (self.temperature**2 if self.tau_squared else 1),
             distance=self.distance,
             temperature=self.temperature,
         )
@@ -121,7 +130,7 @@ class FedGKDClient(FedAvgClient):
             return super().objective(x, y, teacher_output)
         logits = self.net(x)
         kd = distillation(logits, teacher_output, self.distance, self.temperature)
-        ce = cross_entropy(logits, y)
+        ce = self.cross_entropy(logits, y)
         return ce + self.gamma / 2 * kd, {"acc": accuracy(logits, y), "ce": ce, "kd": kd}
 
 

@@ -21,6 +21,7 @@ from fedgkd_pl import (
 )
 from fedgkd_pl.data.examples import Examples, Splits
 from fedgkd_pl.errors import SettingError
+from fedgkd_pl.federation.losses import MarginAdjusted, PriorAdjusted, RestrictedSoftmax
 from fedgkd_pl.federation.message import Message
 from fedgkd_pl.methods.fedgen import Generator, generator_loss
 from fedgkd_pl.seeds import derive
@@ -30,8 +31,9 @@ from torch.optim import SGD
 from tests.conftest import Table, fit, quiet_trainer, same
 from tests.oracles import oracle_fedgen as fedgen
 from tests.oracles import oracle_methods as oracle
+from tests.oracles import oracle_more as more
 from tests.support.datasets import TINY
-from tests.support.methods import EVERY, LOCAL, METHODS, batches_of, build, net, table
+from tests.support.methods import EVERY, LOCAL, METHODS, MORE, batches_of, build, net, table
 
 OFF = {
     "FedProx": {"mu": 0.0},
@@ -58,23 +60,79 @@ def cohorts(data: Table, rounds: int) -> list[list[int]]:
     return drawn
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [*METHODS, *MORE])
 @pytest.mark.parametrize("participation", [1.0, 0.67], ids=["all", "two of three"])
 def test_whole_rounds(name: str, participation: float) -> None:
     data = table(participation=participation)
-    model = build(name)
+    data.setup()
+    given: dict[str, Any] = {"val": (data_of(data.val))} if name in METHODS else {}
+    theirs = METHODS[name][2:4] if name in METHODS else MORE[name][1:3]
+    compare(build(name), data, oracle if name in METHODS else more, *theirs, given)
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize(
+    "name, changes, theirs",
+    [
+        ("FedLSD", {"form": "additive", "tau": 3.0}, {"form": "additive", "tau": 3.0}),
+        ("FedNova", {"mu": 0.0}, {"mu": 0.0}),
+        ("FedDyn", {"server_term": False}, {"server_term": False}),
+        ("FedDyn", {"weighting": "samples"}, {"uniform": False}),
+        ("SCAFFOLD", {"weighting": "uniform"}, {"uniform": True}),
+        ("FedExP", {"weighting": "samples", "epsilon": 0.0}, {"uniform": False, "eps": 1e-300}),
+        ("FedGMT", {"teach_from_start": True, "proximal": True}, {"bias_corrected": False}),
+        ("FedGMT", {"server_term": False, "beta": float("inf")}, {"server_term": False}),
+    ],
+)
+def test_whole_rounds_of_variants(
+    name: str, changes: dict[str, Any], theirs: dict[str, Any], clip: float | None
+) -> None:
+    settings = MORE[name][2] | theirs
+    if name == "FedGMT":
+        settings |= {"prox": "proximal" in changes, "beta": changes.get("beta", 4.0)}
+    data = table(participation=0.67)
+    compare(build(name, **changes), data, more, MORE[name][1], settings, {"clip": clip})
+
+
+@pytest.mark.parametrize("kind", ["prior", "fedlc", "fedrs"])
+@pytest.mark.parametrize("name", ["FedAvg", "FedGKD", "FedNTD"])
+def test_whole_rounds_with_a_loss_that_knows_the_labels(kind: str, name: str) -> None:
+    losses = {
+        "prior": PriorAdjusted(tau=0.8),
+        "fedlc": MarginAdjusted(tau=0.8),
+        "fedrs": RestrictedSoftmax(alpha=0.3),
+    }
+    data = table(participation=0.67)
+    given = {"kind": kind, **({"alpha": 0.3} if kind == "fedrs" else {"tau": 0.8})}
+    if name == "FedGKD":  # M=1 with w_0: FedLSD with τ=1 and β=γ/2
+        settings = {"gamma": 0.8, "buffer_size": 1, "teach_from_start": True}
+        theirs = ("fedlsd", {"form": "additive", "tau": 1.0, "beta": 0.4})
+    else:
+        settings, theirs = {}, MORE[name][1:3] if name in MORE else ("fedavg", {})
+    model = build(name, loss=losses[kind], **settings)
+    compare(model, data, more, *theirs, {"prior": given})
+
+
+def data_of(examples: Examples) -> tuple[torch.Tensor, torch.Tensor]:
+    return examples.inputs.double(), examples.targets
+
+
+def compare(
+    model: FedAvg, data: Table, reference: Any, theirs: str, settings: Any, given: Any
+) -> None:
+    """Five rounds of a method and of an oracle."""
     rounds = 5
     batches = batches_of(data, epochs=2)
     clients = [(torch.from_numpy(x).double(), torch.from_numpy(y)) for x, y in data.arrays()]
-    expected = oracle.run(
-        METHODS[name][2],
+    expected = reference.run(
+        theirs,
         double(model.net.state_dict()),
         clients,
         cohorts(data, rounds),
         batches=lambda round, client: [torch.from_numpy(b) for b in batches(round, client)],
-        val=(data.val.inputs.double(), data.val.targets),
+        **given,
         **LOCAL,
-        **METHODS[name][3],
+        **settings,
     )["models"]
     seen: list[dict[str, torch.Tensor]] = []
     step = model.server_step
@@ -84,7 +142,7 @@ def test_whole_rounds(name: str, participation: float) -> None:
         seen.append(double(model.net.state_dict()))
 
     model.server_step = keep  # type: ignore[method-assign]
-    fit(model, data, rounds, precision="64-true")
+    fit(model, data, rounds, precision="64-true", gradient_clip_val=given.get("clip"))
     for round, (ours, theirs) in enumerate(zip(seen, expected, strict=True), 1):
         for key in theirs:
             torch.testing.assert_close(

@@ -3,6 +3,7 @@
 from functools import partial
 from typing import Any
 
+import fedgkd_pl
 import numpy as np
 import torch
 from fedgkd_pl import (
@@ -11,13 +12,15 @@ from fedgkd_pl import (
     FedAvg,
     FedDistill,
     FedDistillPlus,
-    FedGen,
     FedGKD,
     FedGKDPlus,
     FedGKDVote,
     FedProx,
     LocalEngine,
 )
+from fedgkd_pl.data.examples import Examples
+from fedgkd_pl.data.public import PublicData, unlabelled
+from fedgkd_pl.methods import discover
 from torch.optim import SGD
 
 from tests.conftest import Table
@@ -59,9 +62,39 @@ METHODS: dict[str, tuple[Any, dict[str, Any], str, dict[str, Any], int | None]] 
     "FedDistill+": (FedDistillPlus, {"coefficient": 0.7}, "distill+", {"coefficient": 0.7}, None),
     "FedDistill": (FedDistill, {"coefficient": 0.7}, "distill", {"coefficient": 0.7}, None),
 }
+# name: (its settings, the oracle's name, the oracle's settings), of oracle_more
+MORE: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
+    "SCAFFOLD": ({}, "scaffold", {}),
+    "FedDyn": ({"alpha": 0.3}, "feddyn", {"alpha": 0.3}),
+    "FedLSD": (
+        {"beta": 0.4, "tau": 2.0, "form": "convex"},
+        *("fedlsd", {"beta": 0.4, "tau": 2.0, "form": "convex"}),
+    ),
+    "FedNTD": ({"beta": 0.7, "tau": 1.5}, "fedntd", {"beta": 0.7, "tau": 1.5}),
+    "FedNova": ({"mu": 0.2}, "fednova", {"mu": 0.2}),
+    "FedExP": ({"epsilon": 0.01}, "fedexp", {"eps": 0.01, "uniform": True}),
+    "FedGMT": (
+        {"gamma": 0.6, "tau": 2.0, "alpha": 0.8, "beta": 4.0},
+        *("fedgmt", {"gamma": 0.6, "tau": 2.0, "alpha": 0.8, "beta": 4.0, "bias_corrected": True}),
+    ),
+    "FedAvgM": (
+        {"server_lr": 0.7, "server_momentum": 0.6},
+        *("fedavg", {"server": {"kind": "avgm", "lr": 0.7, "beta": 0.6}}),
+    ),
+    "FedAdam": ({"server_lr": 0.2}, "fedavg", {"server": {"kind": "adam", "lr": 0.2}}),
+    "FedYogi": ({"server_lr": 0.2}, "fedavg", {"server": {"kind": "yogi", "lr": 0.2}}),
+    "FedAdagrad": (
+        {"server_lr": 0.3, "server_momentum": 0.5},
+        *("fedavg", {"server": {"kind": "adagrad", "lr": 0.3, "b1": 0.5}}),
+    ),
+}
 FEDGEN = {"alpha": 0.8, "beta": 0.6, "decay": 0.9, "noise": 5, "hidden": 7}
 FEDGEN |= {"generator_steps": 6, "generator_lr": 0.05, "generator_batch_size": 8}
-EVERY = [*METHODS, "FedGen"]
+# by title; one without settings of its own here has its defaults
+CLASSES = {info.title: getattr(fedgkd_pl, name) for name, info in discover().items()}
+SETTINGS: dict[str, dict[str, Any]] = {name: row[1] for name, row in METHODS.items()}
+SETTINGS |= {name: row[0] for name, row in MORE.items()} | {"FedGen": FEDGEN}
+EVERY = [title for title in CLASSES if title != "FedAvg"]
 
 
 def net(projection: int | None = None) -> MLP:
@@ -70,11 +103,23 @@ def net(projection: int | None = None) -> MLP:
 
 
 def build(name: str, workers: int = 1, **changes: Any) -> FedAvg:
-    class_, settings, _, _, projection = METHODS.get(name, (FedGen, FEDGEN, "", {}, None))
     local = {"local_epochs": 2, "optimizer": partial(SGD, **LOCAL), "engine": LocalEngine(workers)}
-    model: FedAvg = class_(net(projection), **(settings | changes), **local)
+    settings = local | SETTINGS.get(name, {}) | changes
+    model: FedAvg = CLASSES[name](net(METHODS[name][4] if name in METHODS else None), **settings)
     return model
 
 
+class Inputs(PublicData):
+    """Ten rows that no client has."""
+
+    def take(self, train: Examples, num_classes: int, generator: Any) -> Any:
+        rng = np.random.default_rng(11)
+        rows = torch.from_numpy(rng.normal(size=(10, train.inputs.shape[1])).astype(np.float32))
+        labels = torch.zeros(10, dtype=torch.int64)
+        return torch.arange(len(train)), unlabelled(Examples(rows, labels, train.transform))
+
+
 def table(**kwargs: Any) -> Table:
-    return Table(**({"sizes": (8, 5, 6), "batch_size": 4, "val_fraction": 0.1} | kwargs))
+    """Three clients; public data, which most methods ignore."""
+    settings: dict[str, Any] = {"sizes": (8, 5, 6), "batch_size": 4, "val_fraction": 0.1}
+    return Table(**(settings | {"public": Inputs()} | kwargs))

@@ -1,0 +1,157 @@
+"""FedLSD and FedNTD: clients distil from the model they started from.
+
+Lee et al., Preservation of the Global Knowledge by Not-True Distillation in Federated Learning,
+NeurIPS 2022, whose first version (2021) was FedLSD. With p and q the probabilities of w_t and of
+the client's model at temperature τ:
+
+    FedLSD, additive   CE(w) + β τ² KL(p ‖ q)                 the authors' later code
+            convex     (1 − β) CE(w) + β τ² (−Σ_c p_c log q_c)   their first code
+    FedNTD             CE(w) + β τ² KL(p̃ ‖ q̃)    p̃, q̃ over the classes other than the label
+
+All are means over the batch, and w_0 teaches, too.
+"""
+
+from typing import Any, Literal
+
+import torch
+from fedgkd_pl.errors import require
+from fedgkd_pl.federation.client import Objective
+from fedgkd_pl.federation.message import Message, State
+from fedgkd_pl.federation.teachers import FrozenNet
+from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient, accuracy
+from fedgkd_pl.methods.fedgkd import distillation
+from torch import Tensor, nn
+from torch.nn.functional import log_softmax, one_hot
+
+Form = Literal["additive", "convex"]
+
+
+class FedLSD(FedAvg):
+    """FedLSD: local self-distillation from the global model.
+
+    Args:
+        net: the model to learn; any module from inputs to logits.
+        beta: β, the weight of the distillation.
+        tau: τ, its temperature.
+        form: ``additive`` adds it to the cross-entropy, ``convex`` mixes both.
+        kwargs: those of :class:`FedAvg`.
+    """
+
+    title = "FedLSD"
+    citation = "Lee et al., 2021"
+    colour = 11
+    client_metrics = ("loss", "acc", "ce", "kd")
+
+    def __init__(
+        self,
+        net: nn.Module,
+        beta: float = 1.0,
+        tau: float = 3.0,
+        form: Form = "additive",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(net, **kwargs)
+        require(0 <= beta < float("inf"), "beta", "must not be negative", beta)
+        require(form == "additive" or beta <= 1, "beta", "must be at most 1 if convex", beta)
+        require(0 < tau < float("inf"), "tau", "must be positive", tau)
+        self.beta, self.tau, self.form = beta, tau, form
+
+    def client(self) -> "FedLSDClient":
+        """The client half."""
+        return FedLSDClient(
+            *(self.net, self.optimizer, self.scheduler),
+            beta=self.beta,
+            tau=self.tau,
+            form=self.form,
+        )
+
+
+class FedNTD(FedAvg):
+    """FedNTD: distillation of what the global model says of the classes that are not the label.
+
+    Args:
+        net: the model to learn; any module from inputs to logits.
+        beta: β, the weight of the distillation.
+        tau: τ, its temperature.
+        kwargs: those of :class:`FedAvg`.
+    """
+
+    title = "FedNTD"
+    citation = "Lee et al., NeurIPS 2022"
+    colour = 12
+    client_metrics = ("loss", "acc", "ce", "kd")
+
+    def __init__(self, net: nn.Module, beta: float = 1.0, tau: float = 1.0, **kwargs: Any) -> None:
+        super().__init__(net, **kwargs)
+        require(0 <= beta < float("inf"), "beta", "must not be negative", beta)
+        require(0 < tau < float("inf"), "tau", "must be positive", tau)
+        self.beta, self.tau = beta, tau
+
+    def client(self) -> "FedNTDClient":
+        """The client half."""
+        return FedNTDClient(
+            *(self.net, self.optimizer, self.scheduler), beta=self.beta, tau=self.tau
+        )
+
+
+class GlobalTeacherClient(FedAvgClient):
+    """A client that asks w_t about every batch."""
+
+    beta: float
+    tau: float
+
+    def __init__(self, net: nn.Module, *args: Any, **settings: Any) -> None:
+        super().__init__(net, *args, **settings)
+        self.teacher = FrozenNet(net)
+
+    def receive(self, message: Message, state: State) -> None:
+        """Loads the student and the teacher."""
+        super().receive(message, state)
+        self.teacher.load(message.models["global"], self.device)
+
+    def teach(self, x: Tensor) -> Tensor | None:
+        """The logits h(w_t)."""
+        return self.teacher(x) if self.beta else None
+
+
+class FedLSDClient(GlobalTeacherClient):
+    """The client half of FedLSD."""
+
+    form: Form
+
+    def objective(self, x: Tensor, y: Tensor, teacher_output: Tensor | None) -> Objective:
+        """CE(w) + β τ² KL(p ‖ q), or the convex mixture."""
+        if teacher_output is None:
+            return super().objective(x, y, teacher_output)
+        logits = self.net(x)
+        ce, own = self.cross_entropy(logits, y), 1.0
+        if self.form == "convex":
+            p = (teacher_output / self.tau).softmax(1)
+            kd = -(p * log_softmax(logits / self.tau, dim=1)).sum(1).mean()
+            own = 1 - self.beta
+        else:
+            kd = distillation(logits, teacher_output, temperature=self.tau)
+        loss = own * ce + self.beta * self.tau**2 * kd
+        return loss, {"acc": accuracy(logits, y), "ce": ce, "kd": kd}
+
+
+class FedNTDClient(GlobalTeacherClient):
+    """The client half of FedNTD."""
+
+    def objective(self, x: Tensor, y: Tensor, teacher_output: Tensor | None) -> Objective:
+        """CE(w) + β τ² KL(p̃ ‖ q̃)."""
+        if teacher_output is None:
+            return super().objective(x, y, teacher_output)
+        logits = self.net(x)
+        ce = self.cross_entropy(logits, y)
+        student, teacher = not_true(logits, y), not_true(teacher_output, y)
+        kd = distillation(student, teacher, temperature=self.tau)
+        loss = ce + self.beta * self.tau**2 * kd
+        return loss, {"acc": accuracy(logits, y), "ce": ce, "kd": kd}
+
+
+def not_true(logits: Tensor, y: Tensor) -> Tensor:
+    """The logits of all classes but the label, in their order: one column less."""
+    rows, classes = logits.shape
+    others = one_hot(y, classes) == 0
+    return torch.masked_select(logits, others).view(rows, classes - 1)
