@@ -14,12 +14,14 @@ from lightning.pytorch import LightningModule, Trainer
 
 LARGEST = 64 * MB
 CLIENTS = ("student", "teacher", "transfer")
-SERVER = ("aggregation", "evaluation", "other")
+SERVER = ("aggregation", "training", "evaluation", "other")
+HEADER = ",".join(("round", *CLIENTS, *SERVER))
 MEANING = {
     "student": "local steps; with compile: true the teacher, too",
     "teacher": "answers of frozen models, in steps or ahead of them",
     "transfer": "messages to and from worker processes, and their start",
-    "aggregation": "the server's mean, step and own training",
+    "aggregation": "the server's mean and step",
+    "training": "the server's own training, of methods that have it",
     "evaluation": "validation and test sets",
     "other": "checkpoints, logs, files",
 }
@@ -44,7 +46,7 @@ class RoundProfile(FederatedCallback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Starts the clock; of an interrupted run, keeps the rounds that were committed."""
         self.rows = []
-        self.lines = [",".join(("round", *CLIENTS, *SERVER))]
+        self.lines = [HEADER]
         done = trainer.current_epoch
         if self.folder is not None:
             self.lines += _rows(Path(self.folder) / PROFILE, done)
@@ -69,7 +71,8 @@ class RoundProfile(FederatedCallback):
         if not total:  # nobody succeeded
             total = self.clients["student"] = 1.0
         self.row = {name: waited * self.clients[name] / total for name in CLIENTS}
-        self.row["aggregation"] = time.perf_counter() - self.step - waited
+        self.row["aggregation"] = time.perf_counter() - self.step - waited - pl_module.trained
+        self.row["training"] = pl_module.trained
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Evaluation begins."""
@@ -110,8 +113,8 @@ class RoundProfile(FederatedCallback):
 def _rows(file: Path, done: int) -> list[str]:
     """The rows of committed rounds; none of a file that is not there, or not one of ours."""
     try:
-        rows = read_bytes(file, LARGEST).decode().splitlines()[1:]
-        return [row for row in rows if int(row.split(",")[0]) <= done]
+        header, *rows = read_bytes(file, LARGEST).decode().splitlines()
+        return [row for row in rows if header == HEADER and int(row.split(",")[0]) <= done]
     except (OSError, ValueError):
         return []
 

@@ -74,6 +74,13 @@ class RoundProgress(ProgressBar, FederatedCallback):
         """Counts a client that is left out, too."""
         self._count(cohort_size)
 
+    def on_server_step(self, trainer: Trainer, pl_module: Any, step: int, total: int) -> None:
+        """Shows how far the server's own training is."""
+        if self.live:
+            if "server" not in self.tasks:
+                self.tasks["server"] = self.live.add_task("server", total=total, note="")
+            self.live.update(self.tasks["server"], total=total, completed=step)
+
     def _count(self, cohort_size: int) -> None:
         if self.live:
             self.live.update(self.tasks["clients"], total=cohort_size, advance=1)
@@ -84,6 +91,8 @@ class RoundProgress(ProgressBar, FederatedCallback):
         per_round = (time.perf_counter() - self.started) / (done - self.first_round)
         metrics = trainer.callback_metrics
         shown = "  ".join(f"{name} {float(metrics[name]):.4f}" for name in SHOWN if name in metrics)
+        if "server/steps" in metrics:
+            shown += f"  server {int(metrics['server/steps'])} steps"
         left = timedelta(seconds=round(per_round * max(0, total - done)))
         time_left = f"{per_round:.1f} s/round  {left} left"
         if self.live:

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from fedgkd_pl.federation.server import FederatedServer
 
 log = logging.getLogger("fedgkd_pl")
-HOOKS = ("check", "on_broadcast", "on_client_end", "on_client_failed", "on_evaluated")
+HOOKS = (
+    *("check", "on_broadcast", "on_client_end", "on_client_failed"),
+    *("on_server_step", "on_evaluated"),
+)
 
 
 class FederatedCallback(Callback):
@@ -62,6 +65,11 @@ class FederatedCallback(Callback):
         cohort_size: int,
     ) -> None:
         """A client is left out of the round."""
+
+    def on_server_step(
+        self, trainer: Trainer, pl_module: "FederatedServer", step: int, total: int
+    ) -> None:
+        """The server has done a step of its own training in this round, of at most ``total``."""
 
     def on_evaluated(
         self,

@@ -39,6 +39,7 @@ class FederatedClient(LightningModule):
     """
 
     num_classes: int  # of the data, like the following set for a run
+    seed: int  # of the run
     uses_public = False  # whether :attr:`public` is needed
     public: Examples | None = None
     loss: LocalLoss = CrossEntropy()  # the server's

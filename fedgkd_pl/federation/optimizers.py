@@ -45,7 +45,7 @@ class Adaptive(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step; m and v are kept in double precision on the CPU, whatever the model's type."""
+        """One step, computed in double precision."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -59,16 +59,18 @@ class Adaptive(Optimizer):
     def _move(self, parameter: Tensor, group: dict[str, Any]) -> None:
         delta, tau = -parameter.grad.cpu().double(), group["tau"]  # type: ignore[union-attr]
         state = self.state[parameter]
-        if not state:
-            state["mean"] = torch.zeros_like(delta)
-            state["square"] = torch.full_like(delta, tau**2)
+        mean, square = torch.zeros_like(delta), torch.full_like(delta, tau**2)
+        if state:
+            mean, square = (state[name].cpu().double() for name in ("mean", "square"))
         first, second = group["betas"]
-        mean = state["mean"].mul_(first).add_(delta, alpha=1 - first)
-        square, new = state["square"], delta.square()
+        mean = first * mean + (1 - first) * delta
+        new = delta.square()
         if group["rule"] == "adagrad":
-            square.add_(new)
+            square = square + new
         elif group["rule"] == "yogi":
-            square.sub_((1 - second) * new * (square - new).sign())
+            square = square - (1 - second) * new * (square - new).sign()
         else:
-            square.mul_(second).add_(new, alpha=1 - second)
+            square = second * square + (1 - second) * new
+        # kept in the model's type, which torch gives to what it loads from a checkpoint
+        state["mean"], state["square"] = mean.to(parameter), square.to(parameter)
         parameter.add_((group["lr"] * mean / (square.sqrt() + tau)).to(parameter))

@@ -37,9 +37,9 @@ class RoundResults:
     bytes_down: int = 0
     bytes_up: int = 0
 
-    def add(self, update: ClientUpdate, shares_models: bool) -> None:
+    def add(self, update: ClientUpdate, nbytes: int) -> None:
         """Takes an answer in; the model is counted and not kept."""
-        self.bytes_up += update.nbytes if shares_models else update.extra_nbytes
+        self.bytes_up += nbytes
         self.reports.append(update.metrics)
         if update.state:
             self.states[update.client] = update.state
@@ -74,7 +74,7 @@ def client_of(server: "FederatedServer", data: FederatedDataModule) -> "Federate
     """The client half of a method, with what every client of a run has."""
     client = server.client()
     client.loss = server.loss
-    client.num_classes = data.num_classes
+    client.num_classes, client.seed = data.num_classes, data.seed
     if client.uses_public:
         client.public = data.public
     return client

@@ -1,12 +1,13 @@
 """What a checkpoint keeps of a run beside the model."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.federation.checks import check_resumed
 from fedgkd_pl.federation.evaluation import GlobalModel
-from fedgkd_pl.federation.message import State
+from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.federation.schedule import RoundSchedule
 from fedgkd_pl.storage.checkpoint_io import load_newest
 from torch import nn
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 class SavedModel(GlobalModel):
     """A global model whose checkpoint has all that a run goes on from."""
 
+    shares_models = True  # whether what clients send up includes their models
     # names of what a method saves beside the model: plain values and tensors, or objects with
     # state_dict, load_state_dict and, for a new run, reset
     keeps: tuple[str, ...] = ()
@@ -38,6 +40,14 @@ class SavedModel(GlobalModel):
         super().__init_subclass__(**kwargs)
         if "forget" in vars(cls):
             raise TypeError(f"{cls.__name__}.forget is never called: it is named reset now")
+
+    def bytes_of(self, message: Message, cohort: Sequence[int]) -> int:
+        """What a cohort downloads; called once a round."""
+        return message.nbytes * len(cohort)
+
+    def bytes_of_answer(self, update: ClientUpdate) -> int:
+        """What a client uploads; called once for every answer that counts."""
+        return update.nbytes if self.shares_models else update.extra_nbytes
 
     def reset(self) -> None:
         """Begins a new run: what an earlier one left beside the model goes.

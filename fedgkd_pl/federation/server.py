@@ -62,7 +62,6 @@ class FederatedServer(SavedModel):
         compile: whether to compile the clients' steps.
     """
 
-    shares_models = True  # whether what clients send up includes their models
     # names of what clients may report; None for any plain ones. Read from the class that defines
     # client(): another client half may report others.
     client_metrics: tuple[str, ...] | None = None
@@ -91,6 +90,7 @@ class FederatedServer(SavedModel):
         self.compiles = compile  # nn.Module has a method compile()
         self.results = RoundResults()  # of the last round
         self.waited = 0.0  # seconds that the round has waited for clients
+        self.trained = 0.0  # seconds that the server itself has trained in the round
         self._session: Session | None = None
         self._clip: float | None = None  # the Trainer's, while it is hidden from Lightning
 
@@ -144,7 +144,7 @@ class FederatedServer(SavedModel):
         if self.schedule is not None:
             message.numbers[LR_FACTOR] = self.schedule.factor
         call_hooks(self, "on_broadcast", message, cohort)
-        results = self.results = RoundResults(bytes_down=message.nbytes * len(cohort))
+        results = self.results = RoundResults(bytes_down=self.bytes_of(message, cohort))
         try:
             for client, given in waiting(self, self._session.run(message, cohort), cohort):
                 answer = checked(given, client, form)
@@ -152,7 +152,7 @@ class FederatedServer(SavedModel):
                     self._leave_out(answer, len(cohort))
                     continue
                 call_hooks(self, "on_client_end", answer, len(cohort))
-                results.add(answer, self.shares_models)
+                results.add(answer, self.bytes_of_answer(answer))
                 yield answer
         except BaseException:
             self.close()
@@ -262,7 +262,7 @@ class FederatedServer(SavedModel):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Starts the round's report."""
         self.report = {}
-        self.waited = 0.0
+        self.waited = self.trained = 0.0
         self.trainer.callback_metrics.pop("step", None)  # the last round's, which names checkpoints
         if self.round == self.trainer.max_epochs:
             self.trainer.check_val_every_n_epoch = 1  # the last report is of the last model

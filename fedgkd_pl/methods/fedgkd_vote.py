@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
-from fedgkd_pl.data.examples import Batches
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.client import Objective
 from fedgkd_pl.federation.message import Message, State
+from fedgkd_pl.federation.server_training import validation_scores
 from fedgkd_pl.federation.teachers import FrozenNet, Recent, TeacherBuffer
 from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient, accuracy
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, log_softmax
+from torch.nn.functional import log_softmax
 
 
 class FedGKDVote(FedAvg):
@@ -81,19 +81,7 @@ class FedGKDVote(FedAvg):
         """As FedAvg; the new global model enters the buffer with its validation loss."""
         super().server_step(mean)
         self.buffer.append(self.global_state())
-        self.losses.append(self.validation_loss())
-
-    @torch.no_grad()
-    def validation_loss(self) -> float:
-        """The global model's mean cross-entropy on the server's validation set."""
-        data = self.datamodule
-        total = 0.0
-        net = FrozenNet(self.net)
-        net.load(self.global_state(), self.device)
-        for x, y in Batches(data.val.to(self.device), data.eval_batch_size):
-            x = x.to(next(self.net.parameters()).dtype) if x.is_floating_point() else x
-            total += cross_entropy(net(x), y, reduction="sum").item()
-        return total / len(data.val)
+        self.losses.append(validation_scores(self)[1])
 
     def client(self) -> "FedGKDVoteClient":
         """The client half."""

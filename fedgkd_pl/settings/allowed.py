@@ -16,9 +16,12 @@ import torch
 import torchmetrics
 from fedgkd_pl.data.cohorts import Cohorts
 from fedgkd_pl.data.partition import Partition
+from fedgkd_pl.data.public import PublicData
 from fedgkd_pl.engines.base import Engine
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.federation.client import FederatedClient
+from fedgkd_pl.federation.losses import LocalLoss
+from fedgkd_pl.federation.pretraining import SimCLR
 from jsonargparse import Namespace, set_parsing_settings
 from lightning.pytorch import Callback, LightningDataModule, callbacks, loggers, profilers
 from torch import nn
@@ -88,7 +91,8 @@ def _exact() -> frozenset[str]:
 
 def _things() -> Iterator[Any]:
     """Classes, and functions that make nets."""
-    parts = (Callback, Cohorts, Engine, LightningDataModule, Partition, nn.Module)
+    ours = (Cohorts, Engine, LocalLoss, Partition, PublicData, SimCLR)
+    parts = (Callback, LightningDataModule, nn.Module, *ours)
     for name in fedgkd_pl.__all__:
         ours = getattr(fedgkd_pl, name)
         if isclass(ours) and issubclass(ours, parts) and not issubclass(ours, FederatedClient):

@@ -33,7 +33,18 @@ from tests.oracles import oracle_fedgen as fedgen
 from tests.oracles import oracle_methods as oracle
 from tests.oracles import oracle_more as more
 from tests.support.datasets import TINY
-from tests.support.methods import EVERY, LOCAL, METHODS, MORE, batches_of, build, net, table
+from tests.support.methods import (
+    EVERY,
+    LOCAL,
+    METHODS,
+    MORE,
+    batches_of,
+    build,
+    cohorts,
+    double,
+    net,
+    table,
+)
 
 OFF = {
     "FedProx": {"mu": 0.0},
@@ -44,20 +55,6 @@ OFF = {
     "FedDistill+": {"coefficient": 0.0},
     "FedGen": {"alpha": 0.0, "beta": 0.0},
 }
-
-
-def double(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: tensor.detach().double().clone() for name, tensor in state.items()}
-
-
-def cohorts(data: Table, rounds: int) -> list[list[int]]:
-    data.setup()
-    sampler = data.train_dataloader().sampler
-    drawn = []
-    for epoch in range(rounds):
-        sampler.set_epoch(epoch)
-        drawn.append(sampler.cohort())
-    return drawn
 
 
 @pytest.mark.parametrize("name", [*METHODS, *MORE])

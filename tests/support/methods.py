@@ -88,12 +88,33 @@ MORE: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
         *("fedavg", {"server": {"kind": "adagrad", "lr": 0.3, "b1": 0.5}}),
     ),
 }
+# name: (its settings, the oracle's name, the oracle's settings), of oracle_server
+SERVER: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
+    "FedDF": (
+        {"distil_steps": 7, "distil_lr": 0.02, "distil_batch_size": 4, "distil_clip": 0.3}
+        | {"temperature": 1.5, "validate_every": 2, "patience": 4},
+        "feddf",
+        {"steps": 7, "distil_lr": 0.02, "distil_clip": 0.3}
+        | {"tau": 1.5, "validate_every": 2, "patience": 4},
+    ),
+    "CFD": (
+        {"bits_up": 2, "bits_down": 3, "client_steps": 5, "server_steps": 6}
+        | {"distil_lr": 0.02, "distil_batch_size": 4},
+        *("cfd", {"bits_up": 2, "bits_down": 3, "client_steps": 5, "server_steps": 6}),
+    ),
+    "FedAUX": (
+        {"distil_epochs": 2, "distil_lr": 0.02, "distil_batch_size": 3, "epsilon": 50.0},
+        *("fedaux", {"negatives": 2, "epochs": 2}),
+    ),
+}
+for row in (SERVER["CFD"], SERVER["FedAUX"]):
+    row[2]["distil_lr"] = 0.02
 FEDGEN = {"alpha": 0.8, "beta": 0.6, "decay": 0.9, "noise": 5, "hidden": 7}
 FEDGEN |= {"generator_steps": 6, "generator_lr": 0.05, "generator_batch_size": 8}
 # by title; one without settings of its own here has its defaults
 CLASSES = {info.title: getattr(fedgkd_pl, name) for name, info in discover().items()}
 SETTINGS: dict[str, dict[str, Any]] = {name: row[1] for name, row in METHODS.items()}
-SETTINGS |= {name: row[0] for name, row in MORE.items()} | {"FedGen": FEDGEN}
+SETTINGS |= {name: row[0] for name, row in (MORE | SERVER).items()} | {"FedGen": FEDGEN}
 EVERY = [title for title in CLASSES if title != "FedAvg"]
 
 
@@ -123,3 +144,19 @@ def table(**kwargs: Any) -> Table:
     """Three clients; public data, which most methods ignore."""
     settings: dict[str, Any] = {"sizes": (8, 5, 6), "batch_size": 4, "val_fraction": 0.1}
     return Table(**(settings | {"public": Inputs()} | kwargs))
+
+
+def double(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A copy in float64."""
+    return {name: tensor.detach().double().clone() for name, tensor in state.items()}
+
+
+def cohorts(data: Table, rounds: int) -> list[list[int]]:
+    """Whom the rounds ask."""
+    data.setup()
+    sampler = data.train_dataloader().sampler
+    drawn = []
+    for epoch in range(rounds):
+        sampler.set_epoch(epoch)
+        drawn.append(sampler.cohort())
+    return drawn

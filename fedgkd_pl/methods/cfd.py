@@ -1,0 +1,279 @@
+"""CFD: soft labels of public data are all that travels, quantised and coded.
+
+Sattler et al., CFD: Communication-Efficient Federated Distillation via Soft-Label Quantization and
+Delta Coding, IEEE Transactions on Network Science and Engineering, 2021. In round t, with X the
+public inputs and w_0 the same in every round:
+
+    client k:  w_k ← w_0; for t > 1, trained on (X, Y_down) by Adam      dual distillation
+               w_k ← local training on its own data
+               Y_k = Q_up( softmax h(w_k, X) )
+    server:    w ← trained on (X, mean_k Y_k) by Adam, whose state lasts over rounds
+               Y_down = Q_down( softmax h(w, X) )
+
+    loss of both distillations: −mean_x Σ_c y_c log max(q_c, 10⁻⁷)
+
+Q_b moves a row of probabilities to the nearest one whose entries are multiples of 1/(2^b − 1) and
+sum to 1; with b=1 that is its largest class. Bits are counted as in the paper: the empirical
+entropy of the rows, of which one that is the same as in the last message between the two counts as
+a symbol of its own (delta coding). Between our processes, plain tensors travel.
+"""
+
+import math
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from fedgkd_pl.data.datamodule import FederatedDataModule
+from fedgkd_pl.data.examples import Batches, Examples
+from fedgkd_pl.errors import require
+from fedgkd_pl.federation.answers import Spec, Specs
+from fedgkd_pl.federation.message import ClientUpdate, Message, State
+from fedgkd_pl.federation.server_training import KeptOptimizer, as_input, server_steps
+from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
+from fedgkd_pl.methods.feddf import check_public
+from fedgkd_pl.methods.feddistill import report_type
+from fedgkd_pl.seeds import derive
+from torch import Tensor, nn
+from torch.optim import Adam
+
+PLAIN = 32  # bits that mean: not quantised
+MOST = 16  # other bits
+
+
+class CFD(FedAvg):
+    """CFD: clients and server teach each other by soft labels of public data.
+
+    No model travels. What is evaluated is the server's own.
+
+    Args:
+        net: the model of the server and of every client; any module from inputs to logits.
+        bits_up: of a client's labels: 1 to 16, or 32 for labels that are not quantised.
+        bits_down: of the server's labels.
+        delta: code a message by what has changed since the last one.
+        client_steps: of a client towards the server's labels.
+        server_steps: of the server towards the clients' labels.
+        distil_lr: Adam's rate in both.
+        distil_batch_size: public inputs a step.
+        kwargs: those of :class:`FedAvg`.
+    """
+
+    title = "CFD"
+    citation = "Sattler et al., 2021"
+    colour = 21
+    shares_models = False
+    keeps = ("start", "labels", "adam", "sent", "received")
+    client_metrics = ("loss", "acc", "ce")
+
+    def __init__(
+        self,
+        net: nn.Module,
+        bits_up: int = 1,
+        bits_down: int = 1,
+        delta: bool = True,
+        client_steps: int = 2_000,
+        server_steps: int = 1_000,
+        distil_lr: float = 1e-3,
+        distil_batch_size: int = 128,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(net, **kwargs)
+        for key, bits in ("bits_up", bits_up), ("bits_down", bits_down):
+            require(1 <= bits <= MOST or bits == PLAIN, key, "must be 1 to 16, or 32", bits)
+        for key, steps in ("client_steps", client_steps), ("server_steps", server_steps):
+            require(steps >= 0, key, "must not be negative", steps)
+        require(0 < distil_lr < float("inf"), "distil_lr", "must be positive", distil_lr)
+        require(distil_batch_size >= 1, "distil_batch_size", "must be ≥ 1", distil_batch_size)
+        self.bits_up, self.bits_down, self.delta = bits_up, bits_down, delta
+        self.client_steps, self.own_steps = client_steps, server_steps
+        self.distil_lr, self.distil_batch_size = distil_lr, distil_batch_size
+        self.start = {name: t.detach().clone() for name, t in net.state_dict().items()}
+        self.adam = KeptOptimizer(partial(Adam, lr=distil_lr))
+        self.labels: State = {}  # Y_down, once there is one
+        self.sent: dict[int, Tensor] = {}  # to every client, the last
+        self.received: dict[int, Tensor] = {}  # from every client, the last
+        self._answers: list[Tensor] = []
+
+    def reset(self) -> None:
+        """Drops the labels, too."""
+        super().reset()
+        self.labels, self.sent, self.received = {}, {}, {}
+
+    def check(self, data: FederatedDataModule) -> None:
+        """Asks for public data, too."""
+        check_public(data, self.title)
+        super().check(data)
+
+    @property
+    def public(self) -> Examples:
+        """The public inputs."""
+        assert self.datamodule.public is not None
+        return self.datamodule.public
+
+    def broadcast(self) -> Message:
+        """Y_down, and no model."""
+        self._answers = []
+        return Message(self.round, {}, tensors={"labels": self.labels} if self.labels else {})
+
+    def take(self, update: ClientUpdate) -> None:
+        """Takes a client's labels in."""
+        self._answers.append(update.extra["labels"])
+
+    def server_step(self, mean: State) -> None:
+        """Trains the server's model on the mean of the clients' labels, and makes Y_down."""
+        self.optimizers().step()  # type: ignore[union-attr]  # no gradient: only counts it
+        like = next(self.net.parameters())
+        target = torch.stack(self._answers).mean(0).to(like)
+        seed = derive(self.datamodule.seed, "server", self.round)
+        batches = labelled_batches(
+            self.public, self.distil_batch_size, torch.Generator().manual_seed(seed), target
+        )
+
+        def loss(x: Tensor, labels: Tensor) -> Tensor:
+            return soft_cross_entropy(self.net(as_input(x, like)), labels)
+
+        server_steps(self, self.adam.of(self.net), batches, loss, self.own_steps)
+        self.labels = {"labels": soft_labels(self.net, self.public, self.bits_down)}
+
+    def bytes_of(self, message: Message, cohort: Any) -> int:
+        """The coded labels; every client has another last message."""
+        labels = message.tensors.get("labels", {}).get("labels")
+        if labels is None:
+            return 0
+        total = sum(self._coded(labels, self.sent.get(k), self.bits_down) for k in cohort)
+        self.sent |= dict.fromkeys(cohort, labels)
+        return total
+
+    def bytes_of_answer(self, update: ClientUpdate) -> int:
+        """The coded labels."""
+        labels, before = update.extra["labels"], self.received.get(update.client)
+        self.received[update.client] = labels
+        return self._coded(labels, before, self.bits_up)
+
+    def _coded(self, labels: Tensor, before: Tensor | None, bits: int) -> int:
+        if bits == PLAIN:
+            return labels.numel() * PLAIN // 8
+        return math.ceil(coded_bits(labels, before if self.delta else None) / 8)
+
+    def client_extra(self) -> Specs:
+        """The soft labels of all public inputs."""
+        shape = (len(self.public), self.datamodule.num_classes)
+        return {"labels": Spec(shape, report_type(self.net), 0, 1)}
+
+    def client_fault(self, update: ClientUpdate) -> str:
+        """Rows that are no probabilities, or not of so many bits."""
+        labels = update.extra["labels"].double()
+        if (labels.sum(1) - 1).abs().max() > 1e-3:
+            return "its labels do not sum to 1"
+        units = labels * (2**self.bits_up - 1)
+        off = self.bits_up != PLAIN and (units - units.round()).abs().max() > 1e-2
+        return f"its labels are not of {self.bits_up} bits" if off else ""
+
+    def client(self) -> "CFDClient":
+        """The client half, which knows w_0."""
+        return CFDClient(
+            *(self.net, self.optimizer, self.scheduler),
+            start=self.start,
+            bits=self.bits_up,
+            steps=self.client_steps,
+            distil_lr=self.distil_lr,
+            distil_batch_size=self.distil_batch_size,
+        )
+
+
+class CFDClient(FedAvgClient):
+    """The client half of CFD."""
+
+    uses_public = True
+    start: State
+    bits: int
+    steps: int
+    distil_lr: float
+    distil_batch_size: int
+    labels: Tensor | None = None
+
+    def receive(self, message: Message, state: State) -> None:
+        """Starts from w_0."""
+        super().receive(replace(message, models={"global": self.start}), state)
+        self.labels = message.tensors.get("labels", {}).get("labels")
+
+    def on_train_start(self) -> None:
+        """Distils the server's labels before the local training."""
+        super().on_train_start()
+        if self.labels is None or not self.steps:
+            return
+        assert self.public is not None
+        like = next(self.net.parameters())
+        random = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+        batches = labelled_batches(
+            self.public, self.distil_batch_size, random, self.labels.to(like)
+        )
+        optimizer = Adam(self.net.parameters(), lr=self.distil_lr)
+        for _, (x, labels) in zip(range(self.steps), batches, strict=False):
+            optimizer.zero_grad()
+            soft_cross_entropy(self.net(as_input(x, like)), labels).backward()
+            optimizer.step()
+        optimizer.zero_grad()
+
+    def reply(self) -> ClientUpdate:
+        """Sends the soft labels of the public inputs."""
+        update = super().reply()
+        assert self.public is not None
+        update.extra = {"labels": soft_labels(self.net, self.public, self.bits)}
+        return update
+
+
+def labelled_batches(
+    examples: Examples, batch_size: int, generator: torch.Generator, labels: Tensor
+) -> Any:
+    """Endless shuffled batches of (inputs, soft labels)."""
+    batches = Batches(examples.to(labels.device), batch_size, generator)
+    batches.teacher_output = labels
+    while True:
+        for x, _, target in batches:
+            yield x, target
+
+
+def soft_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """−Σ_c y_c log max(q_c, 10⁻⁷), a mean over the batch."""
+    return -(labels * logits.softmax(1).clamp(min=1e-7).log()).sum(1).mean()
+
+
+@torch.no_grad()
+def soft_labels(net: nn.Module, examples: Examples, bits: int) -> Tensor:
+    """What a net says of public inputs in eval mode, quantised, on the CPU."""
+    like = next(net.parameters())
+    modes = {module: module.training for module in net.modules()}
+    net.eval()
+    try:
+        batches = Batches(examples.to(like.device), 256)
+        logits = torch.cat([net(as_input(x, like)) for x, _ in batches])
+    finally:
+        for module, training in modes.items():
+            module.training = training
+    labels = quantise(logits.cpu().double().softmax(1), bits)
+    return labels.to(report_type(net))
+
+
+def quantise(labels: Tensor, bits: int) -> Tensor:
+    """The nearest rows of multiples of 1/(2^bits − 1) that sum to 1; equal ones go to the first."""
+    if bits == PLAIN:
+        return labels
+    units = 2**bits - 1
+    whole = (labels * units).floor()
+    rest = labels * units - whole
+    missing = (units - whole.sum(1, keepdim=True)).round()
+    rank = rest.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+    nearest: Tensor = (whole + (rank < missing)) / units
+    return nearest
+
+
+def coded_bits(labels: Tensor, before: Tensor | None = None) -> float:
+    """The bits of all rows by their entropy; a row as ``before`` is a symbol of its own."""
+    same = labels.new_zeros(len(labels)).bool()
+    if before is not None:
+        same = (labels == before).all(1)
+    counts = labels[~same].unique(dim=0, return_counts=True)[1].double()
+    if same.any():
+        counts = torch.cat([counts, same.sum()[None].double()])
+    return float(-(counts * (counts / len(labels)).log2()).sum())

@@ -1,0 +1,264 @@
+"""FedAUX: the clients' ensemble, weighted by how sure each is of an input.
+
+Sattler et al., FedAUX: Leveraging Unlabeled Auxiliary Data in Federated Learning, 2021. The public
+data is split into D⁻ and D. Once, client k with its data D_k, h the features of the initial net
+(pre-trained without labels, if wanted) divided by their largest norm over D_k and D⁻:
+
+    v_k = argmin_v  mean log-loss of σ(v·h(x)) on D_k (1) and D⁻ (0) + λ/2 ‖v‖²
+    s_k(x) = σ( (v_k + N(0, σ²I))·h(x) ) + 10⁻⁸   for x in D,
+    σ² = 2 ln(1.25/δ) Δ²/ε²,  Δ = 2/(λ (|D_k| + |D⁻|))       (ε, δ)-private scores
+
+In every round, after the uniform mean w of the cohort's models w_k:
+
+    w ← argmin  KL( softmax( Σ_k s_k(x) h(w_k, x) / Σ_k s_k(x) ) ‖ h(w, x) )   over D
+
+by Adam, whose state lasts over rounds. Only the scores are private, not the models; the largest
+norm, by which the features are divided, is not, and the noise comes from the run's seed: whoever
+knows that can subtract it.
+"""
+
+import math
+from typing import Any
+
+import torch
+from fedgkd_pl.data.datamodule import FederatedDataModule
+from fedgkd_pl.data.examples import Batches, Examples
+from fedgkd_pl.errors import require
+from fedgkd_pl.federation.answers import Spec, Specs
+from fedgkd_pl.federation.message import ClientUpdate, Message, State
+from fedgkd_pl.federation.pretraining import SimCLR
+from fedgkd_pl.federation.server_training import KeptOptimizer, as_input
+from fedgkd_pl.federation.teachers import FrozenNet
+from fedgkd_pl.methods.fedavg import FedAvgClient, Weighting
+from fedgkd_pl.methods.feddf import FedDF, check_public
+from fedgkd_pl.models.heads import require_classifier
+from fedgkd_pl.seeds import derive
+from torch import Tensor, nn
+from torch.optim import Adam
+
+SMALLEST = 1e-8  # of a score
+
+
+class FedAUX(FedDF):
+    """FedAUX: FedDF whose teachers count by certainty scores.
+
+    Args:
+        net: a net with ``features`` and a ``Linear`` ``classifier``.
+        negatives: the part of the public data that is D⁻.
+        lam: λ of the logistic regression.
+        epsilon: ε of the scores' privacy (paper: 0.1); null for none.
+        delta: δ.
+        pretraining: of the net on the public data, before the first round.
+        distil_epochs: passes over D in a round; 0 is FedAvg.
+        distil_lr: Adam's rate.
+        distil_batch_size: public inputs a step.
+        weighting: of the clients in their mean: ``uniform`` (authors), or by their ``samples``.
+        kwargs: those of :class:`FedAvg`.
+    """
+
+    title = "FedAUX"
+    citation = "Sattler et al., 2021"
+    colour = 20
+    keeps = ("start", "adam")
+
+    def __init__(
+        self,
+        net: nn.Module,
+        negatives: float = 0.2,
+        lam: float = 0.01,
+        epsilon: float | None = 0.1,
+        delta: float = 1e-5,
+        pretraining: SimCLR | None = None,
+        distil_epochs: int = 1,
+        distil_lr: float = 5e-5,
+        distil_batch_size: int = 128,
+        weighting: Weighting = "uniform",
+        **kwargs: Any,
+    ) -> None:
+        features = require_classifier(net, "FedAUX").in_features
+        super().__init__(
+            net,
+            distil_steps=distil_epochs,
+            distil_lr=distil_lr,
+            distil_batch_size=distil_batch_size,
+            distil_clip=None,
+            temperature=1.0,
+            validate_every=1,
+            patience=1,
+            weighting=weighting,
+            **kwargs,
+        )
+        require(0 < negatives < 1, "negatives", "must be in (0, 1)", negatives)
+        require(0 < lam < float("inf"), "lam", "must be positive", lam)
+        require(epsilon is None or epsilon > 0, "epsilon", "must be positive, or null", epsilon)
+        require(0 < delta < 1, "delta", "must be in (0, 1)", delta)
+        self.negatives, self.lam, self.epsilon, self.delta = negatives, lam, epsilon, delta
+        self.pretraining, self.features = pretraining, features
+        self.distil_epochs = distil_epochs
+        self.start: State = {}  # the net that scores; empty until the first round
+        self.adam = KeptOptimizer(lambda parameters: Adam(parameters, lr=distil_lr))
+        self._scores: list[Tensor] = []
+
+    def check(self, data: FederatedDataModule) -> None:
+        """Asks for enough public data to split."""
+        check_public(data, "FedAUX", least=2)
+        super().check(data)
+
+    def reset(self) -> None:
+        """The scoring net is the next run's."""
+        super().reset()
+        self.start = {}
+
+    def on_train_start(self) -> None:
+        """Pre-trains the net of a new run, and opens the engine."""
+        if not self.start:
+            if self.pretraining is not None:
+                public = self.datamodule.public
+                assert public is not None
+                self.pretraining(self, public, self.features)
+            self.start = {name: t.cpu().clone() for name, t in self.global_state().items()}
+        super().on_train_start()
+
+    def broadcast(self) -> Message:
+        """w_t."""
+        self._scores = []
+        return super().broadcast()
+
+    def take(self, update: ClientUpdate) -> None:
+        """Keeps a client's model and scores until they have taught."""
+        super().take(update)
+        self._scores.append(update.extra["scores"])
+
+    def server_step(self, mean: State) -> None:
+        """As FedAvg; then the ensemble, weighted by its scores, teaches the mean."""
+        super(FedDF, self).server_step(mean)
+        if not self.distil_epochs:
+            return
+        public = self.datamodule.public
+        assert public is not None
+        _, examples = split_public(public, self.negatives, self.datamodule.seed)
+        steps = self.distil_epochs * math.ceil(len(examples) / self.distil_batch_size)
+        weights = torch.stack(self._scores, dim=1).to(self.device)
+        self.distil(examples, self.adam.of(self.net), steps, weights)
+
+    def client_extra(self) -> Specs:
+        """The scores of all public inputs that are distilled on."""
+        public = self.datamodule.public
+        assert public is not None
+        _, examples = split_public(public, self.negatives, self.datamodule.seed)
+        return {"scores": Spec((len(examples),), torch.float64, SMALLEST, 1 + SMALLEST)}
+
+    def client_state(self) -> Specs:
+        """The scores, which are computed once."""
+        return self.client_extra()
+
+    def client(self) -> "FedAUXClient":
+        """The client half, which knows the net that scores."""
+        return FedAUXClient(
+            *(self.net, self.optimizer, self.scheduler),
+            start=self.start,
+            negatives=self.negatives,
+            lam=self.lam,
+            epsilon=self.epsilon,
+            delta=self.delta,
+        )
+
+
+class FedAUXClient(FedAvgClient):
+    """The client half of FedAUX: FedAvg's, with scores that it keeps."""
+
+    uses_public = True
+    start: State
+    negatives: float
+    lam: float
+    epsilon: float | None
+    delta: float
+
+    def __init__(self, net: nn.Module, *args: Any, **settings: Any) -> None:
+        super().__init__(net, *args, **settings)
+        self.scorer = FrozenNet(net)
+        self.scores: Tensor | None = None
+
+    def receive(self, message: Message, state: State) -> None:
+        """Loads w_t, and the scores if there are any."""
+        super().receive(message, state)
+        self.scores = state.get("scores")
+
+    def on_train_start(self) -> None:
+        """Scores the public data in the client's first round."""
+        super().on_train_start()
+        if self.scores is None:
+            own: Any = self.trainer.train_dataloader
+            assert self.public is not None
+            negatives, examples = split_public(self.public, self.negatives, self.seed)
+            self.scorer.load(self.start, self.device)
+            local, others, rest = (
+                self._features(each) for each in (own.examples, negatives, examples)
+            )
+            samples = len(local) + len(others)
+            noise = torch.randn(local.shape[1], dtype=torch.float64)
+            scale = 0.0
+            if self.epsilon is not None:
+                scale = sigma(samples, self.lam, self.epsilon, self.delta)
+            self.scores = certainty(local, others, rest, self.lam, scale * noise)
+
+    @torch.no_grad()
+    def _features(self, examples: Examples) -> Tensor:
+        like = next(self.net.parameters())
+        batches = Batches(examples.to(like.device), 256)
+        features = [self.scorer.features(as_input(x, like)) for x, _ in batches]
+        return torch.cat(features).flatten(1).cpu().double()
+
+    def reply(self) -> ClientUpdate:
+        """Sends the scores with the model, and keeps them."""
+        update = super().reply()
+        assert self.scores is not None
+        update.extra = {"scores": self.scores}
+        update.state = {"scores": self.scores}
+        return update
+
+
+def split_public(public: Examples, negatives: float, seed: int) -> tuple[Examples, Examples]:
+    """D⁻ and D, of which none is empty, drawn by the seed."""
+    random = torch.Generator().manual_seed(derive(seed, "public"))
+    order = torch.randperm(len(public), generator=random)
+    first = min(max(1, round(negatives * len(public))), len(public) - 1)
+    return public[order[:first].sort().values], public[order[first:].sort().values]
+
+
+def sigma(samples: int, lam: float, epsilon: float, delta: float) -> float:
+    """The noise that makes a regression over so many samples (ε, δ)-private."""
+    return math.sqrt(2 * math.log(1.25 / delta)) * 2 / (lam * samples) / epsilon
+
+
+def certainty(local: Tensor, others: Tensor, rest: Tensor, lam: float, noise: Tensor) -> Tensor:
+    """How much each row of ``rest`` looks like ``local`` and not like ``others``; in (0, 1]."""
+    largest = torch.cat([local, others]).norm(dim=1).max().clamp(min=1e-300)
+    labels = torch.cat([torch.ones(len(local)), torch.zeros(len(others))]).to(local)
+    weights = logistic_regression(torch.cat([local, others]) / largest, labels, lam)
+    scores: Tensor = (rest / largest @ (weights + noise)).sigmoid() + SMALLEST
+    return scores
+
+
+def logistic_regression(x: Tensor, labels: Tensor, lam: float) -> Tensor:
+    """argmin_v mean log-loss + λ/2 ‖v‖², by Newton's method with halved steps where needed."""
+    weights = x.new_zeros(x.shape[1])
+    signs = 1 - 2 * labels
+
+    def loss(v: Tensor) -> Tensor:
+        return nn.functional.softplus(signs * (x @ v), threshold=1e9).mean() + lam / 2 * v @ v
+
+    for _ in range(100):
+        p = (x @ weights).sigmoid()
+        gradient = x.T @ (p - labels) / len(x) + lam * weights
+        if gradient.norm() < 1e-14:
+            break
+        curvature = (x.T * (p * (1 - p))) @ x / len(x)
+        step = torch.linalg.solve(curvature + lam * torch.eye(len(weights)).to(x), gradient)
+        length, before = 1.0, loss(weights)
+        while loss(weights - length * step) > before and length > 1e-9:
+            length /= 2
+        if length <= 1e-9:
+            break  # as near as rounding lets it come
+        weights = weights - length * step
+    return weights

@@ -1,0 +1,189 @@
+"""FedDF: the server distils the clients' ensemble into their mean.
+
+Lin et al., Ensemble Distillation for Robust Model Fusion in Federated Learning, NeurIPS 2020. After
+the mean w of the cohort's models w_k, on unlabelled public inputs x:
+
+    w ← argmin  KL( softmax( mean_k h(w_k, x) / τ ) ‖ softmax( h(w, x) / τ ) )
+
+by Adam with a cosine schedule, gradients clipped to 5. Every ``validate_every`` steps the model is
+evaluated on the server's validation set; the best of these is kept, and without a better one for
+``patience`` steps it ends. The start is no candidate.
+"""
+
+from typing import Any
+
+import torch
+from fedgkd_pl.data.datamodule import FederatedDataModule
+from fedgkd_pl.data.examples import Examples
+from fedgkd_pl.errors import require
+from fedgkd_pl.federation.message import ClientUpdate, Message, State
+from fedgkd_pl.federation.server_training import (
+    answered_batches,
+    server_steps,
+    validation_scores,
+)
+from fedgkd_pl.federation.teachers import FrozenNet
+from fedgkd_pl.methods.fedavg import FedAvg, Weighting
+from fedgkd_pl.methods.fedgkd import distillation
+from fedgkd_pl.seeds import derive
+from torch import Tensor, nn
+from torch.optim import Adam, Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR
+
+
+class FedDF(FedAvg):
+    """FedDF: FedAvg, then ensemble distillation on public data.
+
+    Args:
+        net: the model to learn; any module from inputs to logits.
+        distil_steps: the server's steps in a round, at most; 0 is FedAvg.
+        distil_lr: their rate, at the start of the cosine.
+        distil_batch_size: public inputs a step (authors: the clients' 64).
+        distil_clip: largest norm of the server's gradients.
+        temperature: τ, which divides all logits.
+        validate_every: steps from one evaluation to the next.
+        patience: steps without a better evaluation that end the round's distillation.
+        weighting: of the clients in their mean: ``uniform`` (authors), or by their ``samples``.
+        kwargs: those of :class:`FedAvg`.
+    """
+
+    title = "FedDF"
+    citation = "Lin et al., NeurIPS 2020"
+    colour = 8
+
+    def __init__(
+        self,
+        net: nn.Module,
+        distil_steps: int = 10_000,
+        distil_lr: float = 1e-3,
+        distil_batch_size: int = 64,
+        distil_clip: float | None = 5.0,
+        temperature: float = 1.0,
+        validate_every: int = 100,
+        patience: int = 1_000,
+        weighting: Weighting = "uniform",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(net, weighting=weighting, **kwargs)
+        require(distil_steps >= 0, "distil_steps", "must not be negative", distil_steps)
+        require(0 < distil_lr < float("inf"), "distil_lr", "must be positive", distil_lr)
+        for key, value in ("validate_every", validate_every), ("patience", patience):
+            require(value >= 1, key, "must be at least 1", value)
+        require(distil_batch_size >= 1, "distil_batch_size", "must be ≥ 1", distil_batch_size)
+        positive = distil_clip is None or distil_clip > 0
+        require(positive, "distil_clip", "must be positive, or null", distil_clip)
+        require(0 < temperature < float("inf"), "temperature", "must be positive", temperature)
+        self.distil_steps = distil_steps
+        self.distil_lr = distil_lr
+        self.distil_batch_size = distil_batch_size
+        self.distil_clip = distil_clip
+        self.temperature = temperature
+        self.validate_every = validate_every
+        self.patience = patience
+        self._models: list[State] = []
+
+    def check(self, data: FederatedDataModule) -> None:
+        """Asks for public data, too."""
+        check_public(data, self.title)
+        super().check(data)
+
+    def broadcast(self) -> Message:
+        """w_t."""
+        self._models = []
+        return super().broadcast()
+
+    def take(self, update: ClientUpdate) -> None:
+        """Keeps a client's model until it has taught."""
+        if self.distil_steps:
+            self._models.append(update.weights)
+
+    def server_step(self, mean: State) -> None:
+        """As FedAvg; then the ensemble teaches the mean."""
+        super().server_step(mean)
+        if not self.distil_steps:
+            return
+        optimizer = Adam(self.net.parameters(), lr=self.distil_lr)
+        best = Best(self)
+        assert self.datamodule.public is not None
+        self.distil(
+            *(self.datamodule.public, optimizer, self.distil_steps),
+            clip=self.distil_clip,
+            scheduler=CosineAnnealingLR(optimizer, self.distil_steps),
+            stop=best if len(self.datamodule.val) else lambda step: False,
+        )
+        best.restore()
+
+    def distil(
+        self,
+        examples: Examples,
+        optimizer: Optimizer,
+        steps: int,
+        weights: Tensor | None = None,
+        **options: Any,
+    ) -> None:
+        """Trains the global model towards the ensemble.
+
+        Args:
+            weights: of the clients, a row for every example; None for alike.
+            options: those of ``server_steps``.
+        """
+        like = next(self.net.parameters())
+        teachers = [FrozenNet(self.net) for _ in self._models]
+        for teacher, model in zip(teachers, self._models, strict=True):
+            teacher.load(model, self.device)
+        self._models = []
+
+        def answer(x: Tensor, shares: Tensor | None = None) -> Tensor:
+            logits = torch.stack([teacher(x) for teacher in teachers])
+            return logits.mean(0) if shares is None else weighted_mean(logits, shares)
+
+        def loss(x: Tensor, target: Tensor) -> Tensor:
+            return distillation(self.net(x), target, temperature=self.temperature)
+
+        seed = derive(self.datamodule.seed, "server", self.round)
+        random = torch.Generator().manual_seed(seed)
+        batches = answered_batches(
+            examples, self.distil_batch_size, random, answer, like, known=weights
+        )
+        server_steps(self, optimizer, batches, loss, steps, **options)
+
+
+class Best:
+    """Evaluates the global model every so many steps, and remembers the best."""
+
+    def __init__(self, server: FedDF) -> None:
+        self.server = server
+        self.step = 0
+        self.accuracy = -1.0
+        self.model: State | None = None
+
+    def __call__(self, step: int) -> bool:
+        """After a step: whether to end."""
+        if step % self.server.validate_every:
+            return False
+        accuracy, _ = validation_scores(self.server)
+        if accuracy > self.accuracy:
+            self.step, self.accuracy = step, accuracy
+            self.model = {n: t.clone() for n, t in self.server.global_state().items()}
+        return step - self.step >= self.server.patience
+
+    def restore(self) -> None:
+        """Takes the best model; the last, if none was evaluated."""
+        if self.model is not None:
+            self.server.net.load_state_dict(self.model)
+            self.server.log_round({"server/best_step": self.step})
+
+
+def weighted_mean(logits: Tensor, shares: Tensor) -> Tensor:
+    """Σ_k s_k z_k / Σ_k s_k, from clients × rows × classes and rows × clients."""
+    scores = shares.T[:, :, None].to(logits)
+    return (scores * logits).sum(0) / scores.sum(0)
+
+
+def check_public(data: FederatedDataModule, method: str, least: int = 1) -> None:
+    """Raises a clear error if there is no public data, or too little."""
+    data.client_data  # noqa: B018  (loads it)
+    text = f"{method} needs public data: such as data.public: HeldOut, or OtherData"
+    require(data.public is not None, "public", text)
+    found = len(data.public or ())
+    require(found >= least, "public", f"{method} needs at least {least} inputs", found)
