@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterable
 from copy import deepcopy
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from fedgkd_pl.federation.aggregate import WeightedMean
@@ -43,6 +43,48 @@ class TeacherBuffer(Recent[State]):
         for model in self:
             mean.add(model)
         return mean.mean()
+
+
+class MovingMean:
+    """Σ β^(t−i) w_i / Σ β^(t−i) over the models w_1 … w_t, with the decay β between 0 and 1.
+
+    This is the exponential moving average that starts at zero, divided by 1 − β^t. It is kept in
+    double precision; of integers the largest is kept, as in :class:`WeightedMean`.
+    """
+
+    def __init__(self, decay: float) -> None:
+        self.decay = decay
+        self.reset()
+
+    def __bool__(self) -> bool:
+        return self.sum.weight > 0
+
+    def append(self, state: State) -> None:
+        """Takes the newest model in."""
+        self.sum.scale(self.decay)
+        self.sum.add(state)
+
+    def mean(self) -> State:
+        """The average, the whole state."""
+        return self.sum.mean()
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint, which has no types beside those of tensors."""
+        return {
+            "total": {name: tensor.clone() for name, tensor in self.sum.total.items()},
+            "like": {n: torch.empty(0, dtype=dtype) for n, dtype in self.sum.dtypes.items()},
+            "weight": self.sum.weight,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse of :meth:`state_dict`."""
+        self.sum.total = {name: tensor.clone() for name, tensor in state["total"].items()}
+        self.sum.dtypes = {name: tensor.dtype for name, tensor in state["like"].items()}
+        self.sum.weight = state["weight"]
+
+    def reset(self) -> None:
+        """Drops everything."""
+        self.sum = WeightedMean()
 
 
 class FrozenNet:
