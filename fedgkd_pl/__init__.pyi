@@ -1,6 +1,7 @@
 # The public names, for type checkers and for __init__.py, which imports them on first use. Methods
 # come into fedgkd_pl by themselves; those that stand here are known to type checkers as well.
 from .callbacks.agreement import TeacherAgreement as TeacherAgreement
+from .callbacks.averaged import AveragedModel as AveragedModel
 from .callbacks.communication import Communication as Communication
 from .callbacks.dashboard import Dashboard as Dashboard
 from .callbacks.drift import ClientDrift as ClientDrift

@@ -145,6 +145,11 @@ def layout(callbacks: Collection[str], splits: Sequence[str]) -> Layout:
     if "LocalModels" in callbacks:
         local = _margin("local/acc", "min", "max")
         charts["accuracy"]["local models: mean, worst to best"] = local
+    if "AveragedModel" in callbacks:
+        parts = ["val_"] * ("val" in splits) + [""]
+        for category, name in (("accuracy", "acc"), ("losses", "loss")):
+            lines = _lines(*(f"average/{part}{name}" for part in parts))
+            charts[category]["averaged model"] = lines
     if "ClientDrift" in callbacks:
         charts["drift"] = {
             "how far clients move": _lines("drift/norm_mean", "drift/norm_max"),

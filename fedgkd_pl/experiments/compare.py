@@ -12,7 +12,7 @@ from typing import Any
 
 from fedgkd_pl.errors import RunFailed, SettingError, StorageError, require
 from fedgkd_pl.experiments.paper import check_table
-from fedgkd_pl.experiments.runs import Run
+from fedgkd_pl.experiments.runs import Run, round_of
 from fedgkd_pl.experiments.scheduler import PRELOAD, Task, begin, run_tasks, sound_run
 from fedgkd_pl.experiments.study import Cell, Study, read_study
 from fedgkd_pl.experiments.tables import every_run, make_tables
@@ -111,15 +111,15 @@ def _check_measures(study: Study, tasks: list[Task], top: Path) -> None:
     rounds = done | {t.cell.name: max(t.rounds, done.get(t.cell.name, 0)) for t in tasks}
     longest, lengths = max(rounds.values()), rounds.values()
     short = {
-        measure: sum(length < int(measure[5:]) for length in lengths)
+        measure: sum(length < number for length in lengths)
         for measure in study.measures
-        if measure.startswith("round")
+        if (number := round_of(measure)) is not None
     }
     lacking = [measure for measure, count in short.items() if count == len(rounds)]
     reason = f"the study measures only {', '.join(lacking)}, and no cell has so many rounds"
     require(len(lacking) < len(study.measures), "rounds", reason, longest)
     warnings = [f"{m}: {n} of {len(rounds)} cells have fewer rounds" for m, n in short.items() if n]
-    if "last10" in study.measures and min(lengths) < 10:
+    if any(m.endswith("last10") for m in study.measures) and min(lengths) < 10:
         warnings.append("last10: the mean of all rounds where there are fewer than ten")
     for line in warnings:
         print(f"warning: {line}", file=sys.stderr)

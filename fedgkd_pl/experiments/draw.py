@@ -8,6 +8,7 @@ from fedgkd_pl.errors import StorageError, require
 from fedgkd_pl.experiments.groups import ALPHA, PARTICIPATION, Group, make_groups
 from fedgkd_pl.experiments.runs import CLASSES, ROUNDS, Run, find_runs, natural, whole
 from fedgkd_pl.runs import folder
+from fedgkd_pl.runs.accuracy import AVERAGE
 from fedgkd_pl.storage.reading import printable
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 KINDS = {
     "curves": "test accuracy by round, mean ± std over seeds; a panel for each α",
+    "average": "the same of the averaged model; needs the AveragedModel callback",
     "participation": "best accuracy over the share C of clients in a round; a panel for each α",
     "partition": "who holds what: clients × classes as bubbles, of the first run",
     "features": "t-SNE of penultimate features, global and local; needs the FeatureMap callback",
@@ -48,8 +50,8 @@ def plot(kind: str, runs: Sequence[Run]) -> "Figure":
     """A figure of finished runs.
 
     Args:
-        kind: ``curves``, ``participation``, ``partition``, ``features``, ``clients`` or
-            ``confusion``; the last, ``partition`` and ``clients`` show the first run.
+        kind: ``curves``, ``average``, ``participation``, ``partition``, ``features``, ``clients``
+            or ``confusion``; the last, ``partition`` and ``clients`` show the first run.
         runs: as :func:`find_runs` gives them.
     """
     known = [each for each in KINDS if each != "toy"]
@@ -58,6 +60,8 @@ def plot(kind: str, runs: Sequence[Run]) -> "Figure":
     groups = make_groups(runs)
     if kind == "curves":
         return learning_curves(groups)
+    if kind == "average":
+        return learning_curves(groups, AVERAGE)
     if kind == "participation":
         return participation(groups)
     if kind == "partition":
@@ -75,8 +79,8 @@ def learning_curves(groups: Sequence[Group], column: str = "test/acc") -> "Figur
 
     panels = panels_of(groups, column, 100.0 if column.endswith("/acc") else 1.0)
     require(len(panels) > 0, "runs", f"no {folder.METRICS} has {column}")
-    label = "test accuracy, %" if column == "test/acc" else column
-    return curve_panels(panels, ylabel=label)
+    labels = {"test/acc": "test accuracy, %", AVERAGE: "test accuracy of the average, %"}
+    return curve_panels(panels, ylabel=labels.get(column, column))
 
 
 def panels_of(

@@ -1,22 +1,22 @@
 """Runs and groups of runs as the rows of a table."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import mean
 
 from fedgkd_pl.errors import CALMER
 from fedgkd_pl.experiments.groups import Group
 from fedgkd_pl.experiments.protocol import Footnotes
-from fedgkd_pl.experiments.runs import Run
+from fedgkd_pl.experiments.runs import ACCURACIES, AVERAGES, Run
 from fedgkd_pl.experiments.significance import spread
 from fedgkd_pl.experiments.tables import FEWER, measure_name
 
-MEASURES = ("best", "final", "last10", "at_best_val")
 Row = dict[str, str]
 
 
 def overview(groups: Sequence[Group], notes: Footnotes | None = None) -> list[Row]:
     """A row for every group: accuracies over the seeds, the paper's, bytes, seconds; adds notes."""
     notes = notes or Footnotes()
+    measures = measures_of(run for group in groups for run in group.runs.values())
     rows = []
     for group in sorted(groups, key=lambda group: group.panel):
         summaries = [run.summary for run in group.runs.values()]
@@ -27,7 +27,7 @@ def overview(groups: Sequence[Group], notes: Footnotes | None = None) -> list[Ro
                 "data": group.panel,
                 "rounds": _range([summary["rounds"] for summary in summaries]),
                 "seeds": ", ".join(map(str, sorted(group.runs))),
-                **{measure_name(name): _over_seeds(group, name, notes) for name in MEASURES},
+                **{measure_name(name): _over_seeds(group, name, notes) for name in measures},
                 "paper's best": f"{group.paper[0]:.2f}{notes.mark(group.differs)}"
                 if group.paper
                 else "",
@@ -40,6 +40,11 @@ def overview(groups: Sequence[Group], notes: Footnotes | None = None) -> list[Ro
             for row in rows:
                 del row[name]
     return rows
+
+
+def measures_of(runs: Iterable[Run]) -> list[str]:
+    """What is shown of runs: those of the averaged model where some have one."""
+    return [*ACCURACIES, *(AVERAGES if any(run.average for run in runs) else [])]
 
 
 def _range(numbers: Sequence[int]) -> str:
@@ -56,10 +61,10 @@ def _over_seeds(group: Group, measure: str, notes: Footnotes) -> str:
 
 def _fewer(measure: str, runs: Sequence[Run]) -> str:
     short = any(run.summary["rounds"] < 10 and run.measure(measure) is not None for run in runs)
-    return FEWER if measure == "last10" and short else ""
+    return FEWER if measure.endswith("last10") and short else ""
 
 
-def run_row(run: Run, notes: Footnotes) -> Row:
+def run_row(run: Run, notes: Footnotes, measures: Sequence[str]) -> Row:
     """The row of a run; adds notes."""
     since = run.summary.get("diverged_round")
     mark = notes.mark(f"clients diverged from round {since} on; {CALMER}" if since else "")
@@ -69,7 +74,7 @@ def run_row(run: Run, notes: Footnotes) -> Row:
         **{
             measure_name(name): spread([] if (v := run.measure(name)) is None else [v])
             + notes.mark(_fewer(name, [run]))
-            for name in MEASURES
+            for name in measures
         },
         "MB down": f"{run.summary['bytes_down'] / 1e6:.1f}",
         "run": str(run.folder),

@@ -64,7 +64,8 @@ def write_page(
             lead=f"{len(runs)} runs, {rounds:,} rounds; fedgkd_pl {fedgkd_pl.__version__}. "
             f"Accuracies are those of the global model on the test set, in percent, as mean ± "
             f"standard deviation over seeds; <i>best</i> picks its round on the test set, as the "
-            f"paper ({escape(TITLE)}) does, <i>at best val</i> on the validation set.",
+            f"paper ({escape(TITLE)}) does, <i>at best val</i> on the validation set. "
+            f"<i>average</i> is that of the averaged model.",
             table=table + rows + (f"<ul>{below}</ul>" if below else ""),
             figures="\n".join(sections),
             settings=Table.of(settings).to_html() if settings else "",
@@ -80,6 +81,7 @@ def figures(groups: Sequence[Group]) -> Iterator[Section]:
     single = len({group.panel for group in groups}) == 1
     for column, name, title, text in (
         ("test/acc", "curves", "Learning curves", "Test accuracy by round; bands: ± one std."),
+        ("average/acc", "average", "Averaged model", "Test accuracy of the mean of past models."),
         ("client/loss_mean", "loss", "Local loss", "Mean over the clients of a round."),
         ("client/kd_mean", "kd", "Distillation", "How far clients are from their teacher."),
         ("drift/norm_mean", "drift", "Client drift", "‖w_k − w_t‖, mean over a round's clients."),
@@ -88,11 +90,12 @@ def figures(groups: Sequence[Group]) -> Iterator[Section]:
         ("teacher/agreement_mean", "agreement", "Agreement with the teacher", "Same top class."),
         ("forgetting/mean", "forgetting", "Forgetting", "Best accuracy of a class, less now's."),
     ):
-        percent = 100.0 if name in ("curves", "local", "agreement", "forgetting") else 1.0
+        accuracy = name in ("curves", "average")
+        percent = 100.0 if accuracy or name in ("local", "agreement", "forgetting") else 1.0
         curves = panels_of(groups, column, percent)
         if curves:
             label = "%" if percent == 100 else column
-            label = "test accuracy, %" if name == "curves" else label
+            label = "test accuracy, %" if accuracy else label
             yield Section(name, title, text, draw.curve_panels(curves, ylabel=label))
     best = {g.name: g.values("best") for g in groups if g.values("best")}
     if single and len(best) > 1:

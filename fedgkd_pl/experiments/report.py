@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from fedgkd_pl.experiments.groups import make_groups, shared_settings
-from fedgkd_pl.experiments.overview import Row, overview, run_row
+from fedgkd_pl.experiments.overview import Row, measures_of, overview, run_row
 from fedgkd_pl.experiments.page import write_page
 from fedgkd_pl.experiments.protocol import Footnotes
 from fedgkd_pl.experiments.runs import Run, find_runs
@@ -50,8 +50,11 @@ def report(
     else:
         runs = find_runs(paths, newest=not over_seeds and not every)
         notes = Footnotes()
-        groups = make_groups(runs) if over_seeds else []
-        _print(overview(groups, notes) if over_seeds else [run_row(run, notes) for run in runs])
+        if over_seeds:
+            _print(overview(make_groups(runs), notes))
+        else:
+            measures = measures_of(runs)
+            _print([run_row(run, notes, measures) for run in runs])
         for line in (*notes.lines, *not_shown(paths, runs, over_seeds)):
             print(line)
 
@@ -93,7 +96,11 @@ def _print(rows: list[Row]) -> None:
 
     left = [index for index, name in enumerate(rows[0]) if name in LEFT]
     table = replace(Table.of(rows, "test accuracy, %"), left=left).to_rich()
+    averages = sum(name.startswith("average") for name in rows[0])
     for column in table.columns:
-        column.no_wrap = column.header != "run"
+        header = str(column.header)
+        column.no_wrap = header != "run" and not header.startswith("average")
     console = Console()
-    console.print(table) if console.is_terminal else Console(width=140).print(table)
+    if not console.is_terminal:
+        console = Console(width=140 + 20 * averages)
+    console.print(table)

@@ -11,7 +11,8 @@ from math import isfinite, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedgkd_pl.errors import SettingError
+from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.runs.accuracy import AVERAGE, average_summary
 from fedgkd_pl.runs.folder import CONFIG, METRICS, PARTITION, SUMMARY, RunFolder
 from fedgkd_pl.storage.reading import MB, printable, read_bytes, read_json
 
@@ -25,6 +26,8 @@ ACCURACIES = {
     "last10": "mean_last_10_test_acc",
     "at_best_val": "test_acc_at_best_val",
 }
+OF_AVERAGE = "average_"  # begins the name of a measure of AveragedModel's model
+AVERAGES = [f"{OF_AVERAGE}{name}" for name in ACCURACIES]
 KEYS = ("method", "dataset", "seed", "rounds", "bytes_down")
 LARGEST = 64 * MB  # of a file with rows or counts
 ROUNDS, COUNT, CLASSES = 2**31, 2**63, 2_000  # numbers are below these
@@ -45,11 +48,12 @@ class Run:
                 rows.setdefault(number, {"round": number})[name] = value
         return [rows[number] for number in sorted(rows)]
 
-    def net(self, imports: Sequence[str] = ()) -> "nn.Module":
+    def net(self, imports: Sequence[str] = (), average: bool = False) -> "nn.Module":
         """The trained net in plain torch, in eval mode, as the last round left it.
 
         Args:
             imports: your modules, where the net or the method is yours.
+            average: the model of :class:`~fedgkd_pl.AveragedModel` instead of the global one.
         """
         from fedgkd_pl.settings.build import build
         from safetensors import SafetensorError
@@ -57,12 +61,15 @@ class Run:
         from torch.random import fork_rng
 
         folder = RunFolder(self.folder)
+        file = folder.average if average else folder.model
+        text = f"no {file.name} in the run: train with AveragedModel"
+        require(not average or file.exists(), "average", text, self.folder)
         with fork_rng([]):  # the initial weights are drawn, and replaced
             made = build(folder.config, imports=imports, seed_everything=False)
         try:
-            made.model.net.load_state_dict(load_file(folder.model))
+            made.model.net.load_state_dict(load_file(file))
         except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-            raise self.damaged(folder.model.name) from error
+            raise self.damaged(file.name) from error
         return made.model.net.eval()
 
     @cached_property
@@ -83,7 +90,15 @@ class Run:
     @cached_property
     def accuracy(self) -> dict[int, float]:
         """Test accuracy in percent, by round."""
-        known = self.columns.get("test/acc", {})
+        return self._percent("test/acc")
+
+    @cached_property
+    def average(self) -> dict[int, float]:
+        """Test accuracy of the averaged model in percent, by round; empty where there is none."""
+        return self._percent(AVERAGE)
+
+    def _percent(self, column: str) -> dict[int, float]:
+        known = self.columns.get(column, {})
         return {number: 100 * value for number, value in known.items() if abs(value) <= MB}
 
     @cached_property
@@ -129,14 +144,23 @@ class Run:
         """An accuracy in percent; None where the run has none, or it is not finite.
 
         Args:
-            name: ``best``, ``final``, ``last10``, ``at_best_val`` or ``round<N>``.
+            name: ``best``, ``final``, ``last10``, ``at_best_val`` or ``round<N>``; with
+                ``average_`` before it, of the averaged model.
         """
-        if name.startswith("round"):
-            value = self.accuracy.get(int(name[5:]), nan)
+        kind = name.removeprefix(OF_AVERAGE)
+        number = round_of(name)
+        if number is not None:
+            value = (self.average if kind != name else self.accuracy).get(number, nan)
         else:
-            saved = self.summary[ACCURACIES[name]]
+            summary = self._average_summary if kind != name else self.summary
+            saved = summary.get(ACCURACIES[kind])
             value = nan if saved is None else 100 * float(saved)
         return value if isfinite(value) else None
+
+    @cached_property
+    def _average_summary(self) -> Summary:
+        rows = self.metrics()
+        return average_summary([{k: v for k, v in row.items() if abs(v) < ROUNDS} for row in rows])
 
     def table(self, name: str) -> list[dict[str, str]]:
         """The rows of a CSV file of the run; none where there is no such file."""
@@ -207,6 +231,12 @@ def find_runs(paths: Sequence[str], newest: bool = False) -> list[Run]:
     if not runs:
         raise SettingError("runs", f"no finished run ({SUMMARY}) below", ", ".join(paths))
     return list(runs.values())
+
+
+def round_of(measure: str) -> int | None:
+    """The round that a measure is of; None for one that is over rounds."""
+    kind = measure.removeprefix(OF_AVERAGE)
+    return int(kind[5:]) if kind.startswith("round") else None
 
 
 def natural(path: Path) -> list[Any]:

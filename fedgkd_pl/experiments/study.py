@@ -19,7 +19,7 @@ from fedgkd_pl.settings.files import methods, resolve
 from fedgkd_pl.storage.reading import printable
 
 Settings = Mapping[str, Any]  # dotted keys, as `fedgkd-pl fit` takes them; `config` names files
-MEASURE = re.compile(r"best|final|last10|at_best_val|round[1-9]\d{,8}")
+MEASURE = re.compile(r"(average_)?(best|final|last10|at_best_val|round[1-9]\d{,8})")
 SETTING = re.compile(r"[A-Za-z_]\w*(\.\w+)*\+?")
 # Flags of `fedgkd-pl fit` that are no settings: a study says what is run, not what is imported,
 # where it is kept or how it goes on.
@@ -27,6 +27,7 @@ COMMANDS = "ckpt_path debug help import name output_dir print_config resume vers
 ADDRESSES = ("ray_address",)  # results from there are pickles
 MOST_CELLS = 10_000
 MEASURES = "best, final, last10, at_best_val or round<N>"
+AVERAGES = f"after average_: {MEASURES}"
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,8 @@ def _check(study: Study) -> None:
         require(0 <= seed < 2**32, "seeds", "must be from 0 to 4294967295", seed)
     require(len(study.measures) > 0, "measures", f"at least one is needed: {MEASURES}")
     for measure in study.measures:
-        require(MEASURE.fullmatch(measure) is not None, "measures", f"{MEASURES}", measure)
+        known = AVERAGES if measure.startswith("average") else MEASURES
+        require(MEASURE.fullmatch(measure) is not None, "measures", known, measure)
     number = prod(map(len, study.axes.values())) * len(study.seeds)
     require(number <= MOST_CELLS, "axes", f"a study has at most {MOST_CELLS} cells", number)
     for name, times in Counter(cell.name for cell in study.cells()).items():

@@ -8,7 +8,7 @@ from statistics import mean
 from fedgkd_pl.experiments.groups import dataset_name, diverged, facts, symbol
 from fedgkd_pl.experiments.paper import numbers, paper_row
 from fedgkd_pl.experiments.protocol import Footnotes, differences, joined
-from fedgkd_pl.experiments.runs import ACCURACIES, Run
+from fedgkd_pl.experiments.runs import ACCURACIES, AVERAGES, OF_AVERAGE, Run, round_of
 from fedgkd_pl.experiments.significance import lead, spread
 from fedgkd_pl.experiments.study import Cell, Study
 from fedgkd_pl.experiments.table import Table, Value
@@ -96,6 +96,7 @@ def make_tables(study: Study, results: Results) -> list[Table]:
                 [
                     *footnotes.lines,
                     *_too_short(results, measures),
+                    *_not_averaged(results, measures),
                     *_notes(study, entries, measures),
                     *_lengths(results),
                 ],
@@ -110,8 +111,15 @@ def _too_short(results: Results, measures: Sequence[str]) -> list[str]:
     return [
         f"{measure_name(measure)}: no run has so many rounds, the longest {longest}"
         for measure in measures
-        if measure.startswith("round") and 0 < longest < int(measure[5:])
+        if 0 < longest < (round_of(measure) or 0)
     ]
+
+
+def _not_averaged(results: Results, measures: Sequence[str]) -> list[str]:
+    """A line where an average is asked for that no run has."""
+    asked = any(measure.startswith(OF_AVERAGE) for measure in measures)
+    none = asked and results and not any(run.average for _, run in results)
+    return ["no run has an averaged model: trainer.callbacks+: AveragedModel"] if none else []
 
 
 def _lengths(results: Results) -> list[str]:
@@ -124,13 +132,16 @@ def _lengths(results: Results) -> list[str]:
 
 def measure_name(name: str) -> str:
     """How a measure is called in a table."""
+    if name.startswith(OF_AVERAGE):
+        return f"average {measure_name(name.removeprefix(OF_AVERAGE))}"
     number = name.removeprefix("round")
     return f"round {number}" if number != name and number.isdigit() else NAMES.get(name, name)
 
 
 def every_run(study: Study, results: Results) -> Table:
     """A row per run: labels, seed, all measures in percent, bytes, the folder."""
-    measures = list(dict.fromkeys([*ACCURACIES, *study.measures]))
+    averages = AVERAGES if any(run.average for _, run in results) else []
+    measures = list(dict.fromkeys([*ACCURACIES, *averages, *study.measures]))
     columns = [*study.axes, "seed", "rounds", *measures, "bytes_down", "bytes_up", "cell"]
     rows = []
     for cell, run in results:
@@ -189,7 +200,7 @@ def _remarks(study: Study, runs: Mapping[int, Run], measure: str) -> list[str]:
     remarks = []
     if len(runs) < len(study.seeds):
         remarks.append(f"of seed{'s' * (len(runs) > 1)} {', '.join(map(str, runs))} only")
-    if measure == "last10" and any(run.summary["rounds"] < 10 for run in runs.values()):
+    if measure.endswith("last10") and any(run.summary["rounds"] < 10 for run in runs.values()):
         remarks.append(FEWER)
     return [*remarks, diverged(runs)]
 

@@ -14,9 +14,9 @@ class WeightedMean:
     def __init__(self) -> None:
         self.total: State = {}
         self.dtypes: dict[str, torch.dtype] = {}
-        self.weight = 0
+        self.weight: float = 0
 
-    def add(self, state: State, weight: int = 1) -> None:
+    def add(self, state: State, weight: float = 1) -> None:
         """Takes a model in; ``weight`` is n_k."""
         self.weight += weight
         for name, tensor in state.items():
@@ -29,6 +29,13 @@ class WeightedMean:
             else:
                 self.total[name] = value.clone()
             self.dtypes[name] = tensor.dtype
+
+    def scale(self, factor: float) -> None:
+        """Makes all models taken in so far count this much less; integers stay as they are."""
+        self.weight *= factor
+        for total in self.total.values():
+            if total.is_floating_point():
+                total.mul_(factor)
 
     def mean(self, exact: bool = False) -> State:
         """The mean so far; ``exact`` leaves floats in double precision."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fedgkd_pl.federation.server import FederatedServer
 
 log = logging.getLogger("fedgkd_pl")
-SCORES = ("val/", "test/")
+SCORES = ("val/", "test/", "average/")
 # flag → whether a value works, and what to do instead
 FLAGS: dict[str, tuple[Callable[[Any], bool], str]] = {
     # before limit_train_batches, which it sets

@@ -45,66 +45,50 @@ class TeacherBuffer(Recent[State]):
         return mean.mean()
 
 
-class MovingAverage:
-    """An exponential moving average of global models, with what its start lacks divided out.
+class MovingMean:
+    """Σ β^(t−i) w_i / Σ β^(t−i) over the models w_1 … w_t, with the decay β between 0 and 1.
 
-    After t models it is Σ_i (1−α) α^{t−i} w_i / (1 − α^t), in double precision; of integers, such
-    as counts of batches, the largest.
-
-    Args:
-        decay: α.
+    This is the exponential moving average that starts at zero, divided by 1 − β^t. It is kept in
+    double precision; of integers the largest is kept, as in :class:`WeightedMean`.
     """
 
     def __init__(self, decay: float) -> None:
         self.decay = decay
         self.reset()
 
-    def __len__(self) -> int:
-        return self.count
+    def __bool__(self) -> bool:
+        return self.sum.weight > 0
 
-    def reset(self) -> None:
-        """Drops everything."""
-        self.count = 0
-        self.weight = 0.0  # of the models so far, all together
-        self.total: State = {}
-        self.dtypes: dict[str, torch.dtype] = {}
+    def append(self, state: State) -> None:
+        """Takes the newest model in."""
+        self.sum.scale(self.decay)
+        self.sum.add(state)
 
     def start(self, state: State) -> None:
-        """Begins at a model as if there had always been no other."""
-        self.append(state, share=1.0)
-
-    def append(self, state: State, share: float | None = None) -> None:
-        """Takes the newest model in."""
-        share = 1 - self.decay if share is None else share
-        self.count += 1
-        self.weight = (1 - share) * self.weight + share
-        for name, tensor in state.items():
-            value, before = tensor.detach().cpu(), self.total.get(name)
-            self.dtypes[name] = value.dtype
-            if value.is_floating_point():
-                new = value.double() * share
-                self.total[name] = new if before is None else before * (1 - share) + new
-            else:
-                self.total[name] = value.clone() if before is None else before.maximum(value)
+        """Begins at a model as if it had been the model of all rounds before."""
+        self.sum.add(state, 1 / (1 - self.decay))
 
     def mean(self) -> State:
-        """The average so far, in the types of the models."""
-        return {
-            name: (total / self.weight).to(self.dtypes[name])
-            if total.is_floating_point()
-            else total
-            for name, total in self.total.items()
-        }
+        """The average, the whole state."""
+        return self.sum.mean()
 
     def state_dict(self) -> dict[str, Any]:
-        """What there is."""
-        names = {name: str(dtype).removeprefix("torch.") for name, dtype in self.dtypes.items()}
-        return {"count": self.count, "weight": self.weight, "total": self.total, "dtypes": names}
+        """For a checkpoint, which has no types beside those of tensors."""
+        return {
+            "total": {name: tensor.clone() for name, tensor in self.sum.total.items()},
+            "like": {n: torch.empty(0, dtype=dtype) for n, dtype in self.sum.dtypes.items()},
+            "weight": self.sum.weight,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse of :meth:`state_dict`."""
-        self.count, self.weight, self.total = state["count"], state["weight"], state["total"]
-        self.dtypes = {name: getattr(torch, dtype) for name, dtype in state["dtypes"].items()}
+        self.sum.total = {name: tensor.clone() for name, tensor in state["total"].items()}
+        self.sum.dtypes = {name: tensor.dtype for name, tensor in state["like"].items()}
+        self.sum.weight = state["weight"]
+
+    def reset(self) -> None:
+        """Drops everything."""
+        self.sum = WeightedMean()
 
 
 class FrozenNet:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.client import Objective
 from fedgkd_pl.federation.message import Message, State
-from fedgkd_pl.federation.teachers import FrozenNet, MovingAverage, TeacherBuffer
+from fedgkd_pl.federation.teachers import FrozenNet, MovingMean, TeacherBuffer
 from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient, accuracy
 from torch import Tensor, nn
 from torch.nn.functional import kl_div, log_softmax, mse_loss
@@ -67,22 +67,22 @@ class FedGKD(FedAvg):
         self.teach_from_start = teach_from_start
         require(ema is None or 0 <= ema < 1, "ema", "must be in [0, 1)", ema)
         self.tau_squared = tau_squared
-        self.buffer: TeacherBuffer | MovingAverage = TeacherBuffer(maxlen=buffer_size)
+        self.buffer: TeacherBuffer | MovingMean = TeacherBuffer(maxlen=buffer_size)
         if ema is not None:
-            self.buffer = MovingAverage(ema)
+            self.buffer = MovingMean(ema)
 
     def on_train_start(self) -> None:
         """Opens the engine; w_0 enters the buffer where it may teach."""
         super().on_train_start()
-        if self.teach_from_start and not len(self.buffer):
+        if self.teach_from_start and not self.buffer:
             self.buffer.append(self.global_state())
 
     def broadcast(self) -> Message:
         """w_t, and w̄_t where it is another model."""
         message = super().broadcast()
-        if len(self.buffer) and self.gamma:
+        if self.buffer and self.gamma:
             message.numbers["distil"] = 1
-            if len(self.buffer) > 1:
+            if isinstance(self.buffer, MovingMean) or len(self.buffer) > 1:
                 message.models["teacher"] = self.buffer.mean()
         return message
 

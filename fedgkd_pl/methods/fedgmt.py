@@ -18,7 +18,7 @@ from typing import Any
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.client import Objective
 from fedgkd_pl.federation.message import Message, State
-from fedgkd_pl.federation.teachers import FrozenNet, MovingAverage
+from fedgkd_pl.federation.teachers import FrozenNet, MovingMean
 from fedgkd_pl.methods.fedavg import Weighting, accuracy
 from fedgkd_pl.methods.feddyn import FedDyn, FedDynClient
 from fedgkd_pl.methods.fedgkd import distillation
@@ -68,18 +68,18 @@ class FedGMT(FedDyn):
         self.gamma, self.tau, self.beta = gamma, tau, beta
         self.proximal = proximal
         self.teach_from_start = teach_from_start
-        self.average = MovingAverage(alpha)
+        self.average = MovingMean(alpha)
 
     def on_train_start(self) -> None:
         """Opens the engine; the average starts at w_0 where that may teach."""
         super().on_train_start()
-        if self.teach_from_start and not len(self.average):
+        if self.teach_from_start and not self.average:
             self.average.start(self.global_state())
 
     def broadcast(self) -> Message:
         """w_t and, once there is one, e_t."""
         message = super().broadcast()
-        if len(self.average) and self.gamma:
+        if self.average and self.gamma:
             message.models["teacher"] = self.average.mean()
         return message
 

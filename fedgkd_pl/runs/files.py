@@ -22,6 +22,7 @@ from fedgkd_pl.federation.message import ClientFailure
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.plots.partition import bubble_chart
 from fedgkd_pl.processes.signals import stop_behind
+from fedgkd_pl.runs.accuracy import Row, accuracy_summary, average_summary
 from fedgkd_pl.runs.folder import ERROR, EVENTS, FAILURES, METRICS, MODEL, PARTITION, SUMMARY
 from fedgkd_pl.storage.checkpoint import RECORD
 from fedgkd_pl.storage.files import check_held, commit, write_text
@@ -30,7 +31,6 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 
 log = logging.getLogger("fedgkd_pl")
-Row = dict[str, float]
 COLUMNS = ["round", "client", "reason", "traceback"]  # of failures.csv
 
 
@@ -157,13 +157,15 @@ class RunFiles(FederatedCallback):
         server = _server(pl_module)
         model = to_safetensors(server.global_state())
         commit(self._folder(trainer) / MODEL, [model])
-        accuracies = accuracy_summary(list(self.rows.values()))
+        rows = list(self.rows.values())
+        accuracies, average = accuracy_summary(rows), average_summary(rows)
         reasons = Counter(row["reason"] for row in self.failures).most_common(20)
         summary = {
             "method": type(server).__name__,
             "dataset": server.datamodule.name,
             "seed": server.datamodule.seed,
             **accuracies,
+            **({"average": average} if average else {}),
             "rounds_asked": trainer.max_epochs,
             "bytes_down": server.bytes_down,
             "bytes_up": server.bytes_up,
@@ -237,28 +239,6 @@ def csv_text(columns: list[str], rows: list[Any]) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
-
-
-def accuracy_summary(rows: list[Row]) -> dict[str, float | None]:
-    """The numbers people report, from the rows of ``metrics.csv``.
-
-    The paper's number is the best test accuracy over rounds, which picks its round on the test
-    set; ``test_acc_at_best_val`` picks it on the validation set.
-    """
-    tested = [row for row in rows if "test/acc" in row]
-    final = rows[-1].get("test/acc") if rows else None  # of the last model, or of none
-    last_10 = [row["test/acc"] for row in tested[-10:]]
-    best = max(tested, key=lambda row: row["test/acc"], default=None)
-    validated = [row for row in tested if "val/acc" in row]
-    chosen = max(validated, key=lambda row: row["val/acc"], default=None)
-    return {
-        "rounds": len(rows),
-        "best_test_acc": best["test/acc"] if best else None,
-        "best_round": int(best["round"]) if best else None,
-        "final_test_acc": final,
-        "mean_last_10_test_acc": sum(last_10) / len(last_10) if last_10 else None,
-        "test_acc_at_best_val": chosen["test/acc"] if chosen else None,
-    }
 
 
 def _server(module: LightningModule) -> FederatedServer:

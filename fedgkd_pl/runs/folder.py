@@ -14,6 +14,7 @@ from fedgkd_pl.storage.reading import read_json
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
+AVERAGE = "average.safetensors"
 CONFIG = "config.yaml"
 ERROR = "error.txt"
 FAILURES = "failures.csv"
@@ -82,6 +83,11 @@ class RunFolder:
     def model(self) -> Path:
         """The final global model."""
         return self.path / MODEL
+
+    @property
+    def average(self) -> Path:
+        """What AveragedModel made of the global models."""
+        return self.path / AVERAGE
 
     @property
     def checkpoints(self) -> Path:

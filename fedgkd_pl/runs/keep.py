@@ -4,13 +4,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+from fedgkd_pl.federation.checks import SCORES
 from fedgkd_pl.runs.folder import LAST
 from fedgkd_pl.storage.checkpoint import CheckpointDamaged, read_checkpoint
 from fedgkd_pl.storage.files import commit
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-
-SCORES = ("val/", "test/")
 
 
 class BestRound(ModelCheckpoint):

@@ -6,8 +6,9 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from fedgkd_pl.callbacks.averaged import AveragedModel
 from fedgkd_pl.errors import SettingError, require
-from fedgkd_pl.federation.checks import FLAGS
+from fedgkd_pl.federation.checks import FLAGS, SCORES
 from fedgkd_pl.runs.settings import short
 from fedgkd_pl.settings.messages import GROUPS, NO_CLASS, NO_GROUP, cut
 from jsonargparse import Namespace
@@ -54,11 +55,13 @@ def check_meaning(settings: Namespace) -> None:
 def check_monitors(callbacks: list[Any]) -> None:
     """Refuses a callback's ``monitor`` that looks like a misspelled score of ours."""
     names = [f"{split}/{score}" for split in ("val", "test") for score in ("acc", "loss", "f1")]
+    if any(isinstance(callback, AveragedModel) for callback in callbacks):
+        names += [f"average/{score}" for score in ("acc", "loss", "val_acc", "val_loss")]
     for callback in callbacks:
         monitor = getattr(callback, "monitor", None)
         if isinstance(monitor, str) and monitor not in names and "/class_acc/" not in monitor:
             slip = get_close_matches(monitor, names, n=1)
-            ours = monitor.startswith(("val/", "test/"))
+            ours = monitor.startswith(SCORES)
             hint = f", did you mean {slip[0]}?" if slip else f": {', '.join(names)}"
             require(not slip and not ours, "monitor", f"no such score{hint}", monitor)
 

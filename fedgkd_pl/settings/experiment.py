@@ -11,6 +11,7 @@ from shlex import quote
 from typing import Any
 
 import torch
+from fedgkd_pl.callbacks.averaged import AveragedModel
 from fedgkd_pl.callbacks.profile import RoundProfile
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.errors import SettingError, require
@@ -167,6 +168,10 @@ class Experiment:
             compare_settings(fixed_settings(strict_yaml.read(str(folder.config))), self.fixed)
             return
         check_settings(checkpoint, self.fixed)
+        for callback in self.callbacks:
+            saved = checkpoint["callbacks"].get(callback.state_key)
+            if isinstance(callback, AveragedModel) and saved is not None:
+                callback.check_resumed(saved)
         done, rounds = checkpoint["global_step"], self.settings["rounds"]
         finished = folder is None or folder.is_finished(done)
         stopped = folder is not None and checkpoint["fedgkd_pl"].get("stopped")
@@ -207,10 +212,11 @@ class Experiment:
     def _tell(self, folder: RunFolder) -> None:
         """Prints how it went and where to look."""
         summary = json.loads(folder.summary.read_text(encoding="utf-8"))
-        best, final = summary["best_test_acc"], summary["final_test_acc"]
-        if best is not None:
-            last = "not tested" if final is None else f"{final:.4f}"
-            print(f"test/acc best {best:.4f} (round {summary['best_round']}), final {last}")
+        for name, found in (("test/acc", summary), ("average/acc", summary.get("average", {}))):
+            best, final = found.get("best_test_acc"), found.get("final_test_acc")
+            if best is not None:
+                last = "not tested" if final is None else f"{final:.4f}"
+                print(f"{name} best {best:.4f} (round {found['best_round']}), final {last}")
         print(f"wrote {folder.path}")
         if self.own_logger:
             print(f"look:  tensorboard --logdir {folder.path.parent}")

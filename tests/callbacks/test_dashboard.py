@@ -33,7 +33,7 @@ from torch.optim import SGD
 from tests.conftest import Table, fit, linear, quiet_trainer, same
 
 OTHERS = ("drift.ClientDrift", "local_models.LocalModels", "forgetting.Forgetting")
-OTHERS += ("agreement.TeacherAgreement", "communication.Communication")
+OTHERS += ("agreement.TeacherAgreement", "communication.Communication", "averaged.AveragedModel")
 Ask = Callable[..., Any]
 
 
@@ -128,6 +128,8 @@ def test_charts_of_what_belongs_together(ask: Ask) -> None:
     expected["losses"]["clients: the whole and its parts"].add("client/kd_mean")
     spread = {"local/acc_mean", "local/acc_min", "local/acc_max"}
     expected["accuracy"]["local models: mean, worst to best"] = spread
+    expected["accuracy"]["averaged model"] = {"average/acc", "average/val_acc"}
+    expected["losses"]["averaged model"] = {"average/loss", "average/val_loss"}
     expected["bytes"]["so far, in 10⁶"] = {"comm/total_mb_down", "comm/total_mb_up"}
     expected["drift"] = {
         "how far clients move": {"drift/norm_mean", "drift/norm_max"},

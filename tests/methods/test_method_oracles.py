@@ -91,6 +91,14 @@ def test_whole_rounds_of_variants(
     compare(build(name, **changes), data, more, MORE[name][1], settings, {"clip": clip})
 
 
+def test_whole_rounds_of_fedgkd_with_a_moving_average() -> None:
+    """FedGMT without its duals."""
+    model = build("FedGKD", gamma=1.2, temperature=2.0, tau_squared=True, ema=0.8)
+    settings = {"gamma": 0.6, "tau": 2.0, "alpha": 0.8, "beta": float("inf")}
+    settings |= {"server_term": False, "bias_corrected": True}
+    compare(model, table(participation=0.67), more, "fedgmt", settings, {})
+
+
 @pytest.mark.parametrize("kind", ["prior", "fedlc", "fedrs"])
 @pytest.mark.parametrize("name", ["FedAvg", "FedGKD", "FedNTD"])
 def test_whole_rounds_with_a_loss_that_knows_the_labels(kind: str, name: str) -> None:

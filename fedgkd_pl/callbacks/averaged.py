@@ -1,0 +1,137 @@
+"""The mean of the last global models, evaluated beside the newest one."""
+
+from typing import Any
+
+from fedgkd_pl.errors import require
+from fedgkd_pl.federation.callback import FederatedCallback
+from fedgkd_pl.federation.evaluation import Evaluation
+from fedgkd_pl.federation.message import State
+from fedgkd_pl.federation.server import FederatedServer
+from fedgkd_pl.federation.teachers import FrozenNet, MovingMean, TeacherBuffer
+from fedgkd_pl.runs.files import run_folder
+from fedgkd_pl.runs.folder import AVERAGE
+from fedgkd_pl.storage.files import commit
+from fedgkd_pl.storage.tensors import to_safetensors
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
+
+SIZE = 5  # as the paper's buffer
+
+
+class AveragedModel(FederatedCallback):
+    """Averages the global models of the last rounds, and evaluates the average beside them.
+
+    The average is the plain mean of the last ``size`` global models (of all there are in the first
+    rounds), or with ``decay`` = β their exponential moving average without bias,
+    Σ β^(t−i) w_i / Σ β^(t−i). The model that a run starts from is not in it, and a round that
+    fails adds none. It never enters training.
+
+    Whenever the global model is evaluated, the average is, on the same batches: logs
+    ``average/acc`` and ``average/loss`` of the test set, ``average/val_acc`` and
+    ``average/val_loss`` of the validation set. What it is made of travels in the checkpoint. At
+    the end of a run with :class:`~fedgkd_pl.RunFiles` it is written to ``average.safetensors``.
+
+    Args:
+        size: how many models the plain mean is of; 5 unless ``decay`` is given.
+        decay: β of the moving average, between 0 and 1.
+        export: whether to write ``average.safetensors``.
+    """
+
+    def __init__(
+        self, size: int | None = None, decay: float | None = None, export: bool = True
+    ) -> None:
+        require(size is None or size >= 1, "size", "must be at least 1", size)
+        require(decay is None or 0 < decay < 1, "decay", "must be between 0 and 1", decay)
+        text = "is another average than that of decay: give one of them"
+        require(size is None or decay is None, "size", text, size)
+        self.size = SIZE if size is None and decay is None else size
+        self.decay = decay
+        self.export = export
+        self.models: TeacherBuffer | MovingMean = (
+            TeacherBuffer(maxlen=self.size) if decay is None else MovingMean(decay)
+        )
+        self.net: FrozenNet | None = None
+        self.evaluations: dict[str, Evaluation] = {}  # of this round, by split
+
+    def state_dict(self) -> dict[str, Any]:
+        """For the checkpoint."""
+        return {"size": self.size, "decay": self.decay, "models": self.models.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """From the checkpoint; refuses that of another average."""
+        self.check_resumed(state_dict)
+        self.models.load_state_dict(state_dict["models"])
+
+    def check_resumed(self, saved: dict[str, Any]) -> None:
+        """Refuses to go on from the state of an average with other settings."""
+        for key in ("decay", "size"):
+            before, now = saved[key], getattr(self, key)
+            text = f"a run is resumed with the average it began with, here {before}"
+            require(before == now, key, text, now)
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """A new run starts without models; those of a checkpoint come after this hook."""
+        if stage == "fit" and trainer.current_epoch == 0:
+            self.models.reset()
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Copies the net, once for all rounds."""
+        self.net = FrozenNet(pl_module.net)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
+        """Takes the new global model in, if the round counts."""
+        if pl_module.round not in pl_module.failed_rounds:
+            self.models.append(pl_module.global_state())
+
+    def average(self, server: FederatedServer) -> State:
+        """The average so far; before the first round that counts, what the run starts from."""
+        return self.models.mean() if self.models else server.global_state()
+
+    def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Makes ready to evaluate in a round, and not in ``validate`` or the sanity check."""
+        self.evaluations = {}
+        if self.net and trainer.state.fn == "fit" and not trainer.sanity_checking:
+            data, device = pl_module.datamodule, pl_module.device
+            self.net.load(self.average(pl_module), device)
+            for split in data.eval_splits():
+                self.evaluations[split] = Evaluation(data.num_classes).to(device)
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: Any,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Evaluates on the batch that the global model was evaluated on."""
+        if self.net and self.evaluations:
+            x, y = batch
+            with trainer.precision_plugin.val_step_context():
+                split = pl_module.datamodule.eval_splits()[dataloader_idx]
+                self.evaluations[split].update(self.net(x), y)
+
+    def on_evaluated(
+        self,
+        trainer: Trainer,
+        pl_module: FederatedServer,
+        split: str,
+        values: dict[str, float],
+        confusion: Tensor,
+    ) -> None:
+        """Logs the round."""
+        if self.evaluations:
+            found = self.evaluations[split].finish()
+            part = "" if split == "test" else f"{split}_"
+            pl_module.log_round({f"average/{part}{name}": found[name] for name in ("acc", "loss")})
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Gives the net's memory back."""
+        self.net, self.evaluations = None, {}
+
+    def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Writes the average; also of a run that only lacked it."""
+        folder = run_folder(trainer)
+        if folder and self.export:
+            commit(folder / AVERAGE, [to_safetensors(self.average(pl_module))])
