@@ -11,6 +11,7 @@ from fedgkd_pl.data.examples import Batch, Batches, Examples
 from fedgkd_pl.federation.losses import CrossEntropy, LocalLoss
 from fedgkd_pl.federation.message import LR_FACTOR, ClientUpdate, Message, State
 from fedgkd_pl.federation.performance import fused, is_channels_last
+from fedgkd_pl.federation.steps import UnitGradient
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -39,12 +40,13 @@ class FederatedClient(LightningModule):
     """
 
     num_classes: int  # of the data, like the following set for a run
-    seed: int  # of the run
+    run_seed: int
     uses_public = False  # whether :attr:`public` is needed
     public: Examples | None = None
-    loss: LocalLoss = CrossEntropy()  # the server's
+    local_loss: LocalLoss = CrossEntropy()  # the server's
     # added to the gradient of every parameter in every step, before it is clipped
     correction: list[Tensor] | None = None
+    unit_steps: UnitGradient | None = None  # what they would do with a gradient of 1
 
     def __init__(
         self,
@@ -88,7 +90,7 @@ class FederatedClient(LightningModule):
 
     def cross_entropy(self, logits: Tensor, y: Tensor) -> Tensor:
         """The loss of a batch of labels, as the server's ``loss`` has it."""
-        return self.loss(logits, y, self._counts)
+        return self.local_loss(logits, y, self._counts)
 
     def observe(self, y: Tensor, outputs: Tensor | None) -> None:
         """Called after the loss of every batch, for what a client gathers while it trains.
@@ -159,7 +161,7 @@ class FederatedClient(LightningModule):
     def on_train_start(self) -> None:
         """Counts labels for the loss; asks teachers ahead where all epochs have the same inputs."""
         batches = self.trainer.train_dataloader
-        if self.loss.needs_counts:
+        if self.local_loss.needs_counts:
             wide = torch.promote_types(next(self.net.parameters()).dtype, torch.float32)
             labels = batches.examples.targets  # type: ignore[union-attr]
             self._counts = torch.bincount(labels, minlength=self.num_classes).to(wide)
@@ -210,12 +212,14 @@ class FederatedClient(LightningModule):
             norm.train(len(batch[1]) > 1)
 
     def on_before_optimizer_step(self, optimizer: Any) -> None:
-        """Corrects the gradient; it is unscaled by now, and clipped next."""
+        """Corrects the gradient, which is unscaled by now and clipped next; counts the step."""
         if self.correction is not None:
             parameters = self.net.parameters()
             for parameter, shift in zip(parameters, self.correction, strict=True):
                 if parameter.grad is not None:
                     parameter.grad.add_(shift)
+        if self.unit_steps is not None:
+            self.unit_steps.step(optimizer)
 
     def report(self, y: Tensor, **parts: Tensor) -> None:
         """Adds means over a batch to the client's report; cheaper than ``self.log``."""

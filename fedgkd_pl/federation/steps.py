@@ -1,10 +1,12 @@
 """What local SGD does with a constant gradient, by which a method divides how far a client went."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedgkd_pl.errors import require
-from fedgkd_pl.federation.client import FederatedClient
 from torch.optim import SGD, Optimizer
+
+if TYPE_CHECKING:
+    from fedgkd_pl.federation.client import FederatedClient
 
 
 class UnitGradient:
@@ -37,7 +39,7 @@ class UnitGradient:
         self.moved += group["lr"] * gradient
 
 
-def check_countable(client: FederatedClient, method: str) -> None:
+def check_countable(client: "FederatedClient", method: str) -> None:
     """Raises a clear error if a client's optimizer is not plain SGD with one rate."""
     built = client.configure_optimizers()
     optimizer: Optimizer = built[0][0] if isinstance(built, tuple) else built

@@ -190,7 +190,7 @@ class FedAUXClient(FedAvgClient):
         if self.scores is None:
             own: Any = self.trainer.train_dataloader
             assert self.public is not None
-            negatives, examples = split_public(self.public, self.negatives, self.seed)
+            negatives, examples = split_public(self.public, self.negatives, self.run_seed)
             self.scorer.load(self.start, self.device)
             local, others, rest = (
                 self._features(each) for each in (own.examples, negatives, examples)

@@ -83,15 +83,11 @@ class FedNovaClient(FedProxClient):
     def receive(self, message: Message, state: State) -> None:
         """Starts to count."""
         super().receive(message, state)
-        self.steps = UnitGradient(self.mu)
-
-    def on_before_optimizer_step(self, optimizer: Any) -> None:
-        """Counts a step."""
-        super().on_before_optimizer_step(optimizer)
-        self.steps.step(optimizer)
+        self.unit_steps = UnitGradient(self.mu)
 
     def reply(self) -> ClientUpdate:
         """Sends a_k."""
         update = super().reply()
-        update.extra = {"work": torch.tensor(self.steps.moved, dtype=torch.float64)}
+        assert self.unit_steps is not None
+        update.extra = {"work": torch.tensor(self.unit_steps.moved, dtype=torch.float64)}
         return update

@@ -98,7 +98,7 @@ class SCAFFOLDClient(FedAvgClient):
     def receive(self, message: Message, state: State) -> None:
         """Loads w_t; the correction of the gradient is c − c_k."""
         super().receive(message, state)
-        self.steps = UnitGradient()
+        self.unit_steps = UnitGradient()
         self.start = [parameter.detach().clone() for parameter in self.net.parameters()]
         self.control = message.tensors["control"]
         self.own = state or {name: torch.zeros_like(c) for name, c in self.control.items()}
@@ -107,16 +107,12 @@ class SCAFFOLDClient(FedAvgClient):
             for name, _ in self.net.named_parameters()
         ]
 
-    def on_before_optimizer_step(self, optimizer: Any) -> None:
-        """Corrects the gradient, and counts the step."""
-        super().on_before_optimizer_step(optimizer)
-        self.steps.step(optimizer)
-
     def reply(self) -> ClientUpdate:
         """Sends c_k⁺ − c_k and keeps c_k⁺."""
         update = super().reply()
+        assert self.unit_steps is not None
         for (name, _), start in zip(self.net.named_parameters(), self.start, strict=True):
-            gradient = (start.cpu() - update.weights[name]) / self.steps.moved
+            gradient = (start.cpu() - update.weights[name]) / self.unit_steps.moved
             update.extra[name] = gradient - self.control[name]
             update.state[name] = self.own[name] + update.extra[name]
         return update

@@ -7,19 +7,39 @@ stem of stride 1 and no max-pool.
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
+import torch
 from fedgkd_pl.errors import require
 from fedgkd_pl.models.heads import projection_of
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
 Norm = Callable[[int], nn.Module]
+Conv = Callable[[int, int, int, int], nn.Module]  # inputs, outputs, kernel, stride
 
 
-def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
+class StandardConv2d(nn.Conv2d):
+    """A convolution whose filters have mean 0 and variance 1 when they are used.
+
+    Qiao et al., Micro-Batch Training with Batch-Channel Normalization and Weight Standardization,
+    2019.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The convolution of a batch of images."""
+        variance, mean = torch.var_mean(self.weight, (1, 2, 3), correction=0, keepdim=True)
+        weight = (self.weight - mean) * (variance + 1e-5).rsqrt()
+        y: Tensor = self._conv_forward(x, weight, self.bias)
+        return y
+
+
+def _conv(
+    inputs: int, outputs: int, kernel: int, stride: int = 1, cls: type[nn.Conv2d] = nn.Conv2d
+) -> nn.Conv2d:
     """A convolution with He's initialisation (see PAPERS.md)."""
-    conv = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
+    conv = cls(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
     nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
     return conv
 
@@ -27,12 +47,14 @@ def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
 class _Block(nn.Module):
     """Convolutions beside a shortcut, which is a 1 × 1 convolution where the shape changes."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int, norm: Norm, *layers: Any) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, stride: int, conv: Conv, norm: Norm, *layers: Any
+    ) -> None:
         super().__init__()
         self.residual = nn.Sequential(*layers)
         self.shortcut = nn.Sequential()
         if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(_conv(inputs, outputs, 1, stride), norm(outputs))
+            self.shortcut = nn.Sequential(conv(inputs, outputs, 1, stride), norm(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         return relu(self.residual(x) + self.shortcut(x))
@@ -43,11 +65,11 @@ class BasicBlock(_Block):
 
     expansion = 1
 
-    def __init__(self, inputs: int, width: int, stride: int, norm: Norm) -> None:
+    def __init__(self, inputs: int, width: int, stride: int, conv: Conv, norm: Norm) -> None:
         super().__init__(
-            *(inputs, width, stride, norm),
-            *(_conv(inputs, width, 3, stride), norm(width), nn.ReLU()),
-            *(_conv(width, width, 3), norm(width)),
+            *(inputs, width, stride, conv, norm),
+            *(conv(inputs, width, 3, stride), norm(width), nn.ReLU()),
+            *(conv(width, width, 3, 1), norm(width)),
         )
 
 
@@ -56,12 +78,12 @@ class Bottleneck(_Block):
 
     expansion = 4
 
-    def __init__(self, inputs: int, width: int, stride: int, norm: Norm) -> None:
+    def __init__(self, inputs: int, width: int, stride: int, conv: Conv, norm: Norm) -> None:
         super().__init__(
-            *(inputs, 4 * width, stride, norm),
-            *(_conv(inputs, width, 1), norm(width), nn.ReLU()),
-            *(_conv(width, width, 3, stride), norm(width), nn.ReLU()),
-            *(_conv(width, 4 * width, 1), norm(4 * width)),
+            *(inputs, 4 * width, stride, conv, norm),
+            *(conv(inputs, width, 1, 1), norm(width), nn.ReLU()),
+            *(conv(width, width, 3, stride), norm(width), nn.ReLU()),
+            *(conv(width, 4 * width, 1, 1), norm(4 * width)),
         )
 
 
@@ -78,6 +100,8 @@ class ResNet(nn.Module):
         projection: width of a projection head before the classifier (MOON, FedGKD+: 256); None
             for none.
         in_channels: channels of the images.
+        weight_standard: give the filters of every convolution mean 0 and variance 1 when they are
+            used, which goes well with GroupNorm; another net than the paper's.
     """
 
     def __init__(
@@ -90,6 +114,7 @@ class ResNet(nn.Module):
         group_size: int = 16,
         projection: int | None = None,
         in_channels: int = 3,
+        weight_standard: bool = False,
     ) -> None:
         super().__init__()
         require(len(blocks) == len(widths) > 0, "blocks", "must have as many stages as widths")
@@ -105,16 +130,17 @@ class ResNet(nn.Module):
                 return nn.BatchNorm2d(channels)
             return nn.GroupNorm(channels // group_size, channels)
 
+        conv = partial(_conv, cls=StandardConv2d if weight_standard else nn.Conv2d)
         cls = BasicBlock if block == "basic" else Bottleneck
         channels = widths[0]
         layers: OrderedDict[str, nn.Module] = OrderedDict(
-            stem=_conv(in_channels, channels, 3), norm=normalise(channels), relu=nn.ReLU()
+            stem=conv(in_channels, channels, 3), norm=normalise(channels), relu=nn.ReLU()
         )
         for stage, (count, width) in enumerate(zip(blocks, widths, strict=True), 1):
             stack = nn.Sequential()
             for number in range(count):
                 stride = 2 if stage > 1 and number == 0 else 1
-                stack.append(cls(channels, width, stride, normalise))
+                stack.append(cls(channels, width, stride, conv, normalise))
                 channels = width * cls.expansion
             layers[f"stage{stage}"] = stack
         layers |= {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
@@ -133,7 +159,7 @@ class ResNet8(ResNet):
 
     Args:
         num_classes: number of classes.
-        kwargs: ``norm``, ``group_size``, ``projection``, ``in_channels`` of :class:`ResNet`.
+        kwargs: ``norm``, ``projection`` and others of :class:`ResNet`.
     """
 
     def __init__(self, num_classes: int = 10, **kwargs: Any) -> None:
@@ -145,7 +171,7 @@ class ResNet20(ResNet):
 
     Args:
         num_classes: number of classes.
-        kwargs: ``norm``, ``group_size``, ``projection``, ``in_channels`` of :class:`ResNet`.
+        kwargs: ``norm``, ``projection`` and others of :class:`ResNet`.
     """
 
     def __init__(self, num_classes: int = 10, **kwargs: Any) -> None:
@@ -157,7 +183,7 @@ class ResNet32(ResNet):
 
     Args:
         num_classes: number of classes.
-        kwargs: ``norm``, ``group_size``, ``projection``, ``in_channels`` of :class:`ResNet`.
+        kwargs: ``norm``, ``projection`` and others of :class:`ResNet`.
     """
 
     def __init__(self, num_classes: int = 10, **kwargs: Any) -> None:
@@ -169,7 +195,7 @@ class ResNet56(ResNet):
 
     Args:
         num_classes: number of classes.
-        kwargs: ``norm``, ``group_size``, ``projection``, ``in_channels`` of :class:`ResNet`.
+        kwargs: ``norm``, ``projection`` and others of :class:`ResNet`.
     """
 
     def __init__(self, num_classes: int = 10, **kwargs: Any) -> None:
@@ -181,7 +207,7 @@ class ResNet18(ResNet):
 
     Args:
         num_classes: number of classes.
-        kwargs: ``norm``, ``group_size``, ``projection``, ``in_channels`` of :class:`ResNet`.
+        kwargs: ``norm``, ``projection`` and others of :class:`ResNet`.
     """
 
     def __init__(self, num_classes: int = 200, **kwargs: Any) -> None:
@@ -193,7 +219,7 @@ class ResNet50(ResNet):
 
     Args:
         num_classes: number of classes.
-        kwargs: ``norm``, ``group_size``, ``projection``, ``in_channels`` of :class:`ResNet`.
+        kwargs: ``norm``, ``projection`` and others of :class:`ResNet`.
     """
 
     def __init__(self, num_classes: int = 200, **kwargs: Any) -> None:

@@ -87,6 +87,10 @@ class Node:
         engine = model.engine
         assert isinstance(engine, FlowerEngine)
         if owner is not None:
+            source = data.public_source
+            common = source is None or not source.from_training
+            text = "every node would hold out its own: take OtherData, which is the same for all"
+            require(common, "public", text)
             text = "must say how many samples a client with data of its own may have at most"
             require(engine.max_samples is not None, "max_samples", text)
             job.data = job.data.only(owner, data.all_training_examples())
