@@ -49,7 +49,7 @@ class FedDF(FedAvg):
 
     title = "FedDF"
     citation = "Lin et al., NeurIPS 2020"
-    colour = 8
+    colour = 22
 
     def __init__(
         self,
