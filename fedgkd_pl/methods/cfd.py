@@ -93,6 +93,8 @@ class CFD(FedAvg):
         self.sent: dict[int, Tensor] = {}  # to every client, the last
         self.received: dict[int, Tensor] = {}  # from every client, the last
         self._answers: list[Tensor] = []
+        self._sent: dict[int, Tensor] = {}  # of the round, until it counts
+        self._received: dict[int, Tensor] = {}
 
     def reset(self) -> None:
         """Drops the labels, too."""
@@ -112,7 +114,7 @@ class CFD(FedAvg):
 
     def broadcast(self) -> Message:
         """Y_down, and no model."""
-        self._answers = []
+        self._answers, self._sent, self._received = [], {}, {}
         return Message(self.round, {}, tensors={"labels": self.labels} if self.labels else {})
 
     def take(self, update: ClientUpdate) -> None:
@@ -134,6 +136,8 @@ class CFD(FedAvg):
 
         server_steps(self, self.adam.of(self.net), batches, loss, self.own_steps)
         self.labels = {"labels": soft_labels(self.net, self.public, self.bits_down)}
+        self.sent |= self._sent
+        self.received |= self._received
 
     def bytes_of(self, message: Message, cohort: Any) -> int:
         """The coded labels; every client has another last message."""
@@ -141,13 +145,13 @@ class CFD(FedAvg):
         if labels is None:
             return 0
         total = sum(self._coded(labels, self.sent.get(k), self.bits_down) for k in cohort)
-        self.sent |= dict.fromkeys(cohort, labels)
+        self._sent = dict.fromkeys(cohort, labels)
         return total
 
     def bytes_of_answer(self, update: ClientUpdate) -> int:
         """The coded labels."""
         labels, before = update.extra["labels"], self.received.get(update.client)
-        self.received[update.client] = labels
+        self._received[update.client] = labels
         return self._coded(labels, before, self.bits_up)
 
     def _coded(self, labels: Tensor, before: Tensor | None, bits: int) -> int:

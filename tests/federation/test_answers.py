@@ -162,6 +162,8 @@ def bad_tensors(tensor: torch.Tensor) -> dict[str, Any]:
         "none": None,
         "text": "0",
     }
+    if tensor.dtype == torch.float64:
+        del found["double"]  # which it is
     if floating:
         found["quantised"] = torch.quantize_per_tensor(tensor.float(), 0.1, 0, torch.qint8)
         found["parameter"] = nn.Parameter(tensor.clone())
@@ -300,7 +302,7 @@ METRICS = st.one_of(
 )
 
 
-@pytest.mark.parametrize("name, examples", [("FedAvg", 60), *((name, 12) for name in EVERY)])
+@pytest.mark.parametrize("name, examples", [("FedAvg", 60), *((name, 6) for name in EVERY)])
 def test_numbers_that_are_not_as_declared(name: str, examples: int) -> None:
     def trial(round: Round) -> None:
         true = round.answers[round.place].num_samples

@@ -115,6 +115,7 @@ FEDGEN |= {"generator_steps": 6, "generator_lr": 0.05, "generator_batch_size": 8
 CLASSES = {info.title: getattr(fedgkd_pl, name) for name, info in discover().items()}
 SETTINGS: dict[str, dict[str, Any]] = {name: row[1] for name, row in METHODS.items()}
 SETTINGS |= {name: row[0] for name, row in (MORE | SERVER).items()} | {"FedGen": FEDGEN}
+OWN_OPTIMIZER = ("FedAvgM", "FedAdam", "FedYogi", "FedAdagrad")  # of the server
 EVERY = [title for title in CLASSES if title != "FedAvg"]
 
 
