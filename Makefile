@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 FAST := not slow and not faults and not ray and not flower and not engines
 ENGINES := tests/engines/test_ray.py tests/engines/test_flower.py tests/engines/test_flower_net.py
 
-.PHONY: help setup demo digits bench test test-engines test-faults test-ray test-flower fuzz test-slow lint papers format wheel clean
+.PHONY: help setup demo digits bench test test-engines test-faults test-ray test-flower fuzz test-slow lint papers results format wheel clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -68,6 +68,9 @@ lint: $(STAMP)  ## ruff and mypy --strict
 
 papers: $(STAMP)  ## write the table of methods in PAPERS.md anew
 	@$(BIN)/python -m fedgkd_pl.experiments.papers PAPERS.md
+
+results: $(STAMP)  ## write every table and curve of accuracies in README.md, results/ and docs/ anew
+	@$(BIN)/python -m fedgkd_pl.experiments.results write
 
 format: $(STAMP)  ## let ruff rewrite
 	@$(BIN)/ruff check --fix .

@@ -120,7 +120,10 @@ def facts(run: Run) -> dict[str, Any]:
     """What a run was, by the keys of ``protocol.yaml``."""
     method = str(run.summary["method"])
     names = {"dataset": dataset_name(run), "method": title_of(method)}
-    return plain_settings(run.settings) | names | {"rounds": run.summary["rounds"]}
+    settings = plain_settings(run.settings)
+    if settings.get("data.partition") == "AuthorsDirichlet":  # the paper's own draw
+        settings |= {"data.partition": "Dirichlet", "data.partition.balanced": True}
+    return settings | names | {"rounds": run.summary["rounds"]}
 
 
 def diverged(runs: Mapping[int, Run]) -> str:

@@ -111,7 +111,7 @@ def save(figure: "Figure", path: str | Path) -> None:
     path = Path(path)
     suffix = path.suffix.lower()
     require(suffix in FORMATS, "path", f"must end in one of {', '.join(FORMATS)}", path)
-    commit(path, [_render(figure, suffix[1:])])
+    commit(path, [render(figure, suffix[1:])])
 
 
 def to_svg(figure: "Figure", prefix: str) -> str:
@@ -122,7 +122,7 @@ def to_svg(figure: "Figure", prefix: str) -> str:
             do not take each other's clip paths.
     """
     require(re.fullmatch(r"[A-Za-z][\w-]*", prefix) is not None, "prefix", "must be an id", prefix)
-    text = _render(figure, "svg").decode()
+    text = render(figure, "svg").decode()
     text = text[text.index("<svg") :]
     text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r'\bid="', f'id="{prefix}-', text)
@@ -131,7 +131,8 @@ def to_svg(figure: "Figure", prefix: str) -> str:
     return text.replace("<svg ", f'<svg id="{prefix}" ', 1)
 
 
-def _render(figure: "Figure", format: str) -> bytes:
+def render(figure: "Figure", format: str) -> bytes:
+    """The bytes of a file, without a date: the same figure gives the same ones."""
     from matplotlib import rc_context
 
     undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}

@@ -1,0 +1,184 @@
+"""``make results``: the tables and figures of the pages, from the results the repository keeps.
+
+A page has blocks, and a test fails where one differs from what is written here::
+
+    <!-- results: table digits measures=best,final,last10 -->
+    …
+    <!-- end -->
+
+The first word is one of :data:`KINDS`, the second a study of ``results/``, or several
+(``one+other``). Options follow; ``only=A,B`` chooses methods and their order.
+``python -m fedgkd_pl.experiments.results add FOLDER`` keeps the runs of a study.
+"""
+
+import argparse
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.experiments.protocol import MARKS
+from fedgkd_pl.experiments.registry import GIVEN, KeptRun, add, read_registry
+from fedgkd_pl.experiments.significance import spread
+from fedgkd_pl.experiments.study import Cell, Study
+from fedgkd_pl.experiments.table import Table
+from fedgkd_pl.experiments.tables import make_tables
+
+Options = dict[str, str]
+PAGES = ("README.md", "results/README.md", "benchmarks/DIGITS.md", "docs/*.md")
+BLOCK = re.compile(r"<!-- results: (.*?) -->(\n?).*?<!-- end -->", re.DOTALL)
+
+
+def generate(top: Path) -> tuple[dict[Path, str], set[str]]:
+    """What pages and figures should be, and the studies that ``results/`` does not have."""
+    files: dict[Path, str] = {}
+    absent: set[str] = set()
+    for page in [page for pattern in PAGES for page in sorted(top.glob(pattern))]:
+        text = page.read_text(encoding="utf-8")
+        for block in reversed(list(BLOCK.finditer(text))):
+            kind, names, *words = shlex.split(block[1])
+            require(
+                kind in KINDS, page.name, f"has a block that is none of {', '.join(KINDS)}", kind
+            )
+            studies = {name: read_registry(top / "results" / name) for name in names.split("+")}
+            absent |= {name for name, kept in studies.items() if not kept}
+            runs = [run for kept in studies.values() for run in kept]
+            options = {key: value for key, _, value in (word.partition("=") for word in words)}
+            if "only" in options:
+                chosen = options["only"].split(",")
+                runs = [run for name in chosen for run in runs if run.labels["method"] == name]
+            if not all(studies.values()) or not runs:
+                continue
+            made = KINDS[kind](runs, options)
+            if kind == "curves":
+                figure = top / options.get("file", f"results/{names}/curves.svg")
+                files[figure] = made
+                link = Path(os.path.relpath(figure, page.parent)).as_posix()
+                made = f"![{options.get('alt', 'Learning curves')}]({link})\n"
+            start = f"<!-- results: {block[1]} -->{block[2]}"
+            text = f"{text[: block.start()]}{start}{made}<!-- end -->{text[block.end() :]}"
+        files[page] = text
+    return files, absent
+
+
+def table(runs: Sequence[KeptRun], options: Options) -> str:
+    """Accuracies over the seeds.
+
+    Options: ``measures``, with ranges of rounds (``round1-20``); ``paper``, a table of the paper;
+    ``rows=measure`` for methods as columns; ``notes=all`` for notes on leads; ``plain`` to mark
+    neither the best nor the second.
+    """
+    measures: list[str] = []
+    for word in options.get("measures", "best,final,last10").split(","):
+        ends = re.fullmatch(r"(\w*round)(\d+)-(\d+)", word)
+        numbers = range(int(ends[2]), int(ends[3]) + 1) if ends else ()
+        measures += [f"{ends[1]}{number}" for number in numbers] if ends else [word]
+    axes = list(runs[0].labels)
+    laid_out = [axes, ["measure"]]
+    rows, columns = laid_out[::-1] if options.get("rows") == "measure" else laid_out
+    study = Study(
+        name="",
+        axes={axis: {run.labels[axis]: {} for run in runs} for axis in axes},
+        seeds=sorted({run.seed for run in runs}),
+        paper=options.get("paper", ""),
+        measures=measures,
+        rows=rows,
+        columns=columns,
+    )
+    (made,) = make_tables(study, [(Cell(run.labels, run.seed, ()), run) for run in runs])
+    notes = [n for n in made.notes if options.get("notes") == "all" or n.startswith(tuple(MARKS))]
+    if "plain" in options:
+        made = replace(made, rows=[[replace(v, rank=0) for v in row] for row in made.rows])
+    return replace(made, title="", notes=notes).to_markdown()
+
+
+def value(runs: Sequence[KeptRun], options: Options) -> str:
+    """One accuracy over the seeds, within a line; option: ``measure``."""
+    values = [run.measure(options["measure"]) for run in runs]
+    return spread([value for value in values if value is not None])
+
+
+def curves(runs: Sequence[KeptRun], options: Options) -> str:
+    """An SVG file of test accuracies by round.
+
+    Options: ``file``, ``alt``, ``title``; ``average`` for the averaged models' curves, too.
+    """
+    from fedgkd_pl.plots.figures import learning_curves
+    from fedgkd_pl.plots.style import render
+
+    lines: dict[str, list[dict[int, float]]] = {}
+    for run in runs:
+        label = ", ".join(run.labels.values())
+        lines.setdefault(label, []).append(run.accuracy)
+        if "average" in options and run.average:
+            lines.setdefault(f"{label}, average", []).append(run.average)
+    return render(learning_curves(lines, options.get("title", "")), "svg").decode()
+
+
+def origin(runs: Sequence[KeptRun], options: Options) -> str:
+    """Where the results come from: a row for a method, then commands, machines and notes."""
+    groups: dict[str, list[KeptRun]] = {}
+    for run in runs:
+        groups.setdefault(", ".join(run.labels.values()), []).append(run)
+    rows = []
+    for label, group in groups.items():
+        row = {"method": label}
+        for key in ("seed", "rounds", "precision", "commit", "date"):
+            row[key] = ", ".join(dict.fromkeys(run.entry[key] for run in group))
+        seconds = sum(run.summary["wall_seconds"] for run in group)
+        megabytes = sum(run.summary["bytes_down"] for run in group) / 1e6
+        row["seconds"] = f"{seconds:,.0f}" if seconds else "not recorded"
+        row["MB down"] = f"{megabytes:.1f}" if megabytes else "not recorded"
+        rows.append(row)
+    said = [run.entry[key] for key in ("machine", "note") for run in runs if run.entry[key]]
+    commands = [f"`{run.entry['command']}`" for run in runs]
+    lines = [f"- {text}" for text in dict.fromkeys([*commands, *said])]
+    return "\n".join([Table.of(rows).to_markdown(), *lines, ""])
+
+
+KINDS: dict[str, Callable[[Sequence[KeptRun], Options], str]] = {
+    "table": table,
+    "value": value,
+    "curves": curves,
+    "origin": origin,
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Keeps runs, or writes pages and figures; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m fedgkd_pl.experiments.results")
+    commands = parser.add_subparsers(dest="action", required=True)
+    commands.add_parser("write", help="write all blocks and figures")
+    adding = commands.add_parser("add", help="keep the runs below a folder")
+    adding.add_argument("folder", type=Path)
+    adding.add_argument("--study", help="the folder in results/ (default: the name of FOLDER)")
+    adding.add_argument("--label", default="", help="put behind the methods' names")
+    adding.add_argument("--compact", action="store_true", help="keep accuracies only")
+    for name in GIVEN:
+        adding.add_argument(f"--{name}", help="instead of what is found")
+    given = parser.parse_args(argv)
+    try:
+        if given.action == "add":
+            target = Path("results") / (given.study or given.folder.resolve().name)
+            names = add(given.folder, target, vars(given), given.label, given.compact)
+            print(f"{target}: {', '.join(names)}")
+            return 0
+        files, absent = generate(Path())
+    except SettingError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for file, text in files.items():
+        if not file.exists() or file.read_text(encoding="utf-8") != text:
+            file.write_text(text, encoding="utf-8")
+            print(f"wrote {file}")
+    for name in sorted(absent):
+        print(f"left as they are: blocks of {name}, which is not in results/")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,147 @@
+"""Tables and curves of the pages are what ``make results`` writes from the kept results."""
+
+import csv
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from fedgkd_pl.experiments.registry import add, read_registry
+from fedgkd_pl.experiments.results import BLOCK, PAGES, generate, main
+from fedgkd_pl.experiments.runs import read_run
+
+from tests.conftest import REPO
+
+FILES = [file for pattern in PAGES for file in sorted(REPO.glob(pattern))]
+STUDIES = sorted(file.parent for file in REPO.glob("results/*/runs.csv"))
+NOT_YET = {"digits"}  # the blocks have the numbers of a study whose files were not kept
+# Tables of accuracies outside of blocks, by page and first column, and why.
+TYPED = {
+    ("docs/experiments.md", "FedGKD"): "the toy: toy_figure leaves no run",
+    ("docs/experiments.md", "FedAvg"): "the toy: toy_figure leaves no run",
+}
+
+
+def test_every_block_and_figure_is_what_make_results_writes() -> None:
+    files, absent = generate(REPO)
+    assert absent <= NOT_YET
+    assert {file.suffix for file in files} == {".md", ".svg"} and len(files) > len(FILES)
+    different = [str(f.relative_to(REPO)) for f, t in files.items() if f.read_text("utf-8") != t]
+    assert not different, f"{different}: make results"
+
+
+def test_accuracies_stand_in_blocks_only() -> None:
+    typed = {}
+    for file in FILES:
+        text = BLOCK.sub("", re.sub(r"```.*?```", "", file.read_text("utf-8"), flags=re.DOTALL))
+        for line in text.splitlines():
+            if line.startswith("|") and re.search(r"\b\d\d\.\d{1,2}\b", line):
+                typed[file.relative_to(REPO).as_posix(), line.split("|")[1].strip()] = line
+    assert set(typed) == set(TYPED), typed
+
+
+@pytest.mark.parametrize("folder", STUDIES, ids=lambda folder: folder.name)
+def test_every_entry_says_where_it_comes_from(folder: Path) -> None:
+    runs = read_registry(folder)
+    with (folder / "rounds.csv").open(newline="") as file:
+        assert {row["run"] for row in csv.DictReader(file)} == {run.entry["run"] for run in runs}
+    for run in runs:
+        assert run.entry["rounds"] == str(len(run.accuracy))
+        for key in ("command", "commit", "date", "machine", "precision"):
+            assert run.entry[key], (run.entry["run"], key)
+        assert run.entry["seconds"] or run.entry["commit"] == "not recorded"
+        assert not re.search(r"/(home|work|tmp|var|root)/", str(run.entry) + str(run.settings))
+
+
+def test_the_results_stay_small() -> None:
+    sizes = [file.stat().st_size for file in (REPO / "results").rglob("*") if file.is_file()]
+    assert sum(sizes) < 600_000
+
+
+def study(done: Path, top: Path) -> Path:
+    """A study's folder with copies of a run: two seeds of one method, the second not finished."""
+    for seed in (0, 1):
+        folder = top / f"FedGKD-seed{seed}" / "version_0"
+        shutil.copytree(done, folder)
+        config = (folder / "config.yaml").read_text()
+        config = config.replace("seed_everything: 0", f"seed_everything: {seed}")
+        (folder / "config.yaml").write_text(config)
+    lines = (folder / "metrics.csv").read_text().splitlines(keepends=True)
+    (folder / "metrics.csv").write_text("".join(lines[:3]))  # two of three rounds
+    return top
+
+
+def test_runs_are_kept_as_they_are(done: Path, tmp_path: Path) -> None:
+    top, kept = study(done, tmp_path / "long" / "runs" / "digits"), tmp_path / "results" / "digits"
+    (tmp_path / "long" / "log.txt").write_text(
+        "== 2001-01-01T00:00:00Z commit aaaaaaa: --rounds 1\n"
+        "== 2001-01-02T00:00:00Z commit bbbbbbb: --rounds 2\n"
+        "== 2100-01-01T00:00:00Z commit ccccccc: --rounds 3\n"
+    )
+    assert add(top, kept, {"note": "tried"}) == ["FedGKD-seed0", "FedGKD-seed1"]
+    whole, part = read_registry(kept)
+    run = read_run(done)
+    for measure in ("best", "final", "last10", "at_best_val", "round2"):
+        assert whole.measure(measure) == pytest.approx(run.measure(measure), abs=1e-4)
+    assert whole.summary["bytes_down"] == run.summary["bytes_down"]
+    assert float(whole.entry["seconds"]) == pytest.approx(run.summary["wall_seconds"], abs=0.51)
+    assert whole.labels == {"method": "FedGKD"} and whole.seed == 0 and part.seed == 1
+    assert whole.settings["model.init_args.buffer_size"] == 2
+    assert not any("data_dir" in key for key in whole.settings)
+    assert list(part.accuracy) == [1, 2] and part.entry["rounds"] == "2"
+    assert float(part.entry["seconds"]) > 0  # from its checkpoint
+    assert whole.entry["commit"] == "bbbbbbb" and whole.entry["note"] == "tried"
+    assert whole.entry["command"] == "fedgkd-pl compare studies/digits.yaml --rounds 3"
+
+    shutil.copy(done / "metrics.csv", top / "FedGKD-seed1" / "version_0" / "metrics.csv")
+    add(top, kept, {}, compact=True)  # anew
+    runs = read_registry(kept)
+    assert [run.entry["rounds"] for run in runs] == ["3", "3"] and not runs[0].entry["note"]
+    assert set(runs[0].columns) == {"test/acc", "val/acc"}
+    add(top, kept, {}, label="float32")
+    assert [run.labels["method"] for run in read_registry(kept)] == ["FedGKD"] * 2 + [
+        "FedGKD float32"
+    ] * 2
+
+
+def test_pages_are_filled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.makedirs("results/mine")
+    facts = "digits,2,5,,,bf16-mixed,2001-01-01,abcdef0,a CPU,do it,"
+    Path("results/mine/runs.csv").write_text(
+        "run,method,seed,dataset,rounds,seconds,bytes_down,diverged,precision,date,commit,machine,"
+        f"command,note\na,FedAvg,0,{facts}\nb,FedAvg,1,{facts}\nc,FedGKD,0,{facts}\n"
+        f"d,FedGKD,1,{facts}\n"
+    )
+    Path("results/mine/rounds.csv").write_text(
+        "run,round,test/acc,average/acc\na,1,0.5,0.5\na,2,0.4,0.6\nb,1,0.3,\nb,2,0.2,\n"
+        "c,1,0.7,\nc,2,0.8,\nd,1,0.7,\nd,2,0.8,\n"
+    )
+    before = (
+        "<!-- results: table mine measures=best,round1-2 -->\nold\n<!-- end -->\n"
+        "It is <!-- results: value mine only=FedGKD measure=final -->?<!-- end --> now.\n"
+        "<!-- results: curves mine average -->\n<!-- end -->\n"
+        "<!-- results: table other -->\nkept\n<!-- end -->\n"
+        "<!-- results: origin mine only=FedAvg -->\n<!-- end -->\n"
+    )
+    Path("README.md").write_text(before)
+    assert main(["write"]) == 0
+    assert "blocks of other" in capsys.readouterr().out
+    text = Path("README.md").read_text()
+    # best of a seed 50 and 30: mean 40, deviation √((10² + 10²) / 1) = 14.14
+    assert (
+        "| method | best | round 1 | round 2 |\n|---|---:|---:|---:|\n"
+        "| FedAvg | <u>40.00 ± 14.14</u> | <u>40.00 ± 14.14</u> | <u>30.00 ± 14.14</u> |\n"
+        "| FedGKD | **80.00 ± 0.00** | **70.00 ± 0.00** | **80.00 ± 0.00** |\n<!-- end -->"
+    ) in text
+    assert "-->80.00 ± 0.00<!-- end --> now." in text and "\nkept\n" in text
+    assert "![Learning curves](results/mine/curves.svg)\n<!-- end -->" in text
+    assert "FedAvg, average" in Path("results/mine/curves.svg").read_text()
+    assert "| FedAvg | 0, 1 | 2 | bf16-mixed | abcdef0 | 2001-01-01 | 10 | not recorded |" in text
+    assert "- `do it`\n- a CPU\n<!-- end -->" in text
+    assert main(["write"]) == 0 and Path("README.md").read_text() == text
+    assert "wrote" not in capsys.readouterr().out
+    assert main(["add", "results"]) == 2 and "no run" in capsys.readouterr().err
