@@ -38,6 +38,7 @@ def show_partition(data: FederatedDataModule, folder: Path, exported: Path | Non
     lines = {
         "clients, in a round": f"{data.num_clients}, {data.cohort_size}",
         "validation, test": f"{summary['num_val']}, {summary['num_test']}",
+        **({"public": f"{summary['num_public']}"} if "num_public" in summary else {}),
         "effective classes": f"{figures['effective_classes']:.2f} of {classes} per client",
         "total variation": f"{figures['total_variation']:.3f} from all labels (0 alike, 1 apart)",
         "sizes": f"{figures['size_min']:.0f} to {figures['size_max']:.0f}, "

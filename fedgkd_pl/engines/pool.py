@@ -49,7 +49,8 @@ class PoolSession(Session):
         self.threads = threads
         self.timeout = timeout
         self.context = context(__name__)
-        self.data = [t for t in vars(job.data.examples).values() if _can_be_shared(t)]
+        parts = [vars(part) for part in (job.data.examples, job.client.public) if part is not None]
+        self.data = [t for part in parts for t in part.values() if _can_be_shared(t)]
         self.shared = SharedTensors(self.data)
         self.message = Memory()
         self.workers: list[WorkerHandle] = []

@@ -48,6 +48,8 @@ class ClientTrainer:
         self.client = job.client.to(job.device)
         if job.compile:
             self.client.compile_steps(job.data.batch_size)
+        if self.client.public is not None:
+            self.client.public = self.client.public.to(job.device)
         self.device = job.device
         self.load_data(job.data)
         with quiet():

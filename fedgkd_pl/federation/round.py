@@ -73,7 +73,7 @@ def form_of(server: "FederatedServer", cohort: Sequence[int]) -> Form:
 def client_of(server: "FederatedServer", data: FederatedDataModule) -> "FederatedClient":
     """The client half of a method, with what every client of a run has."""
     client = server.client()
-    client.local_loss = server.loss
+    client.local_loss = server.local_loss
     client.num_classes, client.run_seed = data.num_classes, data.seed
     if client.uses_public:
         client.public = data.public

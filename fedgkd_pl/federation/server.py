@@ -65,7 +65,7 @@ class FederatedServer(SavedModel):
     # names of what clients may report; None for any plain ones. Read from the class that defines
     # client(): another client half may report others.
     client_metrics: tuple[str, ...] | None = None
-    loss: LocalLoss = CrossEntropy()  # of clients, for what they call cross_entropy
+    local_loss: LocalLoss = CrossEntropy()  # of clients, for what they call cross_entropy
 
     def __init__(
         self,

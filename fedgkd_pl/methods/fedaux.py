@@ -145,8 +145,8 @@ class FedAUX(FedDF):
         """The scores of all public inputs that are distilled on."""
         public = self.datamodule.public
         assert public is not None
-        _, examples = split_public(public, self.negatives, self.datamodule.seed)
-        return {"scores": Spec((len(examples),), torch.float64, SMALLEST, 1 + SMALLEST)}
+        scored = len(public) - number_of_negatives(public, self.negatives)
+        return {"scores": Spec((scored,), torch.float64, SMALLEST, 1 + SMALLEST)}
 
     def client_state(self) -> Specs:
         """The scores, which are computed once."""
@@ -222,8 +222,13 @@ def split_public(public: Examples, negatives: float, seed: int) -> tuple[Example
     """D⁻ and D, of which none is empty, drawn by the seed."""
     random = torch.Generator().manual_seed(derive(seed, "public"))
     order = torch.randperm(len(public), generator=random)
-    first = min(max(1, round(negatives * len(public))), len(public) - 1)
+    first = number_of_negatives(public, negatives)
     return public[order[:first].sort().values], public[order[first:].sort().values]
+
+
+def number_of_negatives(public: Examples, negatives: float) -> int:
+    """The size of D⁻; it and D have an input at least."""
+    return min(max(1, round(negatives * len(public))), len(public) - 1)
 
 
 def sigma(samples: int, lam: float, epsilon: float, delta: float) -> float:

@@ -72,7 +72,7 @@ class FedAvg(FederatedServer):
         )
         self.optimizer = optimizer
         self.scheduler = scheduler
-        self.loss = loss
+        self.local_loss = loss
         self.weighting: Weighting = weighting
         self.server_optimizer = server_optimizer
         if round_scheduler is not None:

@@ -35,7 +35,7 @@ class FedGKD(FedAvg):
         teach_from_start: let the random initial model teach in round 1.
         ema: instead of the mean of the last M, a moving average of all global models with this
             decay teaches.
-        tau_squared: multiply the distillation by τ², which makes its gradient independent of τ.
+        tau_squared: multiply the KL by τ², which keeps the size of its gradient.
         kwargs: those of :class:`FedAvg`.
     """
 
@@ -91,11 +91,14 @@ class FedGKD(FedAvg):
         super().server_step(mean)
         self.buffer.append(self.global_state())
 
+    def _factor(self) -> float:
+        return self.temperature**2 if self.tau_squared and self.distance == "kl" else 1.0
+
     def client(self) -> "FedGKDClient":
         """The client half."""
         return FedGKDClient(
             *(self.net, self.optimizer, self.scheduler),
-            gamma=self.gamma * (self.temperature**2 if self.tau_squared else 1),
+            gamma=self.gamma * self._factor(),
             distance=self.distance,
             temperature=self.temperature,
         )
