@@ -10,6 +10,8 @@ from rich.progress import Progress
 from torch.optim import SGD
 
 from tests.conftest import Table, fit, linear
+from tests.support.methods import build
+from tests.support.methods import table as public_table
 
 
 def model() -> FedAvg:
@@ -43,6 +45,25 @@ def test_live_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     fit(model(), table(), 2, callbacks=[progress], enable_progress_bar=True)
     assert seen == [(n, 3, done) for done in (0, 1) for n in (1, 2, 3)]
     assert progress.live is None, "the display was left open"
+
+
+def test_the_servers_own_steps_are_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit(build("FedDF"), public_table(), 1, callbacks=[RoundProgress()], enable_progress_bar=True)
+    assert re.search(r"round 1/1 .* server [4-7] steps", capsys.readouterr().out)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    seen: list[tuple[float, float | None]] = []
+
+    class Watched(RoundProgress):
+        def on_server_step(self, *args: Any) -> None:
+            super().on_server_step(*args)
+            assert isinstance(self.live, Progress)
+            server = self.live.tasks[2]
+            seen.append((server.completed, server.total))
+
+    fit(build("FedDF"), public_table(), 1, callbacks=[Watched()], enable_progress_bar=True)
+    assert seen == [(n + 1, 7) for n in range(len(seen))] and len(seen) >= 4
 
 
 def test_it_can_be_switched_off(capsys: pytest.CaptureFixture[str]) -> None:

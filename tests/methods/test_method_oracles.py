@@ -417,6 +417,24 @@ def test_bytes_are_those_of_the_paper() -> None:
     assert moon.bytes_down == moon.bytes_up == 3 * 3 * larger  # the previous model stays at home
 
 
+@pytest.mark.parametrize(
+    "name, down, up",
+    [
+        ("SCAFFOLD", 6, 6),  # the control variate beside the model, both ways
+        ("FedDyn", 3, 3),  # d_k stays at home
+        ("FedNova", 3, 3),
+        ("FedDF", 3, 3),  # the server's work alone
+        ("FedLSD", 3, 3),  # the teacher is the model
+        ("FedGMT", 5, 3),  # from round 2 on the moving average beside it
+    ],
+)
+def test_bytes_of_three_rounds_in_models(name: str, down: int, up: int) -> None:
+    size = sum(p.numel() for p in net().parameters()) * 4 * 3  # clients
+    model = build(name)
+    fit(model, table(), 3)
+    assert (model.bytes_down, model.bytes_up) == (down * size, up * size)
+
+
 def test_fedgen_needs_a_classifier_to_look_at() -> None:
     with pytest.raises(SettingError, match="SplitNet"):
         FedGen(torch.nn.Linear(4, 3))
