@@ -100,6 +100,14 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Starts a launcher's server for all workers of xdist; without them the first test does."""
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        from tests.support.faults import SHARED, start_server
+
+        os.environ[SHARED] = start_server()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files first, so that no worker is left alone with one of them at the end."""
     order = {name: place for place, name in enumerate(LONG)}

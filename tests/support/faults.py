@@ -103,14 +103,17 @@ def _faulty(kind: type) -> type:
 
 # -- processes ---------------------------------------------------------------------------------
 
+SHARED = "_FEDGKD_PL_LAUNCHER"  # names the server of pytest's workers
+
 
 class Launcher:
     """Runs commands of ``fedgkd-pl``, one at a time, in children that have everything imported."""
 
     def __init__(self) -> None:
         self.connection = socket.socket(socket.AF_UNIX)
-        self.connection.connect(_server())
+        self.connection.connect(os.environ.get(SHARED) or start_server())
         self.lines = self.connection.makefile("r")
+        assert self._answer() == "ready"
 
     def start(
         self,
@@ -215,27 +218,29 @@ def warm_script(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @cache
-def _server() -> str:
+def start_server() -> str:
     """The address of a process that ends with this one and forks for every launcher."""
     folder = tempfile.mkdtemp(prefix="launch")
     atexit.register(shutil.rmtree, folder)
     address = f"{folder}/socket"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.faults", address],
-        cwd=REPO,
-        env={**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"},  # two side by side
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert process.stdin is not None and process.stdout is not None
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.faults", str(listener.fileno())],
+            cwd=REPO,
+            env={**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"},  # several at once
+            stdin=subprocess.PIPE,
+            pass_fds=[listener.fileno()],
+        )
+    assert process.stdin is not None
     atexit.register(process.wait)
     atexit.register(process.stdin.close)
-    assert process.stdout.readline() == b"ready\n"
     return address
 
 
-def _serve(address: str) -> None:
-    """Waits for launchers, ready when everything is imported that a run needs."""
+def _serve(listener: socket.socket) -> None:
+    """Serves launchers when everything is imported that a run needs."""
     from fedgkd_pl.cli.main import main
     from fedgkd_pl.runs.events import rewind
 
@@ -248,14 +253,11 @@ def _serve(address: str) -> None:
     gc.freeze()  # so that children copy less
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a job of a script
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored under nohup
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(address)
-    listener.listen()
-    print("ready", flush=True)
     while sys.stdin not in select.select([listener, sys.stdin], [], [])[0]:
         connection = listener.accept()[0]
         if not os.fork():
             listener.close()
+            connection.sendall(b"ready\n")
             _launch(connection)
             os._exit(0)
         connection.close()
@@ -382,4 +384,4 @@ def _fork_fork_servers() -> None:
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1])
+    _serve(socket.socket(fileno=int(sys.argv[1])))
