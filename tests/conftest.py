@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Generator, Iterator, Sequence
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.examples import Examples, Splits
 from fedgkd_pl.data.partition import Indices, Labels, Partition
 from fedgkd_pl.data.transforms import Scale
+from fedgkd_pl.processes.start import context
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 from torch import nn
 
@@ -106,6 +108,18 @@ def pytest_configure(config: pytest.Config) -> None:
         from tests.support.faults import SHARED, start_server
 
         os.environ[SHARED] = start_server()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Has a worker's fork server import all that any test needs, while tests are collected.
+
+    The first test to start a process would choose what it imports, for all that come after it.
+    """
+    if hasattr(session.config, "workerinput"):
+        from fedgkd_pl.experiments.scheduler import PRELOAD
+
+        context("fedgkd_pl.engines.pool", *PRELOAD)
+        forkserver.ensure_running()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
