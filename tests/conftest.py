@@ -60,6 +60,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda i: -1 if i.path.suffix == ".ipynb" else order.get(i.path.name, len(LONG)))
 
 
+def pytest_collection_finish() -> None:
+    """Modules that tests write and import leave no bytecode in the folders that tests look at."""
+    sys.dont_write_bytecode = True
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     """Ends pytest by a signal that a run within a test has answered, which only ends that run."""

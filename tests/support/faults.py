@@ -264,6 +264,7 @@ def _serve(listener: socket.socket) -> None:
     with contextlib.suppress(ChildProcessError):
         while True:
             os.wait()
+    os._exit(0)  # at once: torch takes seconds to clean up
 
 
 def _launch(connection: socket.socket) -> None:
