@@ -4,6 +4,8 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 FAST := not slow and not faults and not ray and not flower and not engines
 ENGINES := tests/engines/test_ray.py tests/engines/test_flower.py tests/engines/test_flower_net.py
+# Where it is set, each of some thirty processes of the tests compiles the package again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo digits bench test test-engines test-faults test-ray test-flower fuzz test-slow lint papers results format wheel clean
 help:  ## this list

@@ -1,4 +1,7 @@
-"""Small real pieces that tests put together: a table of numbers, a short fit."""
+"""Fixtures, and what pytest does before and after the tests.
+
+The process that starts xdist's workers imports this file and no test: without torch, it is quick.
+"""
 
 import contextlib
 import os
@@ -6,104 +9,60 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from fedgkd_pl.data.datamodule import FederatedDataModule
-from fedgkd_pl.data.examples import Examples, Splits
-from fedgkd_pl.data.partition import Indices, Labels, Partition
-from fedgkd_pl.data.transforms import Scale
-from lightning.pytorch import LightningModule, Trainer, seed_everything
-from torch import nn
+from fedgkd_pl.processes.start import context
 
 from tests.support.runs import QUICK, Run, version
 
 REPO = Path(__file__).parents[1]
 LONG = ["test_faults.py", "test_compare.py", "test_cli.py", "test_bad_inputs.py", "test_ways_in.py"]
 LONG += ["test_configs.py", "test_resume.py", "test_ends.py", "test_readme.py", "test_wheel.py"]
+PIECES = ("Given", "Table", "fit", "linear", "quiet_trainer", "same", "seed_everything")
 
 
-class Given(Partition):
-    """Clients with exactly these samples."""
+def __getattr__(name: str) -> Any:
+    """The pieces that tests put together, imported by the tests alone."""
+    if name not in PIECES:
+        raise AttributeError(f"no {name} in {__name__}")
+    from tests.support import pieces
 
-    def __init__(self, parts: Sequence[Sequence[int]]) -> None:
-        self.parts = [np.array(part) for part in parts]
-
-    def split(self, labels: Labels, num_clients: int, generator: Any) -> Iterator[Indices]:
-        yield from self.parts
-
-
-class Table(FederatedDataModule):
-    """Numbers made here: what a test can compute by hand."""
-
-    name = "table"
-    num_classes = 3
-    val_split = "last"
-
-    def __init__(self, sizes: Sequence[int] = (8, 5), features: int = 4, **kwargs: Any) -> None:
-        ends = np.cumsum(sizes).tolist()
-        parts = [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
-        defaults: dict[str, Any] = {
-            "num_clients": len(sizes),
-            "partition": Given(parts),  # type: ignore[arg-type]
-            "batch_size": 100,
-            "val_fraction": 0.0,
-            "seed": 0,
-        }
-        super().__init__(**(defaults | kwargs))
-        rng = np.random.default_rng(7)
-        rows = ends[-1] + (6 if self.val_fraction else 0)
-        self.val_fraction = 6 / rows if self.val_fraction else 0.0
-        self.x = rng.normal(size=(rows, features)).astype(np.float32)
-        self.y = rng.integers(0, 3, rows)
-
-    def load(self) -> Splits:
-        all_ = Examples(torch.from_numpy(self.x), torch.from_numpy(self.y), Scale(1))
-        return Splits(all_, all_[:6])
-
-    def arrays(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Each client's (x, y)."""
-        self.setup()
-        return [(self.x[part], self.y[part]) for part in self.client_data.index]
+    return getattr(pieces, name)
 
 
-def quiet_trainer(**kwargs: Any) -> Trainer:
-    silent: dict[str, Any] = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "accelerator": "cpu",
-        "devices": 1,
-        "num_sanity_val_steps": 0,
-    }
-    return Trainer(**(silent | kwargs))
+def pytest_configure(config: pytest.Config) -> None:
+    """Starts a launcher's server for all workers of xdist; without them the first test does."""
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        from tests.support.faults import SHARED, start_server
+
+        os.environ[SHARED] = start_server()
 
 
-def linear(features: int = 4, classes: int = 3, seed: int = 0) -> nn.Linear:
-    seed_everything(seed, verbose=False)
-    return nn.Linear(features, classes)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Has a worker's fork server import all that any test needs, while tests are collected.
 
+    The first test to start a process would choose what it imports, for all that come after it.
+    """
+    if hasattr(session.config, "workerinput"):
+        from fedgkd_pl.experiments.scheduler import PRELOAD
 
-def fit(model: LightningModule, data: FederatedDataModule, rounds: int, **kwargs: Any) -> Trainer:
-    trainer = quiet_trainer(max_epochs=rounds, **kwargs)
-    trainer.fit(model, data)
-    return trainer
-
-
-def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    """Equal bit for bit."""
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+        context("fedgkd_pl.engines.pool", *PRELOAD)
+        forkserver.ensure_running()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files first, so that no worker is left alone with one of them at the end."""
     order = {name: place for place, name in enumerate(LONG)}
     items.sort(key=lambda i: -1 if i.path.suffix == ".ipynb" else order.get(i.path.name, len(LONG)))
+
+
+def pytest_collection_finish() -> None:
+    """Modules that tests write and import leave no bytecode in the folders that tests look at."""
+    sys.dont_write_bytecode = True
 
 
 @pytest.hookimpl(wrapper=True)

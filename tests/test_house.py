@@ -14,6 +14,7 @@ from fedgkd_pl.methods import discover
 from fedgkd_pl.settings import allowed
 
 from tests.conftest import REPO, script
+from tests.support.faults import warm_script
 
 PACKAGE = REPO / "fedgkd_pl"
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -144,18 +145,25 @@ def test_a_config_may_not_name_what_is_not_part_of_one() -> None:
         assert f"fedgkd_pl.{name}" in allowed._exact()
 
 
+FORGET = """
+import sys
+for name in [name for name in sys.modules if name.split(".")[0] == "fedgkd_pl"]:
+    del sys.modules[name]
+"""
+
+
 def test_a_new_method_is_public_with_nothing_else_edited(tmp_path: Path) -> None:
     copytree(PACKAGE, tmp_path / "fedgkd_pl", ignore=ignore_patterns("__pycache__"))
     (tmp_path / "fedgkd_pl" / "methods" / "my_method.py").write_text(
         "from fedgkd_pl.methods.fedavg import FedAvg\n\n\nclass MyMethod(FedAvg):\n    pass\n"
     )
-    done = script(
-        "import sys; sys.path.insert(0, '.')\n"
-        "import fedgkd_pl\n"
-        "assert 'torch' not in sys.modules and 'MyMethod' in fedgkd_pl.__all__\n"
-        "print(fedgkd_pl.MyMethod.__module__, fedgkd_pl.__file__)\n",
-        tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
-    module, file = done.stdout.split()
-    assert module == "fedgkd_pl.methods.my_method" and Path(file).is_relative_to(tmp_path)
+    cold = "import sys, fedgkd_pl\nassert 'torch' not in sys.modules\nprint(fedgkd_pl.__all__)\n"
+    warm = FORGET + "import fedgkd_pl\nprint(fedgkd_pl.MyMethod.__module__)\n"
+    for run, lines, told in (
+        (script, cold, "'MyMethod'"),
+        (warm_script, warm, "fedgkd_pl.methods.my_method"),
+    ):
+        done = run(lines + "print(fedgkd_pl.__file__)\n", tmp_path)
+        assert done.returncode == 0, done.stderr
+        *names, file = done.stdout.splitlines()
+        assert told in names[0] and Path(file).is_relative_to(tmp_path)

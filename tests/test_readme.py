@@ -13,7 +13,8 @@ from fedgkd_pl.experiments.study import read_study
 from fedgkd_pl.settings.files import resolve
 from fedgkd_pl.settings.help import parameters
 
-from tests.conftest import REPO, script
+from tests.conftest import REPO
+from tests.support.faults import warm_script
 
 README = (REPO / "README.md").read_text(encoding="utf-8")
 DOCS = sorted(f"docs/{file.name}" for file in (REPO / "docs").glob("*.md"))
@@ -24,13 +25,13 @@ PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
 def test_the_ten_lines(tmp_path: Path) -> None:
-    done = script(PYTHON[0], tmp_path)
+    done = warm_script(PYTHON[0], tmp_path)
     assert done.returncode == 0, done.stderr
     assert list(tmp_path.rglob("*.ckpt")), "the stock ModelCheckpoint wrote nothing"
 
 
 def test_a_config_in_python(tmp_path: Path) -> None:
-    done = script(PYTHON[1], tmp_path)
+    done = warm_script(PYTHON[1], tmp_path)
     assert done.returncode == 0, done.stderr
     with (tmp_path / "runs/quickstart/version_0/metrics.csv").open() as file:
         assert len(list(file)) == 1 + 5

@@ -19,7 +19,8 @@ from fedgkd_pl.runs.settings import fixed_settings
 from lightning.pytorch import Callback
 from torch.optim import SGD
 
-from tests.conftest import Table, fit, linear, same, script, seed_everything
+from tests.conftest import Table, fit, linear, same, seed_everything
+from tests.support.faults import warm_script
 
 LOCAL: dict[str, Any] = {"optimizer": partial(SGD, lr=0.1, momentum=0.9)}
 
@@ -306,7 +307,7 @@ print("rounds", trainer.global_step)
 
 def test_a_plain_script_with_its_own_classes_uses_the_pool(tmp_path: Path) -> None:
     """No ``if __name__ == "__main__"``, a net, a method and a lambda of the script's own."""
-    done = script(SCRIPT, tmp_path)
+    done = warm_script(SCRIPT, tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("the script runs") == 1
     assert "rounds 2" in done.stdout

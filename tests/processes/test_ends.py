@@ -17,7 +17,7 @@ from fedgkd_pl.errors import StorageError
 from fedgkd_pl.storage.files import _sync_folder, commit, lock
 
 from tests.conftest import REPO
-from tests.support.faults import Launcher
+from tests.support.faults import Command, Launcher, warm_script
 
 ENV = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
 SPIN = "sum(range(10**11))"  # minutes in which no other thread of Python runs
@@ -143,7 +143,8 @@ time.sleep(600)
 def test_workers_end_with_their_parent_in_every_phase_of_their_life(tmp_path: Path) -> None:
     """Six at once, four of which let no thread of theirs run; one cannot send, one waits."""
     (tmp_path / "slow.py").write_text(SLOW)
-    process = subprocess.Popen([sys.executable, "-c", PHASES], cwd=tmp_path, env=ENV)
+    (tmp_path / "phases.py").write_text(PHASES)
+    process = Command(tmp_path, "phases.py", script=True)
     phases = ("at-unpickling", "at-building", "at-training", "at-sending", "begun", "ready")
     wait_for(tmp_path, *phases, process=process)
     time.sleep(1)  # for the one that sends
@@ -251,10 +252,8 @@ Second(job(torch.nn.Linear(4, 3)), 2, 1)
 
 
 def test_a_script_whose_pool_fails_or_is_not_closed_ends(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], cwd=tmp_path, env=ENV, capture_output=True, timeout=60
-    )
-    assert done.returncode == 1 and b"cannot be sent to another process" in done.stderr
+    done = warm_script(SCRIPT, tmp_path)
+    assert done.returncode == 1 and "cannot be sent to another process" in done.stderr
     deadline = time.monotonic() + 2
     while alive(tmp_path) and time.monotonic() < deadline:  # the fork server, which sees our end
         time.sleep(0.02)

@@ -5,49 +5,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jsonargparse
 import pytest
 import torch
-import yaml
 from fedgkd_pl import MLP, Digits, FedGKD
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.experiments.draw import plot
 from fedgkd_pl.experiments.runs import read_run
 from fedgkd_pl.settings.build import build
-from jsonargparse import _common, _loaders_dumpers, _optionals, _typehints
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
 
-from tests.conftest import script
+from tests.support.parsing import state
 
 Run = Callable[..., tuple[int, str, str]]
 SMALL: dict[str, Any] = {"model.engine.workers": 1, "trainer.enable_progress_bar": False}
-STATE = """
-import jsonargparse, yaml
-from jsonargparse import _common, _loaders_dumpers, _optionals, _typehints
-def state():
-    loaders = [dict(getattr(_loaders_dumpers, name)) for name in
-               ("loaders", "loader_exceptions", "loader_json_superset", "loader_params")]
-    return [dict(_common.parsing_settings), _optionals._config_read_mode, loaders,
-            _typehints.resolve_class_path_by_name,
-            _typehints.discard_init_args_on_class_path_change,
-            jsonargparse.Path.read_text, dict(yaml.SafeDumper.yaml_multi_representers)]
-"""
-
-
-def state() -> list[Any]:
-    names = ("loaders", "loader_exceptions", "loader_json_superset", "loader_params")
-    path: Any = jsonargparse.Path  # type: ignore[attr-defined]
-    return [
-        dict(_common.parsing_settings),
-        _optionals._config_read_mode,
-        [dict(getattr(_loaders_dumpers, name)) for name in names],
-        _typehints.resolve_class_path_by_name,
-        _typehints.discard_init_args_on_class_path_change,
-        path.read_text,
-        dict(yaml.SafeDumper.yaml_multi_representers),
-    ]
 
 
 def test_what_it_gives(tmp_path: Path) -> None:
@@ -141,12 +113,8 @@ def test_a_refused_run_is_free_again(run: Run, tmp_path: Path) -> None:
     build(resume=folder.path, rounds=2).fit()
 
 
-def test_jsonargparse_is_as_it_was_after_an_import_and_after_a_build(tmp_path: Path) -> None:
-    text = STATE + "before = state()\nimport fedgkd_pl, fedgkd_pl.cli.main\n"
-    text += "assert state() == before\nimport lightning.pytorch.cli  # which changes it\n"
-    text += "before = state()\nimport fedgkd_pl.settings.build\nassert state() == before\n"
-    done = script(text, tmp_path)
-    assert done.returncode == 0, done.stderr
+def test_jsonargparse_is_as_it_was_after_a_build() -> None:
+    """After an import: see test_imports.py."""
     before = state()
     build("smoke")
     assert state() == before

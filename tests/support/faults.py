@@ -1,7 +1,7 @@
 """Deterministic faults: clients that fail when told, and processes stopped where told.
 
 A launcher's commands are forked off a process that has everything imported, so that a killed run
-costs no import. They are real processes with real signals.
+costs no import, and so are their fork servers. They are real processes with real signals.
 """
 
 import atexit
@@ -18,9 +18,12 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from dataclasses import dataclass
 from functools import cache
+from multiprocessing import forkserver, resource_tracker, util
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from tests.conftest import REPO
@@ -100,14 +103,17 @@ def _faulty(kind: type) -> type:
 
 # -- processes ---------------------------------------------------------------------------------
 
+SHARED = "_FEDGKD_PL_LAUNCHER"  # names the server of pytest's workers
+
 
 class Launcher:
     """Runs commands of ``fedgkd-pl``, one at a time, in children that have everything imported."""
 
     def __init__(self) -> None:
         self.connection = socket.socket(socket.AF_UNIX)
-        self.connection.connect(_server())
+        self.connection.connect(os.environ.get(SHARED) or start_server())
         self.lines = self.connection.makefile("r")
+        assert self._answer() == "ready"
 
     def start(
         self,
@@ -116,18 +122,24 @@ class Launcher:
         stop_at: tuple[str, str, int] | None = None,
         env: dict[str, str] | None = None,
         output: str = "output.txt",
+        errors: str = "",
+        script: bool = False,
     ) -> int:
         """Starts a command in a folder; returns its process id.
 
         Args:
+            words: of ``fedgkd-pl``, or the path of a script.
             stop_at: kill it when a commit of the file of this name has reached this step for the
                 n-th time: (step, name, n).
             env: variables of its environment.
             output: a file for what it prints; ``closed`` or ``broken`` for none.
+            errors: another file for its errors.
+            script: it is a script, and ends as the interpreter does.
         """
         folder.mkdir(parents=True, exist_ok=True)
         order = {"folder": str(folder), "words": list(map(str, words)), "stop_at": stop_at}
-        self._say(order | {"env": env or {}, "output": output})
+        files = {"output": output, "errors": errors or output}
+        self._say(order | files | {"env": env or {}, "script": script})
         self.child = int(self._answer())
         return self.child
 
@@ -171,10 +183,10 @@ class Launcher:
 class Command:
     """A command of a launcher of its own, used as a Popen is."""
 
-    def __init__(self, folder: Path, *words: str) -> None:
+    def __init__(self, folder: Path, *words: str, **kwargs: Any) -> None:
         self.launcher = Launcher()
         self.output = folder / f"told-{time.monotonic_ns()}.txt"
-        self.pid = self.launcher.start(folder, *words, output=str(self.output))
+        self.pid = self.launcher.start(folder, *words, output=str(self.output), **kwargs)
         self.poll = self.launcher.poll
 
     def send_signal(self, number: int) -> None:
@@ -183,35 +195,52 @@ class Command:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
-    def communicate(self) -> tuple[str]:
-        """What it has said, when it has ended."""
+    def wait(self) -> int:
+        """Its exit code, when it has ended."""
         self.returncode = self.launcher.wait()
         self.launcher.close()
+        return self.returncode
+
+    def communicate(self) -> tuple[str]:
+        """What it has said, when it has ended."""
+        self.wait()
         return (self.output.read_text(),)
 
 
+def warm_script(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Runs a script of the user's in a process that has everything imported."""
+    (folder / "script.py").write_text(text)
+    output, errors = folder / "output.txt", folder / "errors.txt"
+    launcher = Launcher()
+    code = launcher.run(folder, "script.py", errors=errors.name, script=True)
+    launcher.close()
+    return subprocess.CompletedProcess(text, code, output.read_text(), errors.read_text())
+
+
 @cache
-def _server() -> str:
+def start_server() -> str:
     """The address of a process that ends with this one and forks for every launcher."""
     folder = tempfile.mkdtemp(prefix="launch")
     atexit.register(shutil.rmtree, folder)
     address = f"{folder}/socket"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.faults", address],
-        cwd=REPO,
-        env={**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"},  # two side by side
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert process.stdin is not None and process.stdout is not None
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.faults", str(listener.fileno())],
+            cwd=REPO,
+            env={**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"},  # several at once
+            stdin=subprocess.PIPE,
+            pass_fds=[listener.fileno()],
+        )
+    assert process.stdin is not None
     atexit.register(process.wait)
     atexit.register(process.stdin.close)
-    assert process.stdout.readline() == b"ready\n"
     return address
 
 
-def _serve(address: str) -> None:
-    """Waits for launchers, ready when everything is imported that a run needs."""
+def _serve(listener: socket.socket) -> None:
+    """Serves launchers when everything is imported that a run needs."""
     from fedgkd_pl.cli.main import main
     from fedgkd_pl.runs.events import rewind
 
@@ -219,24 +248,23 @@ def _serve(address: str) -> None:
         rewind(Path(folder), [])  # imports TensorBoard's reader
         words = ["--rounds", "1", "--model.engine.workers", "1", "--output_dir", folder]
         assert main(["fit", "--config", "smoke.yaml", *words]) == 0
+    os.environ.pop("PL_GLOBAL_SEED")
     gc.collect()
     gc.freeze()  # so that children copy less
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a job of a script
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored under nohup
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(address)
-    listener.listen()
-    print("ready", flush=True)
     while sys.stdin not in select.select([listener, sys.stdin], [], [])[0]:
         connection = listener.accept()[0]
         if not os.fork():
             listener.close()
+            connection.sendall(b"ready\n")
             _launch(connection)
             os._exit(0)
         connection.close()
     with contextlib.suppress(ChildProcessError):
         while True:
             os.wait()
+    os._exit(0)  # at once: torch takes seconds to clean up
 
 
 def _launch(connection: socket.socket) -> None:
@@ -251,7 +279,13 @@ def _launch(connection: socket.socket) -> None:
                 connection.close()
                 os.environ.update(order["env"])
                 tempfile.tempdir = None  # asks for TMPDIR again
-                _child(order["folder"], order["words"], order["stop_at"], order["output"])
+                os.chdir(order["folder"])
+                os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+                _direct(order["output"], order["errors"])
+                _fork_fork_servers()
+                if order["script"]:
+                    _script(*order["words"])
+                _command(order["words"], order["stop_at"])
         else:
             if code is None:
                 ended, status = os.waitpid(child, 0 if order["wait"] else os.WNOHANG)
@@ -260,13 +294,10 @@ def _launch(connection: socket.socket) -> None:
         connection.sendall(f"{answer}\n".encode())
 
 
-def _child(folder: str, words: list[str], stop_at: list[Any] | None, output: str) -> None:
+def _command(words: list[str], stop_at: list[Any] | None) -> None:
     from fedgkd_pl.cli.main import main
     from fedgkd_pl.storage import files as storage
 
-    os.chdir(folder)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    _direct(output)
     if stop_at is not None:
         step, name, times = stop_at
         left = [times]
@@ -289,7 +320,16 @@ def _child(folder: str, words: list[str], stop_at: list[Any] | None, output: str
         os._exit(code)
 
 
-def _direct(output: str) -> None:
+def _script(file: str) -> None:
+    """As Python does: its variables live until the interpreter has ended."""
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    main.__file__ = file
+    sys.argv, sys.path[0] = [file], str(Path(file).parent)
+    exec(compile(Path(file).read_text(), file, "exec"), main.__dict__)
+    sys.exit()
+
+
+def _direct(output: str, errors: str) -> None:
     """Where a child's output goes."""
     if output == "closed":
         for number in (0, 1, 2):
@@ -298,11 +338,51 @@ def _direct(output: str) -> None:
     if output == "broken":
         reader, writer = os.pipe()
         os.close(reader)
+        writers = (writer, writer)
     else:
-        writer = os.open(output, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-    for number in (1, 2):
+        flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND
+        writers = (os.open(output, flags), os.open(errors, flags))
+    for number, writer in zip((1, 2), writers, strict=True):
         os.dup2(writer, number)
 
 
+def _fork_fork_servers() -> None:
+    """Has multiprocessing fork its servers off this process, where it would start interpreters.
+
+    A server gets what it would have got: standard streams, the descriptors that are passed on,
+    signals that are not ours to answer, and a multiprocessing that has started nothing yet.
+    """
+    started = util.spawnv_passfds
+
+    def start(path: Any, args: list[str], descriptors: list[int]) -> int:
+        if not args[-1].startswith("from multiprocessing.forkserver import main"):
+            return started(path, args, descriptors)
+        if child := os.fork():
+            return child
+        try:
+            gc.freeze()
+            kept, nowhere = {0, 1, 2, *descriptors}, os.open(os.devnull, os.O_RDWR)
+            for number in {int(name) for name in os.listdir("/proc/self/fd")} - kept - {nowhere}:
+                with contextlib.suppress(OSError):  # that of the listing
+                    os.fstat(number)
+                    os.dup2(nowhere, number)  # not closed: what owns it may close it yet
+            signal.set_wakeup_fd(-1)
+            for number in signal.valid_signals():
+                if callable(signal.getsignal(number)):
+                    ours = number == signal.SIGINT  # of a new interpreter
+                    signal.signal(number, signal.default_int_handler if ours else signal.SIG_DFL)
+            forkserver._forkserver.__init__()
+            resource_tracker._resource_tracker.__init__()
+            exec(args[-1], {})
+        except SystemExit:
+            pass
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(0)
+
+    util.spawnv_passfds = start
+
+
 if __name__ == "__main__":
-    _serve(sys.argv[1])
+    _serve(socket.socket(fileno=int(sys.argv[1])))

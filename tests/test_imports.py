@@ -1,4 +1,4 @@
-"""torchvision beside any torch, in a process of its own."""
+"""What an import of the package does and does not: torchvision works, jsonargparse is as it was."""
 
 import sys
 from pathlib import Path
@@ -12,16 +12,27 @@ from tests.conftest import script
 
 IMPORTS = """
 import sys
+from tests.support.parsing import state
+before = state()
 import fedgkd_pl
+import fedgkd_pl.cli.main
+assert state() == before
 assert "torch" not in sys.modules, "importing the package alone must stay cheap"
 import torchvision, torchmetrics, lightning
 from fedgkd_pl import _torchvision
 from torchvision.models import resnet18
 print("declared", len(_torchvision._declared), len(list(resnet18().parameters())))
+import lightning.pytorch.cli  # which changes it
+before = state()
+import fedgkd_pl.settings.build
+assert state() == before
 """
 
 
-def test_importing_the_package_makes_torchvision_importable(tmp_path: Path) -> None:
+def test_importing_the_package_makes_torchvision_importable_and_changes_nothing(
+    tmp_path: Path,
+) -> None:
+    """In a new interpreter."""
     done = script(IMPORTS, tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[0] == "declared" and done.stdout.split()[2] == "62"
