@@ -38,7 +38,6 @@ def test_the_installed_wheel_trains_from_an_empty_folder(tmp_path: Path) -> None
     assert (site / "fedgkd_pl" / "py.typed").is_file()
     assert (site / "fedgkd_pl" / "__init__.pyi").is_file()
     fit = ("-m", "fedgkd_pl", "fit", "--config", "quickstart.yaml", "--rounds", "2")
-    fit += ("--model.engine.workers", "1")
     done = call(*fit, cwd=empty, PYTHONPATH=str(site))
     assert done.returncode == 0, done.stderr
     summary = json.loads((empty / "runs/quickstart/version_0/summary.json").read_text())

@@ -88,9 +88,9 @@ def test_the_table_is_the_mean_without_the_first_round() -> None:
     rows[2]["student"] = 5.0
     text = profile_table(rows)
     student = next(line for line in text.splitlines() if line.startswith("  student"))
-    assert "3.000 s" in student and "28.6%" in student  # (1 + 5) / 2 of 3 + 5 · 1.5 = 10.5
-    assert "10.500 s; the first round took 60.000 s" in text
-    assert "1.000 s  16.7%" in profile_table(rows[1:2])
+    assert "3.000 s" in student and "25.0%" in student  # (1 + 5) / 2 of 3 + 6 · 1.5 = 12
+    assert "12.000 s; the first round took 70.000 s" in text
+    assert "1.000 s  14.3%" in profile_table(rows[1:2])
 
 
 def test_on_the_command_line(run: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
