@@ -186,11 +186,12 @@ def _check_checkpoint(callback: ModelCheckpoint) -> None:
 def check_scheduler(optimizers: Any, key: str = "scheduler") -> None:
     """Raises a clear error if ``configure_optimizers`` gave a scheduler that no client can step."""
     schedulers = optimizers[1] if isinstance(optimizers, tuple) else []
+    unit = "round" if key == "round_scheduler" else "epoch"
     for scheduler in schedulers:
         require(
             not isinstance(scheduler, ReduceLROnPlateau),
             key,
-            "needs a score, which it does not get here: take one that counts",
+            f"needs a score of every {unit}, which clients do not have: take one that counts {unit}s",
             type(scheduler).__name__,
         )
 
