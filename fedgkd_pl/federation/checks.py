@@ -191,7 +191,7 @@ def check_scheduler(optimizers: Any, key: str = "scheduler") -> None:
         require(
             not isinstance(scheduler, ReduceLROnPlateau),
             key,
-            f"needs a score of every {unit}, which clients do not have: take one that counts {unit}s",
+            f"needs a score of every {unit}, which nobody has: take one that counts {unit}s",
             type(scheduler).__name__,
         )
 
