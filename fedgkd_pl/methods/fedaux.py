@@ -95,7 +95,8 @@ class FedAUX(FedDF):
         self.negatives, self.lam, self.epsilon, self.delta = negatives, lam, epsilon, delta
         self.pretraining, self.features = pretraining, features
         self.distil_epochs = distil_epochs
-        self.start: State = {}  # the net that scores; empty until the first round
+        # the net that scores, which clients know as they know their own
+        self.start = {name: t.detach().cpu().clone() for name, t in net.state_dict().items()}
         self.adam = KeptOptimizer(lambda parameters: Adam(parameters, lr=distil_lr))
         self._scores: list[Tensor] = []
 
@@ -104,25 +105,21 @@ class FedAUX(FedDF):
         check_public(data, "FedAUX", least=2)
         super().check(data)
 
-    def reset(self) -> None:
-        """The scoring net is the next run's."""
-        super().reset()
-        self.start = {}
-
     def on_train_start(self) -> None:
         """Pre-trains the net of a new run, and opens the engine."""
-        if not self.start:
-            if self.pretraining is not None:
-                public = self.datamodule.public
-                assert public is not None
-                self.pretraining(self, public, self.features)
+        if self.pretraining is not None and self.current_epoch == 0:
+            assert self.datamodule.public is not None
+            self.pretraining(self, self.datamodule.public, self.features)
             self.start = {name: t.cpu().clone() for name, t in self.global_state().items()}
         super().on_train_start()
 
     def broadcast(self) -> Message:
-        """w_t."""
+        """w_t and, where it is not the one that clients know, the net that scores."""
         self._scores = []
-        return super().broadcast()
+        message = super().broadcast()
+        if self.pretraining is not None:
+            message.models["start"] = self.start
+        return message
 
     def take(self, update: ClientUpdate) -> None:
         """Keeps a client's model and scores until they have taught."""
@@ -182,6 +179,7 @@ class FedAUXClient(FedAvgClient):
     def receive(self, message: Message, state: State) -> None:
         """Loads w_t, and the scores if there are any."""
         super().receive(message, state)
+        self.scoring = message.models.get("start", self.start)
         self.scores = state.get("scores")
 
     def on_train_start(self) -> None:
@@ -191,7 +189,7 @@ class FedAUXClient(FedAvgClient):
             own: Any = self.trainer.train_dataloader
             assert self.public is not None
             negatives, examples = split_public(self.public, self.negatives, self.run_seed)
-            self.scorer.load(self.start, self.device)
+            self.scorer.load(self.scoring, self.device)
             local, others, rest = (
                 self._features(each) for each in (own.examples, negatives, examples)
             )
