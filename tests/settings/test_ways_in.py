@@ -460,6 +460,34 @@ def test_a_checkpoint_names_no_files_elsewhere(world: World, key: str, how: str)
     assert world.files() == before
 
 
+@pytest.mark.parametrize("how", ["climbs", "link"])
+@pytest.mark.parametrize("monitor", ["test/loss", None])
+def test_a_better_round_removes_no_file_elsewhere(
+    world: World, monitor: str | None, how: str
+) -> None:
+    """States that hold together: Lightning removes the worst of the files that they name."""
+    name = _names(world, how)
+
+    def named(settings: dict[str, Any]) -> None:
+        settings["trainer"]["callbacks"][-1]["init_args"]["monitor"] = monitor
+
+    def change(checkpoint: dict[str, Any]) -> None:
+        states = checkpoint["callbacks"]
+        key = next(key for key in states if key.startswith("ModelCheckpoint"))
+        state = states.pop(key)
+        states[key.replace("'test/loss'", repr(monitor))] = state
+        state["dirpath"] = str(world.folder / "checkpoints")
+        state |= dict.fromkeys(("best_model_path", "kth_best_model_path"), name)
+        if monitor is not None:  # otherwise the best is the newest
+            worst = torch.tensor(1e9)
+            state |= {"best_k_models": {name: worst}, "kth_value": worst, "best_model_score": worst}
+
+    world.config(named)
+    world.checkpoint(change)
+    code, _, err = world.run("fit", "--resume", world.folder, "--rounds", "3")
+    assert code == (2 if how == "link" else 4), err
+
+
 @pytest.mark.parametrize(
     "change",
     [
