@@ -4,6 +4,7 @@ Payloads are harmless: a pickle or module that makes a file (the canary, which m
 path to a file of the user's (the thesis, which must stay as it is).
 """
 
+import hashlib
 import io
 import json
 import os
@@ -232,11 +233,40 @@ def test_a_config_names_only_what_is_needed(world: World, key: str, value: Any) 
     assert any(text in err for text in told), err
 
 
+def _both(file: Path, canary: Path) -> None:
+    """Makes a checkpoint a pickle, too.
+
+    As opcodes, the size of its header, which comes first, pushes a text that ends within ``a``. A V
+    there takes all up to the end of the line, which is the end of the header; the first tensor is
+    what torch's reader then runs.
+    """
+    content = file.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    payload = pickle.dumps(Run(canary))
+    payload += b" " * (-len(payload) % 8)
+    manifest = {"a": "V" * 300} | header.pop("__metadata__")
+    for entry in header.values():
+        entry["data_offsets"] = [end + len(payload) for end in entry["data_offsets"]]
+    first = {"dtype": "U8", "shape": [len(payload)], "data_offsets": [0, len(payload)]}
+    text = json.dumps({"__metadata__": manifest, "payload": first, **header}).encode()
+    length = max(40, len(text) // 256 + 1)
+    assert length < 256
+    sizes = bytes([ord("U"), length, *bytes(6)])
+    text = text.ljust(int.from_bytes(sizes, "little") - 1) + b"\n"
+    whole = sizes + text + payload + content[8 + size : -32]
+    file.write_bytes(whole + hashlib.sha256(whole).digest())
+
+
 def test_a_strangers_folder_brings_no_checkpoint_plugin(world: World) -> None:
     """The run's config.yaml names torch's reader, which would run what last.ckpt holds."""
-    (world.folder / "checkpoints" / "last.previous.ckpt").write_bytes(
-        pickle.dumps(Run(world.canary))
-    )
+    file = world.folder / "checkpoints" / "last.ckpt"
+    rounds = read_checkpoint(file)["global_step"]
+    _both(file, world.canary)
+    assert read_checkpoint(file)["global_step"] == rounds  # sound
+    with pytest.raises(RuntimeError, match="Invalid magic number"):
+        torch.load(file, weights_only=False)
+    world.canary.unlink()  # so it does run
 
     def change(settings: dict[str, Any]) -> None:
         settings["trainer"]["plugins"] = [IO]
