@@ -158,6 +158,7 @@ class FedGen(FedAvg):
         optimizer = torch.optim.Adam(
             self.generator.parameters(),
             lr=self.generator_lr,
+            eps=max(1e-8, torch.finfo(like.dtype).tiny),  # in float16, 1e-8 is 0
             weight_decay=self.generator_weight_decay,
         )
         self.generator.train()

@@ -17,7 +17,22 @@ from typing import Any
 
 import psutil
 import pytest
-from fedgkd_pl import MLP, MOON, Digits, Dirichlet, FedAvg, FedGKD, LocalEngine, RayEngine
+from fedgkd_pl import (
+    MLP,
+    MOON,
+    Digits,
+    Dirichlet,
+    FedAvg,
+    FedDistill,
+    FedDistillPlus,
+    FedGen,
+    FedGKD,
+    FedGKDPlus,
+    FedGKDVote,
+    FedProx,
+    LocalEngine,
+    RayEngine,
+)
 from fedgkd_pl.engines.ray import _fit
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.federation.message import ClientFailure
@@ -31,7 +46,18 @@ ray = pytest.importorskip("ray", reason="the extra ray is not installed")
 from ray.cluster_utils import Cluster  # noqa: E402
 
 LOCAL: dict[str, Any] = {"optimizer": partial(SGD, lr=0.1, momentum=0.9)}
-METHODS = {"fedgkd": partial(FedGKD, buffer_size=2), "moon": partial(MOON, mu=1.0)}
+METHODS: dict[str, Any] = {
+    "fedgkd": partial(FedGKD, buffer_size=2),
+    "moon": partial(MOON, mu=1.0),
+    "fedavg": FedAvg,
+    "fedprox": partial(FedProx, mu=0.1),
+    "feddistill": FedDistill,
+    "feddistill+": FedDistillPlus,
+    "fedgen": partial(FedGen, hidden=8, generator_steps=2),
+    "fedgkd-vote": partial(FedGKDVote, lam=0.5, buffer_size=2),
+    "fedgkd+": FedGKDPlus,
+}
+LONG = [pytest.param(name, marks=pytest.mark.engines) for name in list(METHODS)[2:]]
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +94,8 @@ def test_an_address_where_nobody_is(run: Any, tmp_path: Path) -> None:
     assert err.count("\n") == 1 and list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("precision", ["32-true", "64-true", "bf16-mixed"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("precision", ["32-true", "64-true", "bf16-mixed", "bf16-true"])
+@pytest.mark.parametrize("method", ["fedgkd", "moon", *LONG])
 def test_the_same_bits_as_the_local_engine(method: str, precision: str, started: None) -> None:
     engines = LocalEngine(1), RayEngine(workers=2)
     here, there = (train(method, engine, precision=precision) for engine in engines)

@@ -46,6 +46,10 @@ METHODS: list[Any] = [
 ]
 
 
+def title(method: Any) -> str:
+    return str(getattr(method, "func", method).title)
+
+
 class Island(nn.Module):
     """A layer that asks for float32, as people write it for numerical reasons."""
 
@@ -118,7 +122,7 @@ class Recorder(LocalEngine):
 
 
 @pytest.mark.parametrize("precision", ["64-true", "bf16-mixed", "bf16-true"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHODS, ids=title)
 def test_a_client_does_not_see_the_servers_precision(method: Any, precision: str) -> None:
     """What a client answers within the server's round is what it answers alone in a process."""
     engine = Recorder(workers=1)
@@ -137,15 +141,24 @@ def test_a_client_does_not_see_the_servers_precision(method: Any, precision: str
         assert told.metrics == again.metrics
 
 
-@pytest.mark.parametrize("precision", ["32-true", "64-true", "bf16-mixed", "16-true"])
-def test_a_pool_gives_the_same_at_every_precision(precision: str) -> None:
+@pytest.mark.parametrize("precision", ["32-true", "64-true", "bf16-mixed", "bf16-true", "16-true"])
+@pytest.mark.parametrize(
+    "method",
+    [m if title(m) == "FedGKD" else pytest.param(m, marks=pytest.mark.engines) for m in METHODS],
+    ids=title,
+)
+def test_a_pool_gives_the_same_at_every_precision(method: Any, precision: str) -> None:
     models = []
     for workers in (1, 2):
         torch.manual_seed(0)
-        engine = LocalEngine(workers=workers)
-        models.append(FedGKD(net(), gamma=1.0, local_epochs=2, engine=engine))
+        optimizer, engine = partial(SGD, lr=0.01), LocalEngine(workers=workers)
+        models.append(method(net(), local_epochs=2, optimizer=optimizer, engine=engine))
         fit(models[-1], pictures(), rounds=2, precision=precision)
+        assert not models[-1].results.failures
     assert same(models[0].global_state(), models[1].global_state())
+    assert models[0]._client_states.keys() == models[1]._client_states.keys()
+    for client, state in models[0]._client_states.items():
+        assert same(state, models[1]._client_states[client])
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import fedgkd_pl
 import pytest
 import torch
 from fedgkd_pl import FedAvg, LocalEngine, read_checkpoint
+from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.errors import RunFailed, SettingError
 from fedgkd_pl.federation.checks import FLAGS
+from fedgkd_pl.federation.client_trainer import ClientTrainer
 from lightning.pytorch import Callback, Trainer, callbacks
 from lightning.pytorch.callbacks import (
     EMAWeightAveraging,
@@ -23,7 +26,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch.optim import SGD
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
-from tests.conftest import Table, fit, linear, same
+from tests.conftest import REPO, Table, fit, linear, same
 
 LOCAL: dict[str, Any] = {"optimizer": partial(SGD, lr=0.1), "engine": LocalEngine(workers=1)}
 PLAIN = "the plain base of others"
@@ -159,6 +162,13 @@ def test_no_flag_is_forgotten() -> None:
     assert {*FLAGS} <= {*FLAG_VALUES}
 
 
+def test_the_docs_have_every_callback_and_flag() -> None:
+    text = (REPO / "docs" / "lightning.md").read_text(encoding="utf-8")
+    bases = {name for name, build in WORKS.items() if build == PLAIN} | {"Callback", "Checkpoint"}
+    named = {*WORKS, *REFUSED, *FLAG_VALUES, *ELSEWHERE} - bases
+    assert [name for name in sorted(named) if f"`{name}`" not in text] == []
+
+
 @pytest.mark.parametrize(
     ("flag", "value"), [(f, v) for f, (works, _) in FLAG_VALUES.items() for v in works]
 )
@@ -238,6 +248,29 @@ def test_a_scheduler_that_clients_cannot_step_is_refused() -> None:
     fit(FedAvg(linear(), scheduler=partial(StepLR, step_size=1), **LOCAL), table(), 1)
 
 
+def test_the_command_line_refuses_it_too(run: Any, tmp_path: Path) -> None:
+    words = ("--model.scheduler", "torch.optim.lr_scheduler.ReduceLROnPlateau")
+    code, _, errors = run("fit", "--config", "smoke.yaml", *words)
+    assert code == 2 and errors.startswith("error: scheduler: needs a score"), errors
+    assert len(errors.splitlines()) == 1 and not list(tmp_path.iterdir())
+
+
+def test_the_command_line_fails_without_a_round_that_counts(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two rounds, of which three in a row would have to fail."""
+
+    def fail(*_: Any) -> None:
+        raise ArithmeticError("no number")
+
+    monkeypatch.setattr(ClientTrainer, "update", fail)
+    words = ("--config", "smoke.yaml", "--rounds", "2", "--model.engine.workers", "1")
+    code, _, errors = run("fit", *words)
+    assert code == 3 and errors.count("error:") == 1, errors
+    told = "error: none of 2 rounds counted: too few clients succeeded in each"
+    assert errors.splitlines()[-1].startswith(told), errors
+
+
 def test_a_run_without_a_round_that_counts_has_failed(run: Any, tmp_path: Path) -> None:
     """Fewer rounds than max_failed_rounds, all failed: exit 3 with the files that there are."""
 
@@ -286,6 +319,19 @@ def test_validation_of_other_data_has_every_class(caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.WARNING, "fedgkd_pl"):
         last.setup()
     assert "validation has no sample of classes [0, 1]" in caplog.text
+
+
+def test_the_papers_split_is_of_our_own_datasets_only() -> None:
+    """A dataset of the user's, or one that is added, is split by class unless it says otherwise."""
+    ours = {"AGNews", "CIFAR10", "CIFAR100", "Digits", "SST5", "TinyImageNet"}
+    public = {name: getattr(fedgkd_pl, name) for name in fedgkd_pl.__all__}
+    found = {
+        name
+        for name, thing in public.items()
+        if isinstance(thing, type) and issubclass(thing, FederatedDataModule)
+        if thing.val_split == "last"
+    }
+    assert found == ours and FederatedDataModule.val_split == "stratified"
 
 
 def test_no_owner_is_lost_to_validation() -> None:

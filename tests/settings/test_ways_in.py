@@ -4,6 +4,7 @@ Payloads are harmless: a pickle or module that makes a file (the canary, which m
 path to a file of the user's (the thesis, which must stay as it is).
 """
 
+import hashlib
 import io
 import json
 import os
@@ -232,11 +233,40 @@ def test_a_config_names_only_what_is_needed(world: World, key: str, value: Any) 
     assert any(text in err for text in told), err
 
 
+def _both(file: Path, canary: Path) -> None:
+    """Makes a checkpoint a pickle, too.
+
+    As opcodes, the size of its header, which comes first, pushes a text that ends within ``a``. A V
+    there takes all up to the end of the line, which is the end of the header; the first tensor is
+    what torch's reader then runs.
+    """
+    content = file.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    payload = pickle.dumps(Run(canary))
+    payload += b" " * (-len(payload) % 8)
+    manifest = {"a": "V" * 300} | header.pop("__metadata__")
+    for entry in header.values():
+        entry["data_offsets"] = [end + len(payload) for end in entry["data_offsets"]]
+    first = {"dtype": "U8", "shape": [len(payload)], "data_offsets": [0, len(payload)]}
+    text = json.dumps({"__metadata__": manifest, "payload": first, **header}).encode()
+    length = max(40, len(text) // 256 + 1)
+    assert length < 256
+    sizes = bytes([ord("U"), length, *bytes(6)])
+    text = text.ljust(int.from_bytes(sizes, "little") - 1) + b"\n"
+    whole = sizes + text + payload + content[8 + size : -32]
+    file.write_bytes(whole + hashlib.sha256(whole).digest())
+
+
 def test_a_strangers_folder_brings_no_checkpoint_plugin(world: World) -> None:
     """The run's config.yaml names torch's reader, which would run what last.ckpt holds."""
-    (world.folder / "checkpoints" / "last.previous.ckpt").write_bytes(
-        pickle.dumps(Run(world.canary))
-    )
+    file = world.folder / "checkpoints" / "last.ckpt"
+    rounds = read_checkpoint(file)["global_step"]
+    _both(file, world.canary)
+    assert read_checkpoint(file)["global_step"] == rounds  # sound
+    with pytest.raises(RuntimeError, match="Invalid magic number"):
+        torch.load(file, weights_only=False)
+    world.canary.unlink()  # so it does run
 
     def change(settings: dict[str, Any]) -> None:
         settings["trainer"]["plugins"] = [IO]
@@ -458,6 +488,34 @@ def test_a_checkpoint_names_no_files_elsewhere(world: World, key: str, how: str)
         code, _, err = world.run("fit", "--config", "smoke.yaml", "--ckpt_path", world.folder)
         assert code == 2 and "names a file outside its folder" in err, err
     assert world.files() == before
+
+
+@pytest.mark.parametrize("how", ["climbs", "link"])
+@pytest.mark.parametrize("monitor", ["test/loss", None])
+def test_a_better_round_removes_no_file_elsewhere(
+    world: World, monitor: str | None, how: str
+) -> None:
+    """States that hold together: Lightning removes the worst of the files that they name."""
+    name = _names(world, how)
+
+    def named(settings: dict[str, Any]) -> None:
+        settings["trainer"]["callbacks"][-1]["init_args"]["monitor"] = monitor
+
+    def change(checkpoint: dict[str, Any]) -> None:
+        states = checkpoint["callbacks"]
+        key = next(key for key in states if key.startswith("ModelCheckpoint"))
+        state = states.pop(key)
+        states[key.replace("'test/loss'", repr(monitor))] = state
+        state["dirpath"] = str(world.folder / "checkpoints")
+        state |= dict.fromkeys(("best_model_path", "kth_best_model_path"), name)
+        if monitor is not None:  # otherwise the best is the newest
+            worst = torch.tensor(1e9)
+            state |= {"best_k_models": {name: worst}, "kth_value": worst, "best_model_score": worst}
+
+    world.config(named)
+    world.checkpoint(change)
+    code, _, err = world.run("fit", "--resume", world.folder, "--rounds", "3")
+    assert code == (2 if how == "link" else 4), err
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,12 @@ BASE += ["--data.participation", "0.8", "--data.partition", "Dirichlet"]
 METHODS = {
     "FedGKD": ["--model", "FedGKD", "--model.buffer_size", "2"],
     "MOON": ["--model", "MOON", "--model.mu", "1"],
+    "FedAvg": ["--model", "FedAvg"],
+    "FedProx": ["--model", "FedProx", "--model.mu", "0.1"],
+    "FedDistillPlus": ["--model", "FedDistillPlus"],
+    "FedGen": ["--model", "FedGen", "--model.hidden", "8", "--model.generator_steps", "2"],
+    "FedGKDVote": ["--model", "FedGKDVote", "--model.lam", "0.5", "--model.buffer_size", "2"],
+    "FedGKDPlus": ["--model", "FedGKDPlus"],
 }
 NET = ["--model.net", "fedgkd_pl.MLP", "--model.net.hidden", "[16]", "--model.net.projection", "8"]
 
