@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from fedgkd_pl.data.examples import Batches, Examples
 from fedgkd_pl.errors import require
-from fedgkd_pl.federation.server_training import as_input, server_steps
+from fedgkd_pl.federation.server_training import as_input, server_adam, server_steps
 from fedgkd_pl.seeds import derive
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize, pad
@@ -67,7 +67,7 @@ class SimCLR:
         for parameter in head.parameters():
             nn.init.normal_(parameter, std=features**-0.5, generator=random)
         head.to(like)
-        optimizer = torch.optim.Adam([*net.parameters(), *head.parameters()], lr=self.lr)
+        optimizer = server_adam([*net.parameters(), *head.parameters()], self.lr)
         examples = examples.to(like.device)
         batches = Batches(examples, self.batch_size, random)
 

@@ -14,7 +14,7 @@ from fedgkd_pl.seeds import derive, seeded
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
-from torch.optim import Optimizer
+from torch.optim import Adam, Optimizer
 
 if TYPE_CHECKING:
     from fedgkd_pl.federation.server import FederatedServer
@@ -49,6 +49,12 @@ class KeptOptimizer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse of :meth:`state_dict`."""
         self.optimizer, self.saved = None, state
+
+
+def server_adam(parameters: Iterable[nn.Parameter], lr: float) -> Adam:
+    """Adam with torch's other defaults, but for an ε that float16 can hold."""
+    weights = list(parameters)
+    return Adam(weights, lr=lr, eps=max(1e-8, torch.finfo(weights[0].dtype).tiny))
 
 
 def server_steps(

@@ -29,13 +29,17 @@ from fedgkd_pl.data.examples import Batches, Examples
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.answers import Spec, Specs
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
-from fedgkd_pl.federation.server_training import KeptOptimizer, as_input, server_steps
+from fedgkd_pl.federation.server_training import (
+    KeptOptimizer,
+    as_input,
+    server_adam,
+    server_steps,
+)
 from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
 from fedgkd_pl.methods.feddf import check_public
 from fedgkd_pl.methods.feddistill import report_type
 from fedgkd_pl.seeds import derive
 from torch import Tensor, nn
-from torch.optim import Adam
 
 PLAIN = 32  # bits that mean: not quantised
 MOST = 16  # other bits
@@ -88,7 +92,7 @@ class CFD(FedAvg):
         self.client_steps, self.own_steps = client_steps, server_steps
         self.distil_lr, self.distil_batch_size = distil_lr, distil_batch_size
         self.start = {name: t.detach().clone() for name, t in net.state_dict().items()}
-        self.adam = KeptOptimizer(partial(Adam, lr=distil_lr))
+        self.adam = KeptOptimizer(partial(server_adam, lr=distil_lr))
         self.labels: State = {}  # Y_down, once there is one
         self.sent: dict[int, Tensor] = {}  # to every client, the last
         self.received: dict[int, Tensor] = {}  # from every client, the last
@@ -212,7 +216,7 @@ class CFDClient(FedAvgClient):
         batches = labelled_batches(
             self.public, self.distil_batch_size, random, self.labels.to(like)
         )
-        optimizer = Adam(self.net.parameters(), lr=self.distil_lr)
+        optimizer = server_adam(self.net.parameters(), self.distil_lr)
         for _, (x, labels) in zip(range(self.steps), batches, strict=False):
             optimizer.zero_grad()
             soft_cross_entropy(self.net(as_input(x, like)), labels).backward()

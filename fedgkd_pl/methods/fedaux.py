@@ -18,6 +18,7 @@ knows that can subtract it.
 """
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,14 +28,13 @@ from fedgkd_pl.errors import require
 from fedgkd_pl.federation.answers import Spec, Specs
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.federation.pretraining import SimCLR
-from fedgkd_pl.federation.server_training import KeptOptimizer, as_input
+from fedgkd_pl.federation.server_training import KeptOptimizer, as_input, server_adam
 from fedgkd_pl.federation.teachers import FrozenNet
 from fedgkd_pl.methods.fedavg import FedAvgClient, Weighting
 from fedgkd_pl.methods.feddf import FedDF, check_public
 from fedgkd_pl.models.heads import require_classifier
 from fedgkd_pl.seeds import derive
 from torch import Tensor, nn
-from torch.optim import Adam
 
 SMALLEST = 1e-8  # of a score
 
@@ -97,7 +97,7 @@ class FedAUX(FedDF):
         self.distil_epochs = distil_epochs
         # the net that scores, which clients know as they know their own
         self.start = {name: t.detach().cpu().clone() for name, t in net.state_dict().items()}
-        self.adam = KeptOptimizer(lambda parameters: Adam(parameters, lr=distil_lr))
+        self.adam = KeptOptimizer(partial(server_adam, lr=distil_lr))
         self._scores: list[Tensor] = []
 
     def check(self, data: FederatedDataModule) -> None:

@@ -19,6 +19,7 @@ from fedgkd_pl.errors import require
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.federation.server_training import (
     answered_batches,
+    server_adam,
     server_steps,
     validation_scores,
 )
@@ -27,7 +28,7 @@ from fedgkd_pl.methods.fedavg import FedAvg, Weighting
 from fedgkd_pl.methods.fedgkd import distillation
 from fedgkd_pl.seeds import derive
 from torch import Tensor, nn
-from torch.optim import Adam, Optimizer
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 
@@ -102,7 +103,7 @@ class FedDF(FedAvg):
         super().server_step(mean)
         if not self.distil_steps:
             return
-        optimizer = Adam(self.net.parameters(), lr=self.distil_lr)
+        optimizer = server_adam(self.net.parameters(), self.distil_lr)
         best = Best(self)
         assert self.datamodule.public is not None
         self.distil(

@@ -30,6 +30,7 @@ from fedgkd_pl import (
     FedGKDPlus,
     FedGKDVote,
     FedProx,
+    HeldOut,
     LocalEngine,
     RayEngine,
 )
@@ -41,6 +42,7 @@ from lightning.pytorch import Callback
 from torch.optim import SGD
 
 from tests.conftest import Table, fit, linear, same, seed_everything
+from tests.support.methods import CLASSES, SETTINGS
 
 ray = pytest.importorskip("ray", reason="the extra ray is not installed")
 from ray.cluster_utils import Cluster  # noqa: E402
@@ -57,7 +59,13 @@ METHODS: dict[str, Any] = {
     "fedgkd-vote": partial(FedGKDVote, lam=0.5, buffer_size=2),
     "fedgkd+": FedGKDPlus,
 }
-LONG = [pytest.param(name, marks=pytest.mark.engines) for name in list(METHODS)[2:]]
+PRECISIONS = ["32-true", "64-true", "bf16-mixed", "bf16-true"]
+PAIRS = [(method, precision) for method in METHODS for precision in PRECISIONS]
+for _title, _class in CLASSES.items():  # what is not above, by itself
+    if _title.lower() not in METHODS:
+        METHODS[_title.lower()] = partial(_class, **SETTINGS.get(_title, {}))
+        PAIRS.append((_title.lower(), "32-true"))
+LONG = [pytest.param(*pair, marks=pytest.mark.engines) for pair in PAIRS[8:]]
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +88,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def train(method: str, engine: Any, *callbacks: Callback, **flags: Any) -> Any:
     seed_everything(3, verbose=False)
-    data = Digits(num_clients=7, partition=Dirichlet(alpha=0.5), participation=0.6, batch_size=20)
+    settings: dict[str, Any] = {"participation": 0.6, "batch_size": 20, "public": HeldOut(0.1)}
+    data = Digits(num_clients=7, partition=Dirichlet(alpha=0.5), **settings)
     model = METHODS[method](MLP(hidden=[16], projection=8), engine=engine, **LOCAL)
     fit(model, data, 3, callbacks=list(callbacks), **flags)
     return model
@@ -94,8 +103,7 @@ def test_an_address_where_nobody_is(run: Any, tmp_path: Path) -> None:
     assert err.count("\n") == 1 and list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("precision", ["32-true", "64-true", "bf16-mixed", "bf16-true"])
-@pytest.mark.parametrize("method", ["fedgkd", "moon", *LONG])
+@pytest.mark.parametrize("method, precision", [*PAIRS[:8], *LONG])
 def test_the_same_bits_as_the_local_engine(method: str, precision: str, started: None) -> None:
     engines = LocalEngine(1), RayEngine(workers=2)
     here, there = (train(method, engine, precision=precision) for engine in engines)

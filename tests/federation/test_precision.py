@@ -19,6 +19,7 @@ from fedgkd_pl import (
     FedGKDVote,
     FedProx,
     LocalEngine,
+    OtherData,
 )
 from fedgkd_pl.data.examples import Examples, Splits
 from fedgkd_pl.data.transforms import ImageTransform
@@ -32,6 +33,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW
 
 from tests.conftest import Table, fit, same
+from tests.support.methods import CLASSES, EVERY, SETTINGS
 
 METHODS: list[Any] = [
     FedAvg,
@@ -46,8 +48,18 @@ METHODS: list[Any] = [
 ]
 
 
+PRODUCT = list(METHODS)  # at every precision in a pool
+
+
 def title(method: Any) -> str:
     return str(getattr(method, "func", method).title)
+
+
+METHODS += [  # what is not above, by itself
+    partial(CLASSES[name], **SETTINGS.get(name, {}))
+    for name in EVERY
+    if name not in map(title, PRODUCT)
+]
 
 
 class Island(nn.Module):
@@ -99,7 +111,8 @@ class Pictures(Table):
 
 
 def pictures() -> Pictures:
-    return Pictures(sizes=(11, 7), batch_size=4, val_fraction=0.1)
+    public = OtherData(Pictures(sizes=(9,), val_fraction=0.1))
+    return Pictures(sizes=(11, 7), batch_size=4, val_fraction=0.1, public=public)
 
 
 class Recorder(LocalEngine):
@@ -144,7 +157,7 @@ def test_a_client_does_not_see_the_servers_precision(method: Any, precision: str
 @pytest.mark.parametrize("precision", ["32-true", "64-true", "bf16-mixed", "bf16-true", "16-true"])
 @pytest.mark.parametrize(
     "method",
-    [m if title(m) == "FedGKD" else pytest.param(m, marks=pytest.mark.engines) for m in METHODS],
+    [m if title(m) == "FedGKD" else pytest.param(m, marks=pytest.mark.engines) for m in PRODUCT],
     ids=title,
 )
 def test_a_pool_gives_the_same_at_every_precision(method: Any, precision: str) -> None:

@@ -1,6 +1,7 @@
 """Flower's apps within one process: what two nodes and a server do, without a network."""
 
 import csv
+import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,14 @@ from typing import Any
 import torch
 from fedgkd_pl.cli.main import main
 from fedgkd_pl.flower import client_app, server_app
+from fedgkd_pl.methods import discover
 from fedgkd_pl.storage.checkpoint import read_checkpoint
 from flwr.app import Context, Error, RecordDict
 from flwr.app import Message as FlowerMessage
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
+
+from tests.support.methods import SETTINGS
 
 BASE = ["--data", "Digits", "--data.num_clients", "5", "--data.batch_size", "20", "--rounds", "3"]
 BASE += ["--data.participation", "0.8", "--data.partition", "Dirichlet"]
@@ -26,6 +30,14 @@ METHODS = {
     "FedGKDVote": ["--model", "FedGKDVote", "--model.lam", "0.5", "--model.buffer_size", "2"],
     "FedGKDPlus": ["--model", "FedGKDPlus"],
 }
+PRECISIONS = ["32-true", "64-true", "bf16-mixed", "bf16-true"]
+PAIRS = [(method, precision) for method in METHODS for precision in PRECISIONS]
+for _info in discover().values():  # what is not above, by itself
+    if _info.name not in METHODS and _info.name != "FedDistill":
+        _flags = {f"--model.{key}": value for key, value in SETTINGS.get(_info.title, {}).items()}
+        _words = [word for key, value in _flags.items() for word in (key, json.dumps(value))]
+        METHODS[_info.name] = ["--model", _info.name, *_words, "--data.public", "HeldOut"]
+        PAIRS.append((_info.name, "32-true"))
 NET = ["--model.net", "fedgkd_pl.MLP", "--model.net.hidden", "[16]", "--model.net.projection", "8"]
 
 
