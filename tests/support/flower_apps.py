@@ -9,14 +9,13 @@ from typing import Any
 import torch
 from fedgkd_pl.cli.main import main
 from fedgkd_pl.flower import client_app, server_app
-from fedgkd_pl.methods import discover
 from fedgkd_pl.storage.checkpoint import read_checkpoint
 from flwr.app import Context, Error, RecordDict
 from flwr.app import Message as FlowerMessage
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from tests.support.methods import SETTINGS
+from tests.support.methods import CLASSES, SETTINGS
 
 BASE = ["--data", "Digits", "--data.num_clients", "5", "--data.batch_size", "20", "--rounds", "3"]
 BASE += ["--data.participation", "0.8", "--data.partition", "Dirichlet"]
@@ -32,12 +31,14 @@ METHODS = {
 }
 PRECISIONS = ["32-true", "64-true", "bf16-mixed", "bf16-true"]
 PAIRS = [(method, precision) for method in METHODS for precision in PRECISIONS]
-for _info in discover().values():  # what is not above, by itself
-    if _info.name not in METHODS and _info.name != "FedDistill":
-        _flags = {f"--model.{key}": value for key, value in SETTINGS.get(_info.title, {}).items()}
-        _words = [word for key, value in _flags.items() for word in (key, json.dumps(value))]
-        METHODS[_info.name] = ["--model", _info.name, *_words, "--data.public", "HeldOut"]
-        PAIRS.append((_info.name, "32-true"))
+for _title, _class in CLASSES.items():  # what is not above, by itself
+    if _class.__name__ not in METHODS and _class.shares_models:
+        _words = ["--model", _class.__name__, "--data.public", "HeldOut"]
+        for _key, _value in SETTINGS.get(_title, {}).items():
+            _text = _value if isinstance(_value, str) else json.dumps(_value)
+            _words += [f"--model.{_key}", _text]
+        METHODS[_class.__name__] = _words
+        PAIRS.append((_class.__name__, "32-true"))
 NET = ["--model.net", "fedgkd_pl.MLP", "--model.net.hidden", "[16]", "--model.net.projection", "8"]
 
 

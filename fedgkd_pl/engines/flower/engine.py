@@ -104,8 +104,8 @@ class FlowerEngine(Engine):
         require(_link is not None, "engine", text + "flwr run")
 
     def check_method(self, server: "FederatedServer") -> None:
-        """Refuses a method that sends no models, which the server could not evaluate."""
-        text = f"{type(server).__name__} sends no models, so that Flower's server has none to test"
+        """Refuses a method that sends no models, which are a part of every answer here."""
+        text = f"{type(server).__name__} sends no models, which Flower's nodes answer with"
         require(server.shares_models, "engine", f"{text}: take another engine")
 
     def open(self, job: Job, cohort_size: int) -> Session:
