@@ -65,7 +65,10 @@ for _title, _class in CLASSES.items():  # what is not above, by itself
     if _title.lower() not in METHODS:
         METHODS[_title.lower()] = partial(_class, **SETTINGS.get(_title, {}))
         PAIRS.append((_title.lower(), "32-true"))
-LONG = [pytest.param(*pair, marks=pytest.mark.engines) for pair in PAIRS[8:]]
+LONG = [  # in CI every method at one precision; with make test-ray at all
+    pytest.param(*pair, marks=getattr(pytest.mark, "engines" if pair[1] == "32-true" else "ray"))
+    for pair in PAIRS[8:]
+]
 
 
 @pytest.fixture(scope="module")
