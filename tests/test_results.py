@@ -85,7 +85,7 @@ def test_runs_are_kept_as_they_are(done: Path, tmp_path: Path) -> None:
     for measure in ("best", "final", "last10", "at_best_val", "round2"):
         assert whole.measure(measure) == pytest.approx(run.measure(measure), abs=1e-4)
     assert whole.summary["bytes_down"] == run.summary["bytes_down"]
-    assert float(whole.entry["seconds"]) == pytest.approx(run.summary["wall_seconds"], abs=0.51)
+    assert float(whole.entry["seconds"]) == pytest.approx(run.summary["wall_seconds"], abs=0.051)
     assert whole.labels == {"method": "FedGKD"} and whole.seed == 0 and part.seed == 1
     assert whole.settings["model.init_args.buffer_size"] == 2
     assert not any("data_dir" in key for key in whole.settings)

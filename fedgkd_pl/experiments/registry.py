@@ -161,7 +161,7 @@ def _facts(run: Run, top: Path) -> Row:
     return {
         "dataset": str(run.partition.get("dataset", "")),
         "rounds": str(len(rows)),
-        "seconds": f"{summary['wall_seconds']:.0f}",
+        "seconds": f"{summary['wall_seconds']:.1f}",
         "bytes_down": f"{sum(row.get('comm/bytes_down', 0) for row in rows):.0f}",
         "diverged": str(summary.get("diverged_round") or ""),
         "precision": str(run.settings["trainer"].get("precision") or "32-true"),
