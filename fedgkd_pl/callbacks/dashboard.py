@@ -109,7 +109,9 @@ class Dashboard(FederatedCallback):
             written = self._points(Path(logger.log_dir))
             if (CONFUSION, number) in written:
                 continue  # by a session that was killed when it had drawn
-            chart = confusion_chart(confusion.numpy(), f"{server.datamodule.name}, round {number}")
+            data = server.datamodule
+            title = f"{data.name}, round {number}"
+            chart = confusion_chart(confusion.numpy(), title, data.class_names)
             logger.experiment.add_figure(CONFUSION, chart, number)
             written.add((CONFUSION, number))
 

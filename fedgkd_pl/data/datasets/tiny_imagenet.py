@@ -74,6 +74,7 @@ class TinyImageNet(FederatedDataModule):
         reason = f"wnids.txt names {count} classes, not {self.num_classes}, or has a bad name"
         require(count == self.num_classes and all(map(_is_name, names)), "data_dir", reason)
         classes = {name: number for number, name in enumerate(names)}
+        self.class_names = names
         key = hashlib.sha256(("\n".join(names) + annotations).encode()).hexdigest()[:12]
         augment = {"padding": 4 if self.augment else 0, "flip": self.augment}
         transform = ImageTransform(self.MEAN, self.STD, **augment)  # type: ignore[arg-type]
