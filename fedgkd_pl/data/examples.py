@@ -47,6 +47,11 @@ class Examples:
         """Some of the examples; inputs that lie in a mapped file stay there."""
         if not isinstance(self.inputs, MappedTensor):
             return self[rows]
+        if isinstance(rows, slice) and self.rows is None:
+            start, stop, step = rows.indices(len(self))
+            if start < stop and step == 1:
+                inputs = self.inputs.part(start, stop)
+                return replace(self, inputs=inputs, targets=self.targets[rows])
         return replace(self, targets=self.targets[rows], rows=self._known()[rows])
 
     def read(self, rows: Tensor | slice) -> Tensor:
