@@ -41,6 +41,17 @@ from .data.public import OtherData as OtherData
 from .data.public import PublicData as PublicData
 from .data.published import AuthorsDirichlet as AuthorsDirichlet
 from .data.published import FromFile as FromFile
+from .data.sources.arrays import Arrays as Arrays
+from .data.sources.base import OwnData as OwnData
+from .data.sources.clients import ClientFiles as ClientFiles
+from .data.sources.datamodule import LightningData as LightningData
+from .data.sources.federated import FederatedData as FederatedData
+from .data.sources.huggingface import HuggingFace as HuggingFace
+from .data.sources.images import ImageFolders as ImageFolders
+from .data.sources.leaf import Leaf as Leaf
+from .data.sources.tables import CSVTable as CSVTable
+from .data.sources.tables import ParquetTable as ParquetTable
+from .data.sources.text import TextFiles as TextFiles
 from .engines.base import Engine as Engine
 from .engines.base import Session as Session
 from .engines.flower.engine import FlowerEngine as FlowerEngine

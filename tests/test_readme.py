@@ -3,24 +3,31 @@
 import re
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import fedgkd_pl
+import numpy as np
 import pytest
 import torch
 import yaml
+from fedgkd_pl import FederatedData
 from fedgkd_pl.experiments.study import read_study
 from fedgkd_pl.settings.files import resolve
 from fedgkd_pl.settings.help import parameters
 
 from tests.conftest import REPO
+from tests.support.datasets import WORDS
 from tests.support.faults import warm_script
+from tests.support.sources import table_rows, write_csv, write_images, write_leaf
 
 README = (REPO / "README.md").read_text(encoding="utf-8")
 DOCS = sorted(f"docs/{file.name}" for file in (REPO / "docs").glob("*.md"))
 PAGES = ["README.md", "CONTRIBUTING.md", *DOCS]
 EXPERIMENTS = (REPO / "docs" / "experiments.md").read_text(encoding="utf-8")
 EXTENDING = (REPO / "docs" / "extending.md").read_text(encoding="utf-8")
+DATA = (REPO / "docs" / "data.md").read_text(encoding="utf-8")
+FEDERATED = [value.__name__ for name, value in vars(FederatedData).items() if "from_" in name]
 PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
@@ -115,6 +122,49 @@ def test_the_examples_of_extending(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     session = {"__name__": "extending"}
     for block in re.findall(r"```python\n(.*?)```", EXTENDING, re.DOTALL):
         exec(compile(block, "docs/extending.md", "exec"), session)
+
+
+def _own_files(folder: Path) -> None:
+    """What the examples of docs/data.md read."""
+    rows = [[*row[:2], row[2], f"garage{n % 3}"] for n, row in enumerate(table_rows(60))]
+    write_csv(folder / "fleet.csv", ["a", "b", "kind", "garage"], rows)
+    write_csv(folder / "cars.csv", ["a", "b", "kind"], table_rows(60))
+    kinds = [["a very good film", "good"], ["bad news", "bad"]] * 12
+    write_csv(folder / "reviews.csv", ["text", "label"], kinds)
+    (folder / "vocab.txt").write_text("\n".join(WORDS))
+    write_images(folder / "photos", 10)
+    for number, name in enumerate(("ann", "bob", "eve")):
+        write_csv(folder / "hospitals" / f"{name}.csv", ["a", "b", "kind"], table_rows(20, number))
+    for split in ("train", "test"):
+        users = {f"f{n}": ([[n, 0.5, 1, 0]] * 9, [0, 1, 2] * 3) for n in range(3)}
+        write_leaf(folder / "femnist" / split / "all.json", users)
+    np.save(folder / "x.npy", np.random.default_rng(0).random((80, 4), np.float32))
+    np.save(folder / "y.npy", np.arange(80) % 2)
+    if find_spec("pyarrow"):
+        from pyarrow import csv, parquet
+
+        parquet.write_table(csv.read_csv(folder / "cars.csv"), folder / "cars.parquet")
+
+
+def test_the_examples_of_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    _own_files(tmp_path)
+    session = {"__name__": "data"}
+    needs = {"from_parquet": "pyarrow", "from_huggingface": "datasets"}
+    for block in re.findall(r"```python\n(.*?)```", DATA, re.DOTALL):
+        assert len([line for line in block.splitlines() if line.strip()]) <= 10, block
+        if all(find_spec(package) for name, package in needs.items() if name in block):
+            exec(compile(block, "docs/data.md", "exec"), session)
+    for class_ in FEDERATED:
+        assert f"`{class_}`" in DATA, class_
+
+
+def test_the_config_of_data(run: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    _own_files(tmp_path)
+    (config,) = re.findall(r"```yaml\n(.*?)```", DATA, re.DOTALL)
+    (tmp_path / "cars.yaml").write_text(config)
+    code, _, err = run("fit", "--config", "cars.yaml", "--model.engine.workers", "1")
+    assert code == 0, err
 
 
 def test_a_method_of_extending_from_the_command_line(

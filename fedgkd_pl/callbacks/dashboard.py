@@ -17,6 +17,7 @@ from fedgkd_pl.runs.files import RunFiles
 from fedgkd_pl.runs.folder import EVENTS
 from fedgkd_pl.seeds import seeded
 from fedgkd_pl.storage.files import write_text
+from fedgkd_pl.storage.reading import printable
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
@@ -95,7 +96,10 @@ class Dashboard(FederatedCallback):
             self._draw(trainer, pl_module)
         if loggers and self.samples:
             rows, owners = even_sample(pl_module.datamodule.client_data.index, self.samples)
-            labels = pl_module.datamodule.client_data.examples.targets.cpu().numpy()[rows]
+            data = pl_module.datamodule
+            labels = data.client_data.examples.targets.cpu().numpy()[rows].tolist()
+            names = [printable(name) for name in data.class_names]
+            labels = [names[label] for label in labels] if names else labels
             features = features_of(pl_module, rows)
             for logger in loggers:
                 write_projector(Path(logger.log_dir), features, labels, owners)
@@ -109,7 +113,9 @@ class Dashboard(FederatedCallback):
             written = self._points(Path(logger.log_dir))
             if (CONFUSION, number) in written:
                 continue  # by a session that was killed when it had drawn
-            chart = confusion_chart(confusion.numpy(), f"{server.datamodule.name}, round {number}")
+            data = server.datamodule
+            title = f"{data.name}, round {number}"
+            chart = confusion_chart(confusion.numpy(), title, data.class_names)
             logger.experiment.add_figure(CONFUSION, chart, number)
             written.add((CONFUSION, number))
 
@@ -233,7 +239,9 @@ def features_of(server: FederatedServer, rows: Indices) -> Tensor:
     return features.flatten(2).mean(dim=2) if features.dim() > 2 else features
 
 
-def write_projector(folder: Path, features: Tensor, labels: Indices, owners: Indices) -> None:
+def write_projector(
+    folder: Path, features: Tensor, labels: Sequence[object], owners: Indices
+) -> None:
     """Writes what TensorBoard's PROJECTOR reads; a resumed run replaces it.
 
     ``SummaryWriter.add_embedding`` would leave a folder for every session's last round, and a

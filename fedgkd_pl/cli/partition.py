@@ -17,6 +17,7 @@ def show_partition(data: FederatedDataModule, folder: Path, exported: Path | Non
     ``exported`` gets who owns which sample, for ``FromFile``.
     """
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     data.prepare_data()
@@ -24,14 +25,16 @@ def show_partition(data: FederatedDataModule, folder: Path, exported: Path | Non
     summary = data.summary()
     counts, figures = summary["counts"], summary["heterogeneity"]
     classes = summary["num_classes"]
+    names = [str(name) for name in data.class_names or range(classes)][:WIDTH]
     table = Table(title=f"{data.name}: samples of each class, by client")
-    for name in ("client", "samples", "effective classes", *range(min(classes, WIDTH))):
-        table.add_column(str(name), justify="right")
+    for name in ("client", "samples", "effective classes", *names):
+        table.add_column(escape(name), justify="right")
     for client, row in enumerate(counts[:SHOWN]):
         effective = f"{effective_classes([row])[0]:.1f}" if sum(row) else "-"
         cells = [str(count) if count else "·" for count in row[:WIDTH]]
         table.add_row(str(client), str(sum(row)), effective, *cells)
-    console = Console(width=None if Console().is_terminal else 60 + 6 * min(classes, WIDTH))
+    width = 60 + sum(max(6, len(name) + 3) for name in names)
+    console = Console(width=None if Console().is_terminal else width)
     console.print(table)
     if len(counts) > SHOWN or classes > WIDTH:
         console.print(f"(the first {SHOWN} of {len(counts)} clients, {WIDTH} of {classes} classes)")
@@ -50,7 +53,7 @@ def show_partition(data: FederatedDataModule, folder: Path, exported: Path | Non
     target = folder / data.name
     target.with_suffix(".json").write_text(json.dumps(summary) + "\n", encoding="utf-8")
     title = f"{data.name}, {figures['effective_classes']:.1f} effective classes per client"
-    chart = bubble_chart(counts, title)
+    chart = bubble_chart(counts, title, data.class_names)
     for suffix in (".png", ".svg"):
         chart.savefig(target.with_suffix(suffix), dpi=150)
     console.print(f"wrote {target}.json, .png and .svg", highlight=False)

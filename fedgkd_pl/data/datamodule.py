@@ -2,7 +2,7 @@
 
 import logging
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -19,7 +19,7 @@ from fedgkd_pl.errors import require
 from fedgkd_pl.seeds import default_seed, derive
 from fedgkd_pl.storage.checkpoint_io import load_newest
 from lightning.pytorch import LightningDataModule
-from torch import nn
+from torch import Tensor, nn
 
 log = logging.getLogger("fedgkd_pl")
 
@@ -60,6 +60,7 @@ class FederatedDataModule(LightningDataModule):
 
     name: str
     num_classes: int
+    class_names: Sequence[str] = ()  # in the order of the labels; empty: they have only numbers
     # how the validation part is taken where load() gives none: "stratified", drawn by the seed from
     # every class alike (from every owner where they are the clients), or "last", the last samples
     val_split: Literal["stratified", "last"] = "stratified"
@@ -128,13 +129,13 @@ class FederatedDataModule(LightningDataModule):
         if self.clients is not None:
             return
         splits = self.load()
-        check_splits(splits, getattr(self, "num_classes", 0))
+        check_splits(splits, getattr(self, "num_classes", 0), self.class_names)
         owned, self.test = splits.train, splits.test
         self._everything = splits.train
         keys = splits.keys
         if splits.val is None:
             kept, held = self._hold_out(owned, keys)
-            owned, self.val = owned[kept], owned[held]
+            owned, self.val = owned.view(kept), owned.view(held)
             keys = None if keys is None else keys[kept]
         else:
             self.val = splits.val
@@ -144,7 +145,7 @@ class FederatedDataModule(LightningDataModule):
         if self.public_source is not None:
             rng = np.random.default_rng(derive(self.partition_seed, "public"))
             kept, self.public = self.public_source.take(owned, self.num_classes, rng)
-            owned = owned if len(kept) == len(owned) else owned[kept]
+            owned = owned if len(kept) == len(owned) else owned.view(kept)
             keys = None if keys is None else keys[kept]
         rng = np.random.default_rng(derive(self.partition_seed, "partition"))
         index = self.partition(owned.targets.numpy(), self.num_clients, rng, keys)
@@ -164,9 +165,15 @@ class FederatedDataModule(LightningDataModule):
         held = round(self.val_fraction * len(owned))
         if self.val_split == "last" or not held:
             return slice(len(owned) - held), slice(len(owned) - held, None)
-        by_owner = keys is not None and self.partition.by_owner
         rng = np.random.default_rng(derive(self.partition_seed, "validation"))
-        rows = stratified(keys if by_owner else owned.targets.numpy(), held, rng)
+        return self._draw(owned, keys, held, rng)
+
+    def _draw(
+        self, owned: Examples, keys: Any, size: int, rng: np.random.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """The rows that stay and about ``size`` that are taken, from every class or owner alike."""
+        by_owner = keys is not None and self.partition.by_owner
+        rows = stratified(keys if by_owner else owned.targets.numpy(), size, rng)
         rest = np.setdiff1d(np.arange(len(owned)), rows)
         return torch.from_numpy(rest), torch.from_numpy(rows)
 
@@ -198,9 +205,8 @@ class FederatedDataModule(LightningDataModule):
             data = self.client_data
             splits = [data.examples, self.val, self.test]
             splits += [] if self.public is None else [self.public]
-            tensors = [t for split in splits for t in (split.inputs, split.targets)]
             index = [torch.from_numpy(part) for part in (data.index.offsets, data.index.samples)]
-            self._fingerprint = digest(*tensors, *index)
+            self._fingerprint = digest(*splits, *index)
         return self._fingerprint
 
     def summary(self) -> dict[str, Any]:
@@ -211,6 +217,7 @@ class FederatedDataModule(LightningDataModule):
             "dataset": self.name,
             "num_clients": self.num_clients,
             "num_classes": self.num_classes,
+            **({"class_names": list(self.class_names)} if self.class_names else {}),
             "num_val": len(self.val),
             "num_test": len(self.test),
             **({} if self.public is None else {"num_public": len(self.public)}),

@@ -2,12 +2,14 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from fedgkd_pl.data.index import ClientIndex, SingleClientIndex
+from fedgkd_pl.data.mapped import MappedTensor
 from fedgkd_pl.seeds import derive
 from numpy.typing import NDArray
 from torch import Tensor
@@ -15,21 +17,58 @@ from torch import Tensor
 Batch = tuple[Tensor, ...]  # inputs, labels and, where computed already, the teachers' outputs
 # x and the generator of the batch's randomness (None: no augmentation) → the net's input
 Transform = Callable[[Tensor, torch.Generator | None], Tensor]
+PIECE = 4096  # rows that are looked at at once, where all would be too many
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Inputs and labels of one split; ``inputs`` may be raw bytes, which ``transform`` reads."""
+    """Inputs and labels of one split; ``inputs`` may be raw bytes, which ``transform`` reads.
+
+    Attributes:
+        inputs: one row per sample.
+        targets: one label per sample.
+        transform: makes the net's input from a batch of rows.
+        rows: which rows of ``inputs`` these are, where they stay in their file; by default all.
+    """
 
     inputs: Tensor
     targets: Tensor
     transform: Transform
+    rows: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.targets)
 
     def __getitem__(self, rows: Tensor | slice) -> "Examples":
-        return replace(self, inputs=self.inputs[rows], targets=self.targets[rows])
+        """Some of the examples, in memory."""
+        return replace(self, inputs=self.read(rows), targets=self.targets[rows], rows=None)
+
+    def view(self, rows: Tensor | slice) -> "Examples":
+        """Some of the examples; inputs that lie in a mapped file stay there."""
+        if not isinstance(self.inputs, MappedTensor):
+            return self[rows]
+        if isinstance(rows, slice) and self.rows is None:
+            start, stop, step = rows.indices(len(self))
+            if start < stop and step == 1:
+                inputs = self.inputs.part(start, stop)
+                return replace(self, inputs=inputs, targets=self.targets[rows])
+        return replace(self, targets=self.targets[rows], rows=self._known()[rows])
+
+    def read(self, rows: Tensor | slice) -> Tensor:
+        """The inputs of some of the examples."""
+        if not isinstance(self.inputs, MappedTensor):
+            return self.inputs[rows]
+        return self.inputs[self._known()[rows].cpu()].to(self.targets.device)
+
+    def pieces(self) -> Iterator[Tensor]:
+        """All inputs, 4096 at a time."""
+        for first in range(0, len(self), PIECE):
+            yield self.read(slice(first, first + PIECE))
+
+    def _known(self) -> Tensor:
+        if self.rows is not None:
+            return self.rows
+        return torch.arange(len(self.inputs), device=self.targets.device)
 
     @property
     def repeat(self) -> bool:
@@ -43,7 +82,11 @@ class Examples:
 
     def to(self, device: torch.device) -> "Examples":
         """The same examples on ``device``."""
-        return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device))
+        targets = self.targets.to(device)
+        if isinstance(self.inputs, MappedTensor):  # stay in their file; read() gives batches
+            rows = None if self.rows is None else self.rows.to(device)
+            return replace(self, targets=targets, rows=rows)
+        return replace(self, inputs=self.inputs.to(device), targets=targets)
 
 
 @dataclass(frozen=True)
@@ -63,12 +106,18 @@ class Splits:
     keys: NDArray[np.int64] | None = None
 
 
-def digest(*tensors: Tensor) -> str:
-    """The SHA-256 of tensors of at least one dimension: of their bytes, shapes and types."""
+def digest(*parts: Tensor | Examples) -> str:
+    """The SHA-256 of tensors, and of examples' inputs and labels: their bytes, shapes and types."""
     checksum = hashlib.sha256()
-    for tensor in tensors:
-        checksum.update(f"{tensor.dtype} {tuple(tensor.shape)};".encode())
-        for rows in tensor.detach().split(4096):
+    tensors: list[tuple[Tensor, int, Iterable[Any]]] = []
+    for part in parts:
+        if isinstance(part, Examples):
+            tensors.append((part.inputs, len(part), part.pieces()))
+        last = part.targets if isinstance(part, Examples) else part.detach()
+        tensors.append((last, len(last), last.split(PIECE)))
+    for tensor, length, pieces in tensors:
+        checksum.update(f"{tensor.dtype} {(length, *tensor.shape[1:])};".encode())
+        for rows in pieces:
             checksum.update(rows.cpu().contiguous().flatten().view(torch.uint8).numpy())
     return checksum.hexdigest()
 
@@ -99,7 +148,7 @@ class Batches:
         else:
             order = torch.randperm(len(examples), generator=generator)
         for rows in order.to(examples.targets.device).split(self.batch_size):
-            inputs = examples.transform(examples.inputs[rows], generator)
+            inputs = examples.transform(examples.read(rows), generator)
             if self.teacher_output is None:
                 yield inputs, examples.targets[rows]
             else:
@@ -123,7 +172,7 @@ class ClientData:
     def owned(self, client: int) -> Examples:
         """The examples of one client."""
         rows = torch.from_numpy(self.index[client]).to(self.examples.targets.device)
-        return self.examples[rows]
+        return self.examples.view(rows)
 
     def only(self, client: int, examples: Examples) -> "ClientData":
         """The data of one client with these examples, where nobody else's data is."""

@@ -62,13 +62,26 @@ class Scale:
 
     Args:
         maximum: the value that becomes 1.
+        shape: of a sample, where it is stored in another one.
     """
 
     random = False
 
-    def __init__(self, maximum: float) -> None:
+    def __init__(self, maximum: float, shape: Sequence[int] | None = None) -> None:
         self.maximum = maximum
+        self.shape = shape
 
     def __call__(self, values: Tensor, generator: torch.Generator | None) -> Tensor:
         """The scaled values; nothing is random."""
+        values = values if self.shape is None else values.reshape(len(values), *self.shape)
         return values.float() / self.maximum
+
+
+class Ids:
+    """Whole numbers as they are, as a net's embedding takes them."""
+
+    random = False
+
+    def __call__(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
+        """The ids as int64; nothing is random."""
+        return ids.long()

@@ -1,17 +1,22 @@
 """Checks of what any ``load()`` gives, so that bad data stops a run before it starts."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
-from fedgkd_pl.data.examples import Examples, Splits
+from fedgkd_pl.data.examples import PIECE, Examples, Splits
 from fedgkd_pl.errors import SettingError, require
 from torch import Tensor
 
 
-def check_splits(splits: Splits, num_classes: int) -> None:
+def check_splits(splits: Splits, num_classes: int, class_names: Sequence[str] = ()) -> None:
     """Refuses data that would fail in the middle of a run, or train on nonsense."""
     require(isinstance(splits, Splits), "data", "load() must return Splits", type(splits).__name__)
     reason = "a dataset's class must say how many classes it has"
     require(isinstance(num_classes, int) and num_classes >= 1, "num_classes", reason, num_classes)
+    reason = f"there are {num_classes} classes: name each of them once"
+    fits = len(set(class_names)) == len(class_names) and len(class_names) in (0, num_classes)
+    require(fits, "class_names", reason, ", ".join(class_names))
     for split in ("train", "test", "val"):
         examples = getattr(splits, split)
         if examples is not None or split != "val":
@@ -36,7 +41,8 @@ def _check(split: str, examples: Examples, num_classes: int) -> None:
     actual = f"{labels.dtype} of shape {tuple(labels.shape)}"
     require(labels.dtype == torch.int64 and labels.ndim == 1, "data", reason, actual)
     reason = f"{split} has {len(inputs)} inputs and {len(labels)} labels: load() must give as many"
-    require(len(inputs) == len(labels), "data", reason)
+    given = len(inputs if examples.rows is None else examples.rows)
+    require(given == len(labels), "data", reason)
     require(len(labels) > 0 or split == "val", "data", f"there are no {split} samples")
     outside = torch.nonzero((labels < 0) | (labels >= num_classes))
     if len(outside):
@@ -46,11 +52,11 @@ def _check(split: str, examples: Examples, num_classes: int) -> None:
     if len(inputs):
         _check_transform(split, examples[:2])
     if inputs.is_floating_point():
-        for piece, rows in enumerate(inputs.split(4096)):  # the mask of all would be large
+        for piece, rows in enumerate(examples.pieces()):  # the mask of all would be large
             if rows.sum().isfinite():  # ten times faster than to look at each
                 continue
             for bad in torch.nonzero(~rows.isfinite())[:1]:  # none if only the sum was too large
-                row = 4096 * piece + int(bad[0])
+                row = PIECE * piece + int(bad[0])
                 reason = f"{split} input at {row} has NaN or Inf: drop or fix it in load()"
                 raise SettingError("data", reason)
 

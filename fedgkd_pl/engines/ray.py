@@ -229,7 +229,7 @@ class RaySession(Session):
 
     def _ask(self, actor: Actor, client: int, broadcast: Any) -> None:
         if client not in self.parts:
-            owned = self.job.data.owned(client)
+            owned = self.job.data.owned(client)[:]  # in memory
             content = encode_state({"inputs": owned.inputs, "targets": owned.targets})
             self.parts[client] = self.ray.put(blob(content))
         state = encode_state(self.job.states.get(client, {}))

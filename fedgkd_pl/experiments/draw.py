@@ -118,7 +118,8 @@ def partition(run: Run) -> "Figure":
     from fedgkd_pl.plots.partition import bubble_chart
 
     require("counts" in run.partition, "runs", f"no {folder.PARTITION} in", run.folder)
-    return bubble_chart(run.partition["counts"], str(run.partition.get("dataset", "")))
+    data = run.partition
+    return bubble_chart(data["counts"], str(data.get("dataset", "")), data["class_names"])
 
 
 def features(groups: Sequence[Group]) -> "Figure":
@@ -167,6 +168,8 @@ def confusion(run: Run) -> "Figure":
         pairs = np.array([[whole(row[key], CLASSES) for key in columns] for row in rows])
     except (KeyError, TypeError, ValueError) as error:
         raise run.damaged(folder.PREDICTIONS) from error
-    matrix = np.zeros((pairs.max() + 1,) * 2, dtype=np.int64)
+    names = run.partition.get("class_names", [])
+    size = max(len(names), int(pairs.max()) + 1)
+    matrix = np.zeros((size, size), dtype=np.int64)
     np.add.at(matrix, tuple(pairs.T), 1)
-    return confusion_chart(matrix)
+    return confusion_chart(matrix, names=names if len(names) == size else ())

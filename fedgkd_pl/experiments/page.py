@@ -116,7 +116,7 @@ def figures(groups: Sequence[Group]) -> Iterator[Section]:
                 f"partition{len(shown)}",
                 f"Who holds what: {group.panel}, seed {seed}",
                 "Clients × classes; the area is the number of samples.",
-                bubble_chart(partition["counts"]),
+                bubble_chart(partition["counts"], names=partition["class_names"]),
             )
 
 

@@ -114,7 +114,11 @@ class Run:
             raise self.damaged(PARTITION) from error
         if not isinstance(content, dict) or not _are_counts(content.get("counts", [[1]])):
             raise self.damaged(PARTITION)
-        return content | {"dataset": printable(content.get("dataset", ""))}
+        names = content.get("class_names", [])
+        if not isinstance(names, list) or len(names) > CLASSES:
+            raise self.damaged(PARTITION)
+        shown = {"dataset": printable(content.get("dataset", ""))}
+        return content | shown | {"class_names": [printable(name, 40) for name in names]}
 
     @cached_property
     def settings(self) -> dict[str, Any]:

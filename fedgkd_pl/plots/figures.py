@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from fedgkd_pl.errors import require
 from fedgkd_pl.plots.style import (
+    NAMED,
     OKABE_ITO,
     TEXT,
     colours,
@@ -232,14 +233,12 @@ def _short(value: float) -> str:
     return f"{value:.2f}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
-def confusion_chart(
-    matrix: ArrayLike, title: str = "", names: Sequence[str] | None = None
-) -> "Figure":
+def confusion_chart(matrix: ArrayLike, title: str = "", names: Sequence[str] = ()) -> "Figure":
     """A confusion matrix: of every true class, the share that each prediction has.
 
     Args:
         matrix: counts; rows are the truth, columns the prediction.
-        names: of the classes; by default their numbers.
+        names: of the classes; by default, and where there are too many to write, their numbers.
     """
     counts = np.asarray(matrix, dtype=float)
     classes = len(counts)
@@ -259,7 +258,7 @@ def confusion_chart(
                 color="white" if share > 0.55 else "#303030",
             )
         axes.set(xticks=range(classes), yticks=range(classes))
-    if names is not None:
+    if 0 < len(names) <= NAMED:
         names = list(map(literal, names))
         upright: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
         axes.set_xticks(range(classes), names, **upright)

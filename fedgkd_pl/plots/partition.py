@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from fedgkd_pl.plots.style import NAMED, literal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -13,8 +14,12 @@ CLASSES = 1_000  # a chart of more classes than this shows the first ones
 SHOWN = 60  # likewise of clients
 
 
-def bubble_chart(counts: Counts, title: str = "") -> "Figure":
-    """Clients × classes, the area of a bubble being the number of samples."""
+def bubble_chart(counts: Counts, title: str = "", names: Sequence[str] = ()) -> "Figure":
+    """Clients × classes, the area of a bubble being the number of samples.
+
+    Args:
+        names: of the classes; by default, and where there are too many to write, their numbers.
+    """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -33,9 +38,11 @@ def bubble_chart(counts: Counts, title: str = "") -> "Figure":
         ylim=(-0.8, classes - 0.2),
     )
     if title:
-        axes.set_title(title.replace("$", r"\$"), fontsize="medium")  # which is no formula
+        axes.set_title(literal(title), fontsize="medium")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(integer=True))
+    if len(names) == classes <= NAMED:
+        axes.set_yticks(range(classes), list(map(literal, names)))
     axes.set_axisbelow(True)
     axes.grid(alpha=0.2)
     return figure

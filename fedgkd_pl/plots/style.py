@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 TEXT = "#7D7D7D"  # the grey with the same contrast, 4:1, to white and to a dark page (#1E1E1E)
 OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7")
 PALETTE = (*OKABE_ITO, "#7A5C1E", "#9030F0", "#5A5A5A")
+NAMED = 40  # of more classes than this, a figure shows the numbers
 FORMATS = (".svg", ".png", ".pdf")
 
 

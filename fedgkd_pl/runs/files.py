@@ -88,7 +88,8 @@ class RunFiles(FederatedCallback):
         begun = (self._folder(trainer) / PARTITION).exists()
         summary = _server(pl_module).datamodule.summary()
         if isinstance(trainer.logger, TensorBoardLogger) and not begun:
-            chart = bubble_chart(summary["counts"], summary["dataset"])
+            names = summary.get("class_names", ())
+            chart = bubble_chart(summary["counts"], summary["dataset"], names)
             trainer.logger.experiment.add_figure("partition", chart)
             for row in self.rows.values():  # of the run that this one goes on from
                 values = {name: value for name, value in row.items() if name != "round"}

@@ -9,6 +9,8 @@ FREE = (
     "model.init_args.engine.",
     "model.init_args.max_failed_rounds",
     "data.init_args.data_dir",
+    "data.init_args.path",
+    "data.init_args.test_path",
     "data.init_args.download",
     "data.init_args.eval_batch_size",
 )

@@ -293,9 +293,9 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, str]]:
     charts: list[tuple[Any, str]] = []
     real = figures.confusion_chart
 
-    def chart(matrix: Any, title: str) -> Any:
+    def chart(matrix: Any, title: str, names: Any) -> Any:
         charts.append((np.array(matrix), title))
-        return real(matrix, title)
+        return real(matrix, title, names)
 
     monkeypatch.setattr(figures, "confusion_chart", chart)
     return charts

@@ -29,6 +29,7 @@ class AGNews(TextDataModule):
 
     name = "ag_news"
     num_classes = 4
+    class_names = ("World", "Sports", "Business", "Sci/Tech")
     val_split = "last"
     URL = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
     MD5 = {  # noqa: RUF012

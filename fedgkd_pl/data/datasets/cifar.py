@@ -2,6 +2,7 @@
 
 import io
 import pickle
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,10 @@ class CIFAR10(FederatedDataModule):
 
     name = "cifar10"
     num_classes = 10
+    class_names: Sequence[str] = (
+        *("airplane", "automobile", "bird", "cat", "deer"),
+        *("dog", "frog", "horse", "ship", "truck"),
+    )
     val_split = "last"
     MEAN = (0.4914, 0.4822, 0.4465)
     STD = (0.2470, 0.2435, 0.2616)
@@ -92,6 +97,19 @@ class CIFAR10(FederatedDataModule):
         return Examples(torch.cat(images), torch.cat(labels), transform)
 
 
+FINE = """
+apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus
+butterfly camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch
+crab crocodile cup dinosaur dolphin elephant flatfish forest fox girl hamster house
+kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree motorcycle
+mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree
+plain plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark
+shrew skunk skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table
+tank telephone television tiger tractor train trout tulip turtle wardrobe whale
+willow_tree wolf woman worm
+""".split()
+
+
 class CIFAR100(CIFAR10):
     """CIFAR-100: 32 × 32 colour images of 100 classes.
 
@@ -105,6 +123,7 @@ class CIFAR100(CIFAR10):
 
     name = "cifar100"
     num_classes = 100
+    class_names = FINE
     MEAN = (0.5071, 0.4865, 0.4409)
     STD = (0.2673, 0.2564, 0.2762)
     SOURCE = "CIFAR100"

@@ -21,6 +21,7 @@ class Digits(FederatedDataModule):
 
     name = "digits"
     num_classes = 10
+    class_names = tuple("0123456789")
     val_split = "last"
 
     def __init__(self, flat: bool = True, **kwargs: Any) -> None:

@@ -37,6 +37,7 @@ class SST5(TextDataModule):
 
     name = "sst5"
     num_classes = 5
+    class_names = ("very negative", "negative", "neutral", "positive", "very positive")
     val_split = "last"
     URL = "https://nlp.stanford.edu/sentiment/trainDevTestTrees_PTB.zip"
     SHA256 = {  # noqa: RUF012  (the zip has no published checksum, its files do not change)

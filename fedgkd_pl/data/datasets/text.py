@@ -107,11 +107,7 @@ class TextDataModule(FederatedDataModule):
 
     def check_net(self, net: nn.Module) -> None:
         """Refuses a net with fewer words, or another padding, than the tokenizer."""
-        size, pad_id = getattr(net, "vocab_size", None), getattr(net, "pad_id", self.pad_id)
-        reason = f"gives token {self.top_id}, the net knows {size}: use the encoder's own tokenizer"
-        require(size is None or self.top_id < size, "tokenizer", reason, self.tokenizer)
-        reason = f"pads with token {self.pad_id}, the net expects {pad_id}"
-        require(pad_id == self.pad_id, "tokenizer", reason, self.tokenizer)
+        check_tokens(net, self.tokenizer, self.pad_id, self.top_id)
 
     def _cache_key(self) -> str:
         """A digest of all that decides the ids, without loading the tokenizer."""
@@ -134,19 +130,34 @@ class TextDataModule(FederatedDataModule):
         tensors: dict[str, Tensor] = {}
         for split, (texts, labels) in self.texts().items():
             require(len(texts) > 0, "data_dir", f"{self.name} has no {split} samples")
-            encoded = tokenizer(
-                texts,
-                truncation=True,
-                max_length=self.max_length,
-                padding="longest",
-                padding_side="right",
-                return_attention_mask=False,
-                return_tensors="pt",
-            )
-            tensors[f"{split}/ids"] = encoded["input_ids"].int()
+            tensors[f"{split}/ids"] = encode(tokenizer, texts, self.max_length)
             tensors[f"{split}/labels"] = torch.tensor(labels, dtype=torch.int64)
         tensors["pad_id"] = torch.tensor(tokenizer.pad_token_id)
         return to_safetensors(tensors)
+
+
+def check_tokens(net: nn.Module, tokenizer: str, pad_id: int, top_id: int) -> None:
+    """Refuses a net with fewer words, or another padding, than the tokenizer."""
+    size, expected = getattr(net, "vocab_size", None), getattr(net, "pad_id", pad_id)
+    reason = f"gives token {top_id}, the net knows {size}: use the encoder's own tokenizer"
+    require(size is None or top_id < size, "tokenizer", reason, tokenizer)
+    reason = f"pads with token {pad_id}, the net expects {expected}"
+    require(expected == pad_id, "tokenizer", reason, tokenizer)
+
+
+def encode(tokenizer: Any, texts: list[str], max_length: int) -> Tensor:
+    """Token ids, int32, padded on the right to the longest text."""
+    encoded = tokenizer(
+        texts,
+        truncation=True,
+        max_length=max_length,
+        padding="longest",
+        padding_side="right",
+        return_attention_mask=False,
+        return_tensors="pt",
+    )
+    ids: Tensor = encoded["input_ids"].int()
+    return ids
 
 
 def load_tokenizer(name: str) -> Any:

@@ -12,6 +12,7 @@ import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.downloads import extract, fetch, read_checked, read_text
 from fedgkd_pl.data.examples import Examples, Splits, digest
+from fedgkd_pl.data.mapped import open_map
 from fedgkd_pl.data.transforms import ImageTransform
 from fedgkd_pl.errors import SettingError, StorageError, require
 from fedgkd_pl.storage.files import commit
@@ -74,6 +75,7 @@ class TinyImageNet(FederatedDataModule):
         reason = f"wnids.txt names {count} classes, not {self.num_classes}, or has a bad name"
         require(count == self.num_classes and all(map(_is_name, names)), "data_dir", reason)
         classes = {name: number for number, name in enumerate(names)}
+        self.class_names = names
         key = hashlib.sha256(("\n".join(names) + annotations).encode()).hexdigest()[:12]
         augment = {"padding": 4 if self.augment else 0, "flip": self.augment}
         transform = ImageTransform(self.MEAN, self.STD, **augment)  # type: ignore[arg-type]
@@ -128,9 +130,8 @@ def _is_name(name: str) -> bool:
 
 def _mapped(pixels: Path, labels: bytes) -> tuple[torch.Tensor, torch.Tensor]:
     known = np.frombuffer(bytearray(labels), np.int64)
-    # Pages are read when used, and never written.
-    images = np.memmap(pixels, np.uint8, "c", shape=(len(known), 3, 64, 64))
-    return torch.from_numpy(images), torch.from_numpy(known)
+    images = open_map(str(pixels.absolute()), "|u1", (len(known), 3, 64, 64), 0)
+    return images, torch.from_numpy(known)
 
 
 def _decode(listing: Listing, target: Path) -> bytes:

@@ -1,0 +1,122 @@
+"""Texts of the user's own: a file per text in a folder per class, or a table."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedgkd_pl.data.datasets.text import TrimPadding, check_tokens, encode, load_tokenizer
+from fedgkd_pl.data.examples import Examples, Splits
+from fedgkd_pl.data.sources.base import OwnData, children, number_owners, parts_of, read_text
+from fedgkd_pl.data.sources.tables import column, read_csv
+from fedgkd_pl.errors import require
+from torch import Tensor, nn
+
+
+class OwnTexts(OwnData):
+    """Base of the sources that may hold texts.
+
+    Args:
+        tokenizer: a Hugging Face name, a local folder, or a ``vocab.txt`` of WordPieces.
+        max_length: longer texts are cut to this many tokens.
+        kwargs: those of :class:`OwnData`.
+    """
+
+    def __init__(self, tokenizer: str | None = None, max_length: int = 128, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        require(max_length >= 2, "max_length", "must be at least 2", max_length)
+        self.tokenizer = tokenizer
+        self.max_length = max_length
+        self.tokens: tuple[int, int] | None = None  # the padding and the largest id
+
+    def tokenise(
+        self, texts: Mapping[str, list[str]], targets: Mapping[str, Tensor]
+    ) -> dict[str, Examples]:
+        """The examples of every split."""
+        require(self.tokenizer is not None, "tokenizer", "texts need one")
+        tokenizer = load_tokenizer(str(self.tokenizer))
+        ids = {
+            split: encode(tokenizer, content, self.max_length) for split, content in texts.items()
+        }
+        self.tokens = tokenizer.pad_token_id, max(int(each.max()) for each in ids.values())
+        trim = TrimPadding(tokenizer.pad_token_id)
+        return {split: Examples(each, targets[split], trim) for split, each in ids.items()}
+
+    def check_net(self, net: nn.Module) -> None:
+        """Refuses a net with fewer words, or another padding, than the tokenizer."""
+        if self.tokens is not None:
+            check_tokens(net, str(self.tokenizer), *self.tokens)
+
+
+class TextFiles(OwnTexts):
+    """Texts: ``.txt`` files in a folder per class, or a ``.csv`` or ``.tsv`` with a header.
+
+    A folder may have folders ``train``, ``test`` and ``val``, each with the classes' folders.
+
+    Args:
+        path: the folder or the file.
+        tokenizer: a Hugging Face name, a local folder, or a ``vocab.txt`` of WordPieces.
+        text: the column of the texts.
+        label: the column of the labels.
+        owner: the column that names the owner of each text, for ``ByKey``.
+        test_path: the file of a test set; by default ``test_fraction`` of the texts are it.
+        kwargs: those of :class:`OwnTexts`.
+    """
+
+    name = "texts"
+
+    def __init__(
+        self,
+        path: str,
+        tokenizer: str = "distilbert-base-uncased",
+        text: str = "text",
+        label: str = "label",
+        owner: str | None = None,
+        test_path: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(tokenizer, **kwargs)
+        self.path = path
+        self.text = text
+        self.label = label
+        self.owner = owner
+        self.test_path = test_path
+
+    def load(self) -> Splits:
+        """See :meth:`FederatedDataModule.load`."""
+        path = Path(self.path).expanduser()
+        texts: dict[str, list[str]] = {}
+        targets: dict[str, Tensor] = {}
+        keys = None
+        if path.is_dir():
+            listings = {split: list_texts(folder) for split, folder in parts_of(path).items()}
+            self.take_names(label for _, label in listings["train"])
+            for split, files in listings.items():
+                texts[split] = [read_text(file) for file, _ in files]
+                targets[split] = self.file_targets(files)
+        else:
+            tables = {"train": path}
+            if self.test_path is not None:
+                tables["test"] = Path(self.test_path).expanduser()
+            for split, file in tables.items():
+                cells = read_csv(file, "path" if split == "train" else "test_path")
+                labels = column(cells, self.label, "label", file)
+                if split == "train":
+                    self.take_names(labels)
+                    if self.owner is not None:
+                        keys = number_owners(column(cells, self.owner, "owner", file))
+                texts[split] = column(cells, self.text, "text", file)
+                targets[split] = self.row_targets(labels, file)
+        examples = self.tokenise(texts, targets)
+        return self.split(examples["train"], examples.get("test"), examples.get("val"), keys)
+
+
+def list_texts(folder: Path) -> list[tuple[Path, str]]:
+    """Every ``.txt`` file of a folder of classes, with its class."""
+    listing: list[tuple[Path, str]] = []
+    classes = [child for child in children(folder) if child.is_dir()]
+    require(len(classes) > 0, "path", f"{folder} has no folders, one for each class")
+    for child in classes:
+        files = sorted(child.rglob("*.txt"))
+        require(len(files) > 0, "path", f"{child} has no .txt files: a class needs some")
+        listing += [(file, child.name) for file in files]
+    return listing
