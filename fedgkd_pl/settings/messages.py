@@ -11,7 +11,7 @@ import fedgkd_pl
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.runs.settings import short
 from fedgkd_pl.settings.allowed import WHY, is_slip
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 TOP = ("rounds", "name", "output_dir", "seed_everything", "model", "data", "trainer", "checkpoint")
@@ -42,7 +42,9 @@ def one_line(message: str) -> str:
     key = key or "config"
     if path := _first(r"Importing '([^']+)' is not allowed", text):
         slip = is_slip(path)
-        return f"{key}: {f'no such class{_near_class(path)}' if slip else WHY} (got {cut(path)})"
+        return (
+            f"{key}: {f'no such class{_near_class(path, key)}' if slip else WHY} (got {cut(path)})"
+        )
     if several := _first(r"(Give the full class path to avoid ambiguity: [\w., ]*\w)", text):
         return f"{key}: {several}"
     if "object has no attribute 'keys'" in text:
@@ -63,7 +65,7 @@ def one_line(message: str) -> str:
     path = path or _first(r"import path (?:string|format):(.*?)(?: - | Given |$)", text)
     expected = _expected(text)
     if path and not re.search(r"\b(int|float|bool|one of)\b", expected):
-        return f"{key}: no such class{_near_class(path.strip())} (got {cut(path)})"
+        return f"{key}: no such class{_near_class(path.strip(), key)} (got {cut(path)})"
     if expected and got == "None":
         return f"{key}: must be given: {expected}"
     if expected:
@@ -200,9 +202,16 @@ def _near_top(name: str) -> str:
     return _guess(name, _arguments(GROUPS[group]) if group in GROUPS else TOP)
 
 
-def _near_class(path: str) -> str:
+def _near_class(path: str, key: str) -> str:
     module, _, name = path.rpartition(".")
-    return _guess(name, dir(sys.modules.get(module)) if module else fedgkd_pl.__all__)
+    if module:
+        return _guess(name, dir(sys.modules.get(module)))
+    return _guess(name, [n for n in fedgkd_pl.__all__ if key.startswith("data") or not _is_data(n)])
+
+
+def _is_data(name: str) -> bool:
+    class_ = getattr(fedgkd_pl, name)
+    return inspect.isclass(class_) and issubclass(class_, LightningDataModule)
 
 
 def _arguments(class_: Any) -> set[str]:

@@ -318,7 +318,8 @@ def test_every_argument_that_may_be_a_place_is_known() -> None:
     harmless = {
         "data_dir",  # where data is read from; what is written there is the data's cache
         "train_file",
-        "path",  # of a partition or of cohorts: read as data
+        "path",  # of a partition, of cohorts or of own data: read as data
+        "test_path",
         "profiler_kwargs",
         "filename",  # refused if it climbs
         "sub_dir",
