@@ -193,7 +193,9 @@ def test_digits_are_the_shipped_configs(method: str, parse: Parse) -> None:
     assert list(read_study("studies/digits.yaml").axes["method"])[:9] == list(CONFIGS)
     ours = parse(words("digits", method=method))
     theirs = parse(["--config", f"digits/{CONFIGS[method]}.yaml"])
-    assert len(ours["trainer"].pop("callbacks")) == 6 and not theirs["trainer"].pop("callbacks")
+    assert len(ours["trainer"].pop("callbacks")) == 7 and not theirs["trainer"].pop("callbacks")
+    public, none = (settings["data"]["init_args"].pop("public") for settings in (ours, theirs))
+    assert public["class_path"].endswith("HeldOut") and none is None  # one split for all methods
     assert ours == theirs
 
 

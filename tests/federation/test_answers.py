@@ -59,6 +59,7 @@ class Round:
     def __init__(self, model: Any, cohort: list[int], step: Callable[..., None]) -> None:
         self.model, self.cohort, self.step = model, cohort, step
         self.start = self._kept()
+        self.optimizer = deepcopy(model.optimizers().optimizer.state_dict())
         self.answers = [own(a) for a in model._session.run(model.broadcast(), cohort)]
         self.place = next(n for n, a in enumerate(self.answers) if a.client == VICTIM)
         self.with_all = self.play(lambda update: update)
@@ -76,6 +77,7 @@ class Round:
         model = self.model
         model.load_state_dict(self.start["state_dict"])
         model.on_load_checkpoint(deepcopy(self.start))
+        model.optimizers().optimizer.load_state_dict(deepcopy(self.optimizer))
         model.report = {}
         model._session = Replay(answers)
         self.step(self.cohort, 0)
