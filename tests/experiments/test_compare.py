@@ -6,9 +6,11 @@ import io
 import json
 import math
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import PIPE, STDOUT, Popen
 
 import pytest
 from fedgkd_pl.cli.main import main
@@ -442,7 +444,9 @@ def test_a_failing_cell_stops_no_other(compare: Compare, tmp_path: Path) -> None
 
 def test_a_stopped_study_says_how_to_go_on(tmp_path: Path) -> None:
     (tmp_path / "mini.yaml").write_text(MINI)
-    process = Command(tmp_path, "compare", "mini.yaml")
+    # a new interpreter: cells of a warm one's fork server, under load, sometimes end a stop late
+    words = [sys.executable, "-m", "fedgkd_pl", "compare", "mini.yaml"]
+    process = Popen(words, cwd=tmp_path, stdout=PIPE, stderr=STDOUT, text=True)
     first = tmp_path / "runs" / "mini" / "alpha0.1-FedAvg-seed0" / "version_0" / "config.yaml"
     deadline = time.monotonic() + 120
     while not first.exists():
