@@ -8,6 +8,8 @@ from fedgkd_pl.errors import require
 from torch import Tensor
 from torch.optim import Optimizer
 
+Rule = Literal["adam", "yogi", "adagrad"]
+
 
 class Adaptive(Optimizer):
     """FedAdagrad, FedYogi and FedAdam: Algorithm 2 of Adaptive Federated Optimization.
@@ -32,7 +34,7 @@ class Adaptive(Optimizer):
     def __init__(
         self,
         params: Iterable[Any],
-        rule: Literal["adam", "yogi", "adagrad"] = "adam",
+        rule: Rule = "adam",
         lr: float = 0.01,
         betas: tuple[float, float] = (0.9, 0.99),
         tau: float = 1e-3,

@@ -11,7 +11,7 @@ FedAvg; Δ = Σ_k n_k/n w_k − w_t takes the place of a gradient's opposite:
 from functools import partial
 from typing import Any
 
-from fedgkd_pl.federation.optimizers import Adaptive
+from fedgkd_pl.federation.optimizers import Adaptive, Rule
 from fedgkd_pl.methods.fedavg import FedAvg
 from torch import nn
 from torch.optim import SGD
@@ -52,6 +52,7 @@ class FedAdam(FedAvg):
     title = "FedAdam"
     citation = "Reddi et al., ICLR 2021"
     colour = 16
+    rule: Rule = "adam"
 
     def __init__(
         self,
@@ -61,11 +62,13 @@ class FedAdam(FedAvg):
         server_tau: float = 1e-3,
         **kwargs: Any,
     ) -> None:
-        optimizer = partial(Adaptive, rule="adam", lr=server_lr, betas=server_betas, tau=server_tau)
+        optimizer = partial(
+            Adaptive, rule=self.rule, lr=server_lr, betas=server_betas, tau=server_tau
+        )
         super().__init__(net, server_optimizer=optimizer, **kwargs)
 
 
-class FedYogi(FedAvg):
+class FedYogi(FedAdam):
     """FedYogi: Yogi on the server.
 
     Args:
@@ -79,17 +82,7 @@ class FedYogi(FedAvg):
     title = "FedYogi"
     citation = "Reddi et al., ICLR 2021"
     colour = 17
-
-    def __init__(
-        self,
-        net: nn.Module,
-        server_lr: float = 0.03,
-        server_betas: tuple[float, float] = (0.9, 0.99),
-        server_tau: float = 1e-3,
-        **kwargs: Any,
-    ) -> None:
-        optimizer = partial(Adaptive, rule="yogi", lr=server_lr, betas=server_betas, tau=server_tau)
-        super().__init__(net, server_optimizer=optimizer, **kwargs)
+    rule = "yogi"
 
 
 class FedAdagrad(FedAvg):
