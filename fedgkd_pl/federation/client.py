@@ -51,7 +51,6 @@ class FederatedClient(LightningModule):
     uses_public = False  # whether :attr:`public` is needed
     public: Examples | None = None
     local_loss: LocalLoss = CrossEntropy()  # the server's
-    metrics: nn.ModuleDict | None = None  # the server's, reported of the last local epoch
     # added to the gradient of every parameter in every step, before it is clipped
     correction: list[Tensor] | None = None
     unit_steps: UnitGradient | None = None  # what they would do with a gradient of 1
@@ -68,6 +67,8 @@ class FederatedClient(LightningModule):
             setattr(self, name, value)
         # layers that the user froze in eval mode stay so
         self.net = deepcopy(net).cpu()
+        # the server's, reported of the last local epoch
+        self.metrics: nn.ModuleDict | None = None
         self.optimizer = optimizer
         self.scheduler = scheduler
         self._norms = [m for m in self.net.modules() if isinstance(m, _BatchNorm) and m.training]

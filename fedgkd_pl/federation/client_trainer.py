@@ -161,7 +161,7 @@ def quiet() -> Iterator[None]:
             logger.removeFilter(_errors_only)
 
 
-_OF_LIGHTNING = ("ignore", None, Warning, re.compile("lightning.*"), 0)
+_OF_LIGHTNING = ("ignore", None, Warning, re.compile("lightning.*|torchmetrics.*"), 0)
 
 
 def _errors_only(record: logging.LogRecord) -> bool:

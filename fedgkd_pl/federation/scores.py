@@ -1,5 +1,6 @@
 """What is measured of a model over one split."""
 
+import warnings
 from collections.abc import Mapping
 from copy import deepcopy
 from typing import TYPE_CHECKING, cast
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from fedgkd_pl.data.examples import Batch
 from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.federation.answers import NAME
 from fedgkd_pl.federation.losses import CrossEntropy, LocalLoss
 from fedgkd_pl.federation.own_module import NEEDS, Recorder, is_own_module, recording, run_step
 from fedgkd_pl.seeds import seeded
@@ -57,6 +59,9 @@ class Scores(nn.Module):
             usual["f1"] = MultilabelF1Score(width, average="macro")
         elif loss is not None:
             usual = {"mae": MeanAbsoluteError(), "rmse": MeanSquaredError(squared=False)}
+        for name in metrics:
+            taken = name in (*usual, "loss")
+            require(not taken, f"metrics.{name}", "is measured already: give it another name")
         self.usual = MetricCollection({**usual})
         self.asked = nn.ModuleDict({name: deepcopy(metric) for name, metric in metrics.items()})
 
@@ -75,7 +80,7 @@ class Scores(nn.Module):
         """Takes the outputs for a batch in."""
         if self.local_loss is not None:
             self.loss.update(self.local_loss.each(outputs, y))
-            y = y.long() if self.local_loss.targets == "labels" else y
+        y = self._whole(y)
         if self.usual:
             self.usual.update(outputs, y)
         for metric in self.asked.values():
@@ -91,14 +96,34 @@ class Scores(nn.Module):
         if self.local_loss is not None:
             result["loss"] = self.loss.compute().item()
         for name, metric in self.asked.items():
-            value = cast(Metric, metric).compute()
-            one = isinstance(value, Tensor) and value.numel() == 1
-            require(one, f"metrics.{name}", "must give one number, such as by an average")
-            result[name] = value.item()
+            result[name] = cast(Metric, metric).compute().item()
         result |= {f"class_acc/{number}": value for number, value in enumerate(classes)}
         confusion = None if self.counts is None else self.counts.compute().cpu()
         self.reset()
         return result, confusion
+
+    def check_metrics(self, outputs: Tensor, y: Tensor) -> None:
+        """Raises a clear error for a metric that cannot measure such outputs."""
+        for name, metric in self.asked.items():
+            key = f"metrics.{name}"
+            require(NAME.fullmatch(name) is not None, "metrics", "must be plain names", name)
+            trial = cast(Metric, deepcopy(metric))
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # that two samples are few
+                    trial.update(outputs, self._whole(y))
+                    value = trial.compute()
+            except Exception as error:  # a metric of the user's may fail in any way
+                reason = (str(error).splitlines() or [type(error).__name__])[0]
+                text = f"does not measure outputs of shape {tuple(outputs.shape)}: {reason}"
+                raise SettingError(key, text) from error
+            one = isinstance(value, Tensor) and value.numel() == 1
+            require(one, key, "must give one number, such as by an average")
+
+    def _whole(self, y: Tensor) -> Tensor:
+        """Targets as metrics take them."""
+        labels = self.local_loss is not None and self.local_loss.targets == "labels"
+        return y.long() if labels else y
 
     def reset(self) -> None:
         """Starts anew."""
@@ -178,7 +203,8 @@ class ModuleScores(Scores):
         batch = (examples.transform(examples.inputs, None), examples.targets)
         trial, stage = deepcopy(module).eval(), stage_of(module, "val")
         try:
-            with seeded(0), torch.no_grad():
+            with seeded(0), torch.no_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of metrics, that two samples are few
                 self.step(trial, batch, 0, "val")
                 values = self.finish(trial)[0]
         except SettingError:

@@ -5,7 +5,7 @@ import math
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from fedgkd_pl.data.cohorts import Population
@@ -206,7 +206,9 @@ class FederatedServer(SavedModel):
 
     def check_precision(self, precision: Precision) -> None:
         """Raises a clear error if an optimizer is wrong for weights of a precision."""
-        precision.convert_module(self.client()).configure_optimizers()  # type: ignore[operator]
+        client = cast("FederatedClient", precision.convert_module(self.client()))
+        if client.optimizer is not None:  # a module's own may ask for its Trainer
+            client.configure_optimizers()
 
     def configure_callbacks(self) -> list[Any]:
         """Makes checkpoints commits, ends workers on errors, watches the loss, hides clipping.

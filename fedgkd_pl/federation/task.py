@@ -43,7 +43,7 @@ def check_task(server: "FederatedServer", data: "FederatedDataModule") -> None:
     text = f"{method} is for {known}; the targets of {data.name} are {task}"
     require(task in server.tasks, "model", text)
     if server.needs_outputs and server.distils_classes and task not in ("classes", "dense"):
-        text = f"KL is of classes, and {data.name} has none: mse, where the method has it"
+        text = f"kl is of classes, and {data.name} has none: set it to mse"
         raise SettingError("distance", text)
     if is_own_module(server.net):
         check_module(server, data)
@@ -60,7 +60,6 @@ def check_task(server: "FederatedServer", data: "FederatedDataModule") -> None:
         binary = targets.ndim == 2 and bool(((targets == 0) | (targets == 1)).all())
         require(binary, "loss", f"{type(loss).__name__} needs {NEEDED['labels']}")
     _check_shape(server, data)
-    server.new_scores(data)
 
 
 def _check_shape(server: "FederatedServer", data: "FederatedDataModule") -> None:
@@ -69,7 +68,8 @@ def _check_shape(server: "FederatedServer", data: "FederatedDataModule") -> None
     net.eval()
     try:
         with torch.no_grad():
-            shape = tuple(net(inputs).shape)
+            outputs = net(inputs)
+            shape = tuple(outputs.shape)
     except Exception as error:  # a net of the user's may fail in any way
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise SettingError(
@@ -78,7 +78,9 @@ def _check_shape(server: "FederatedServer", data: "FederatedDataModule") -> None
     finally:
         for module, training in modes.items():
             module.training = training
-    _compare_shape(shape, tuple(data.test[:2].targets.shape), data)
+    targets = data.test[:2].targets.to(inputs.device)
+    _compare_shape(shape, tuple(targets.shape), data)
+    server.new_scores(data).check_metrics(outputs, targets)
 
 
 def _compare_shape(
