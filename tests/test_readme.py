@@ -17,6 +17,7 @@ from fedgkd_pl.settings.files import resolve
 from fedgkd_pl.settings.help import parameters
 
 from tests.conftest import REPO
+from tests.support import lit
 from tests.support.datasets import WORDS
 from tests.support.faults import warm_script
 from tests.support.sources import table_rows, write_csv, write_images, write_leaf
@@ -26,6 +27,7 @@ DOCS = sorted(f"docs/{file.name}" for file in (REPO / "docs").glob("*.md"))
 PAGES = ["README.md", "CONTRIBUTING.md", *DOCS]
 EXPERIMENTS = (REPO / "docs" / "experiments.md").read_text(encoding="utf-8")
 EXTENDING = (REPO / "docs" / "extending.md").read_text(encoding="utf-8")
+MODULES = (REPO / "docs" / "modules.md").read_text(encoding="utf-8")
 DATA = (REPO / "docs" / "data.md").read_text(encoding="utf-8")
 FEDERATED = [value.__name__ for name, value in vars(FederatedData).items() if "from_" in name]
 PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
@@ -164,6 +166,21 @@ def test_the_config_of_data(run: Callable[..., tuple[int, str, str]], tmp_path: 
     (config,) = re.findall(r"```yaml\n(.*?)```", DATA, re.DOTALL)
     (tmp_path / "cars.yaml").write_text(config)
     code, _, err = run("fit", "--config", "cars.yaml", "--model.engine.workers", "1")
+    assert code == 0, err
+
+
+def test_the_examples_of_modules(
+    run: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "my_lit", lit)
+    session = {"__name__": "modules"}
+    monkeypatch.chdir(tmp_path)
+    for block in re.findall(r"```python\n(.*?)```", MODULES, re.DOTALL):
+        assert len([line for line in block.splitlines() if line.strip()]) <= 10, block
+        exec(compile(block, "docs/modules.md", "exec"), session)
+    (config,) = re.findall(r"```yaml\n(.*?)```", MODULES, re.DOTALL)
+    (tmp_path / "lit.yaml").write_text(config.replace("my_lit", "tests.support.lit"))
+    code, _, err = run("fit", "--import", "tests.support.lit", "--config", "lit.yaml")
     assert code == 0, err
 
 
