@@ -1,5 +1,6 @@
 """A LightningModule of the user's as the net: its steps, logs and hooks, where clients train."""
 
+import logging
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,8 +20,25 @@ if TYPE_CHECKING:
     from fedgkd_pl.data.datamodule import FederatedDataModule
     from fedgkd_pl.federation.server import FederatedServer
 
-# what a module may redefine in Lightning that a client's step has no place for
-REFUSED = ("backward", "configure_gradient_clipping", "lr_scheduler_step", "optimizer_step")
+# what a module may redefine in Lightning that would change a client's numbers, and is not called
+REFUSED = (
+    *("backward", "configure_gradient_clipping", "lr_scheduler_step", "optimizer_step"),
+    *("on_before_batch_transfer", "on_after_batch_transfer", "transfer_batch_to_device"),
+    *("configure_model", "optimizer_zero_grad"),
+)
+TRAINING = (
+    *("on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_batch_start"),
+    *("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step"),
+    *("on_train_batch_end", "on_train_epoch_end", "on_train_end", "on_fit_end"),
+)
+EVALUATION = [
+    f"on_{stage}_epoch_{end}" for stage in ("validation", "test") for end in ("start", "end")
+]
+IDLE = (
+    *("on_", "configure_callbacks", "setup", "teardown", "prepare_data", "predict_step"),
+    *("train_dataloader", "val_dataloader", "test_dataloader"),
+)
+log = logging.getLogger("fedgkd_pl")
 PREFIX = re.compile(r"(train(ing)?|val|valid|validation|test|eval)[_/]")
 NEEDS = "forward(x) or logits(x) that gives the logits of its inputs"
 
@@ -157,9 +175,8 @@ class ModuleHooks(Callback):
         def forwarding(name: str) -> Callable[..., Any]:
             return lambda trainer, client, *args, **_: getattr(client.net, name)(*args)
 
-        for name in vars(Callback):
-            hook = name.startswith("on_") and hasattr(LightningModule, name)
-            if hook and "checkpoint" not in name and is_overridden(name, module):
+        for name in TRAINING:
+            if is_overridden(name, module):
                 setattr(self, name, forwarding(name))
 
 
@@ -176,6 +193,10 @@ def check_module(server: "FederatedServer", data: "FederatedDataModule") -> None
     for hook in REFUSED:
         text = f"{cls}.{hook} has no place in a client's step: leave it out"
         require(not is_overridden(hook, module), "module", text)
+    hooks = [name for name in dir(LightningModule) if name.startswith(IDLE) and name != "on_gpu"]
+    idle = [n for n in hooks if n not in (*TRAINING, *EVALUATION) and is_overridden(n, module)]
+    if idle and server._trainer is not None:  # once: a run is checked before it has one, too
+        log.warning("module: %s of %s are not called: docs/modules.md", ", ".join(idle), cls)
     require(not server.compiles, "compile", "is for nets: the step of a module is not compiled")
     if server.needs_outputs:
         text = f"{name} distils logits, and {cls} does not say what they are: give it {NEEDS}"

@@ -322,6 +322,10 @@ class OwnStep(Lit):
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None: ...
 
 
+class Moves(Lit):
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any: ...
+
+
 class Probabilities(Shown):
     def forward(self, x: Tensor) -> Any:
         return self.net(x).softmax(1)
@@ -364,6 +368,7 @@ class LogsMax(Lit):
     [
         (lambda: FedAvg(module=Manual()), "module: Manual optimizes by hand"),
         (lambda: FedAvg(module=OwnStep()), "module: OwnStep.optimizer_step has no place"),
+        (lambda: FedAvg(module=Moves()), "module: Moves.on_after_batch_transfer has no place"),
         (lambda: FedGKD(module=Lit()), r"module: FedGKD distils logits, .* give it forward\(x\)"),
         (lambda: FedGKD(module=Probabilities()), "probabilities already"),
         (lambda: FedGKD(module=Embedding()), r"are \(2, 2\), not logits of 3 classes"),
@@ -381,6 +386,19 @@ class LogsMax(Lit):
 def test_what_cannot_be_federated_is_refused(make: Callable[[], FedAvg], text: str) -> None:
     with pytest.raises(SettingError, match=text):
         fit(make(), Table(), 1)
+
+
+def test_what_is_not_called_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    class Busy(Shown):
+        def train_dataloader(self) -> Any: ...
+
+        def on_validation_batch_end(self, *args: Any) -> None: ...
+
+        def on_train_end(self) -> None: ...
+
+    fit(FedAvg(module=Busy(), **HERE), Table(), 1)
+    line = "on_validation_batch_end, train_dataloader of Busy are not called"
+    assert sum(line in message for message in caplog.messages) == 1
 
 
 @pytest.mark.parametrize("callback", [LocalModels(), Forgetting()])
