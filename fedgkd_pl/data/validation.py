@@ -47,7 +47,7 @@ def _check(split: str, examples: Examples, num_classes: int) -> None:
     reason = f"{split} labels must be one int64 per sample: labels.long() in load()"
     actual = f"{labels.dtype} of shape {tuple(labels.shape)}"
     right = labels.dtype == (torch.int64 if num_classes else torch.float32)
-    right = right and (labels.ndim == 1 or not num_classes or labels.shape[1] > 1)
+    right = right and (labels.ndim != 2 or not num_classes)  # classes of pixels have two more
     reason = reason if num_classes else f"{split} targets must be float32: targets.float()"
     require(right, "data", reason, actual)
     reason = f"{split} has {len(inputs)} inputs and {len(labels)} labels: load() must give as many"

@@ -9,6 +9,7 @@ from fedgkd_pl.federation.checks import check_resumed
 from fedgkd_pl.federation.evaluation import GlobalModel
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.federation.schedule import RoundSchedule
+from fedgkd_pl.federation.task import TASKS
 from fedgkd_pl.storage.checkpoint_io import load_newest
 from torch import nn
 
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 class SavedModel(GlobalModel):
     """A global model whose checkpoint has all that a run goes on from."""
 
+    takes_modules = True  # whether the net may be a LightningModule with its own training step
+    needs_outputs = False  # whether a client's loss needs the net's outputs, beside the task's
+    distils_classes = True  # whether they must be the logits of classes then
+    tasks: tuple[str, ...] = TASKS  # what it can learn
     shares_models = True  # whether what clients send up includes their models
     # names of what a method saves beside the model: plain values and tensors, or objects with
     # state_dict, load_state_dict and, for a new run, reset

@@ -34,7 +34,6 @@ from fedgkd_pl.federation.own_module import is_own_module
 from fedgkd_pl.federation.performance import channels_last, missing_compiler
 from fedgkd_pl.federation.round import RoundResults, form_of, job_of, waiting
 from fedgkd_pl.federation.saving import SavedModel
-from fedgkd_pl.federation.task import TASKS
 from fedgkd_pl.storage.checkpoint_io import SafeCheckpointIO
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.plugins import Precision
@@ -66,10 +65,6 @@ class FederatedServer(SavedModel):
     # names of what clients may report; None for any plain ones. Read from the class that defines
     # client(): another client half may report others.
     client_metrics: tuple[str, ...] | None = None
-    takes_modules = True  # whether the net may be a LightningModule with its own training step
-    needs_outputs = False  # whether a client's loss needs the net's outputs, beside the task's
-    distils_classes = True  # whether they must be the logits of classes then
-    tasks: tuple[str, ...] = TASKS  # what it can learn
 
     def __init__(
         self,

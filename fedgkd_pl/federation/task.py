@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 Task = Literal["classes", "dense", "labels", "values"]
 TASKS: tuple[Task, ...] = ("classes", "dense", "labels", "values")
 NEEDED = {
-    "classes": "class numbers",
+    "classes": "class numbers, which are integers",
     "labels": "a column of zeros and ones for every label",
     "values": "numbers that are no classes",
 }
@@ -51,7 +51,7 @@ def check_task(server: "FederatedServer", data: "FederatedDataModule") -> None:
         return
     has = "classes" if data.num_classes else "values"
     fits = loss.targets == has or (loss.targets == "labels" and has == "values")
-    text = f"{type(loss).__name__} needs {NEEDED[loss.targets]}, which {data.name} does not have"
+    text = f"{type(loss).__name__} needs {NEEDED[loss.targets]}: {data.name} has other targets"
     require(fits, "loss", text)
     text = f"{type(loss).__name__} counts classes, of which {data.name} has one per pixel"
     require(task != "dense" or not loss.needs_counts, "loss", text)

@@ -8,7 +8,7 @@ FedAdam and others (Reddi et al., ICLR 2021).
     server:    w_{t+1} ← w_t − η_s (w_t − Σ_k n_k/n w_k)
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from fedgkd_pl.engines.base import Engine
@@ -31,9 +31,11 @@ from torchmetrics import Metric
 Weighting = Literal["samples", "uniform"]
 
 
-def plain_sgd(params: Any) -> torch.optim.Optimizer:
-    """The clients' optimizer where none is given."""
-    return torch.optim.SGD(params, lr=0.05)
+def is_default(optimizer: OptimizerCallable) -> bool:
+    """Whether it is the one that clients have where none is given."""
+    weight = [nn.Parameter(torch.zeros(1))]
+    given, default = optimizer(weight), torch.optim.SGD(weight, lr=0.05)
+    return type(given) is type(default) and given.defaults == default.defaults
 
 
 class FedAvg(FederatedServer):
@@ -43,8 +45,8 @@ class FedAvg(FederatedServer):
         net: the model to learn; any module from inputs to logits, or a LightningModule.
         local_epochs: passes of a client over its data in a round (E).
         local_steps: instead of epochs, this many batches.
-        optimizer: of the clients, built anew for every client and round; by default SGD at rate
-            0.05, or what a LightningModule configures.
+        optimizer: of the clients, built anew for every client and round; at its default, what a
+            LightningModule configures goes first.
         scheduler: of the clients' learning rate, stepped once per local epoch.
         round_scheduler: of the same rate, stepped once per round.
         loss: of clients: cross-entropy, plain or adjusted to the classes a client holds; of other
@@ -72,7 +74,7 @@ class FedAvg(FederatedServer):
         net: nn.Module | None = None,
         local_epochs: int = 1,
         local_steps: int | None = None,
-        optimizer: OptimizerCallable | None = None,
+        optimizer: OptimizerCallable = lambda params: torch.optim.SGD(params, lr=0.05),
         scheduler: LRSchedulerCallable | None = None,
         round_scheduler: LRSchedulerCallable | None = None,
         loss: LocalLoss = CrossEntropy(),  # noqa: B008
@@ -90,7 +92,7 @@ class FedAvg(FederatedServer):
             *(net, engine, local_epochs, local_steps), min_clients, max_failed_rounds, compile
         )
         configures = is_own_module(net) and is_overridden("configure_optimizers", net)
-        self.optimizer = optimizer or (None if configures else plain_sgd)
+        self.optimizer = None if configures and is_default(optimizer) else optimizer
         self.scheduler = scheduler
         self.local_loss = loss
         self.metrics = metrics or {}

@@ -172,7 +172,7 @@ def test_owners_of_arrays_are_clients() -> None:
         ({"inputs": "no.npy"}, "inputs: no.npy: No such file"),
         ({"inputs": "x.txt"}, "inputs: must be an array, or the path of an .npy or .npz"),
         ({"targets": np.zeros(59, int)}, "targets: there are 60 inputs: give a label for each"),
-        ({"targets": np.zeros(60)}, "targets: must be one class number per sample"),
+        ({"targets": np.zeros((60, 2), int)}, "data: train labels must be one int64 per sample"),
         ({"targets": None}, "targets: must be given"),
         ({"inputs": np.array(["a"] * 60)}, "inputs: must be numbers"),
         ({"inputs": np.array([object()] * 60)}, "inputs: must be numbers"),
