@@ -2,6 +2,7 @@
 # come into fedgkd_pl by themselves; those that stand here are known to type checkers as well.
 from .callbacks.agreement import TeacherAgreement as TeacherAgreement
 from .callbacks.averaged import AveragedModel as AveragedModel
+from .callbacks.client_evaluation import ClientEvaluation as ClientEvaluation
 from .callbacks.communication import Communication as Communication
 from .callbacks.dashboard import Dashboard as Dashboard
 from .callbacks.drift import ClientDrift as ClientDrift
