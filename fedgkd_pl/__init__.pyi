@@ -60,6 +60,7 @@ from .engines.local import LocalEngine as LocalEngine
 from .engines.ray import RayEngine as RayEngine
 from .experiments.compare import compare as compare
 from .experiments.draw import plot as plot
+from .experiments.personalize import personalize as personalize
 from .experiments.runs import Run as Run
 from .experiments.runs import find_runs as find_runs
 from .experiments.runs import read_run as read_run

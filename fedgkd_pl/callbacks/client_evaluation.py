@@ -12,13 +12,13 @@ from fedgkd_pl.data.own import OwnSplit
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.federation.server import FederatedServer
+from fedgkd_pl.plots.per_client import worst_tenth
 from fedgkd_pl.runs.folder import CLIENTS
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins import Precision
 from torch import nn
 
 COLUMNS = ["round", "client", "samples", "global_acc", "global_loss", "local_acc", "local_loss"]
-WORST = 10  # the worst tenth of the clients
 
 
 class Score(NamedTuple):
@@ -61,12 +61,12 @@ class OwnRunner(SplitRunner):
 
 def spread(scores: Sequence[Score]) -> dict[str, float]:
     """How clients differ: each counts once, whatever its samples."""
-    accs = np.sort([score.acc for score in scores])
+    accs = [score.acc for score in scores]
     return {
-        "acc_mean": float(accs.mean()),
-        "acc_std": float(accs.std()),
-        "acc_worst10": float(accs[: max(1, len(accs) // WORST)].mean()),
-        "acc_min": float(accs[0]),
+        "acc_mean": float(np.mean(accs)),
+        "acc_std": float(np.std(accs)),
+        "acc_worst10": worst_tenth(accs),
+        "acc_min": min(accs),
         "loss_mean": float(np.mean([score.loss for score in scores])),
     }
 
