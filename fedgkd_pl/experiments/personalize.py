@@ -109,9 +109,9 @@ def load(folder: RunFolder, ckpt_path: str, settings: Sequence[str] = ()) -> Exp
         check_settings(checkpoint, made.fixed)
         model.check_data(data, checkpoint["fedgkd_pl"])
         check_net(checkpoint, model)
+    made.trainer.precision_plugin.convert_module(model)  # before doubles are loaded
     model.on_load_checkpoint(checkpoint)
     model.load_state_dict(checkpoint["state_dict"])
-    made.trainer.precision_plugin.convert_module(model)
     model.to(made.trainer.strategy.root_device)
     channels_last(model.net, model.some_inputs(data))  # as in a run
     return made

@@ -122,6 +122,33 @@ def test_all_clients_with_two_workers_and_some_alone(
     assert told in out and 0 < gains.count(1)
 
 
+@pytest.mark.parametrize("precision", ["64-true", "bf16-true"])
+def test_the_model_before_is_the_last_one_of_the_run_bit_for_bit(
+    precision: str, run: Run, tmp_path: Path
+) -> None:
+    flags = ("--rounds", "1", "--trainer.precision", precision)
+    assert run("fit", *QUICK, *FLAGS, *flags)[0] == 0
+    rows = personalize(version(tmp_path), epochs=1)
+    file = version(tmp_path) / "clients.csv"
+    last = list(csv.DictReader(file.read_text().splitlines()))
+    for ours, theirs in (("acc_before", "global_acc"), ("loss_before", "global_loss")):
+        assert [row[ours] for row in rows] == [float(row[theirs]) for row in last]
+    assert [row["test_samples"] for row in rows] == [int(row["samples"]) for row in last]
+
+
+def test_a_rate_that_falls_with_the_rounds_goes_on_falling(run: Run, tmp_path: Path) -> None:
+    """Halved after every round, it is a quarter of 0.05 after two; a rate that is given is not."""
+    schedule = (
+        '{"class_path": "torch.optim.lr_scheduler.ExponentialLR", "init_args": {"gamma": 0.5}}'
+    )
+    flags = ("--rounds", "2", "--model.round_scheduler", schedule)
+    assert run("fit", *QUICK, *FLAGS, *flags)[0] == 0
+    folder = version(tmp_path)
+    for lr, expected in ((None, 0.0125), (0.05, 0.05)):
+        (row,) = personalize(folder, lr=lr, clients=[4])
+        assert row == pytest.approx(by_hand(folder, 4, 2, expected), rel=1e-4)
+
+
 def test_the_best_round_a_file_and_a_stopped_run(run_folder: Path, tmp_path: Path) -> None:
     for name in ("summary.json", "global.safetensors"):
         (run_folder / name).unlink()
