@@ -67,11 +67,14 @@ from .experiments.runs import read_run as read_run
 from .federation.answers import Spec as Spec
 from .federation.callback import FederatedCallback as FederatedCallback
 from .federation.client import FederatedClient as FederatedClient
+from .federation.losses import AbsoluteError as AbsoluteError
+from .federation.losses import BinaryCrossEntropy as BinaryCrossEntropy
 from .federation.losses import CrossEntropy as CrossEntropy
 from .federation.losses import LocalLoss as LocalLoss
 from .federation.losses import MarginAdjusted as MarginAdjusted
 from .federation.losses import PriorAdjusted as PriorAdjusted
 from .federation.losses import RestrictedSoftmax as RestrictedSoftmax
+from .federation.losses import SquaredError as SquaredError
 from .federation.message import ClientUpdate as ClientUpdate
 from .federation.message import Message as Message
 from .federation.optimizers import Adaptive as Adaptive

@@ -4,8 +4,8 @@ from typing import Any
 
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.callback import FederatedCallback
-from fedgkd_pl.federation.evaluation import Evaluation
 from fedgkd_pl.federation.message import State
+from fedgkd_pl.federation.scores import Scores
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.federation.teachers import FrozenNet, MovingMean, TeacherBuffer
 from fedgkd_pl.runs.files import run_folder
@@ -51,7 +51,7 @@ class AveragedModel(FederatedCallback):
             TeacherBuffer(maxlen=self.size) if decay is None else MovingMean(decay)
         )
         self.net: FrozenNet | None = None
-        self.evaluations: dict[str, Evaluation] = {}  # of this round, by split
+        self.scores: dict[str, Scores] = {}  # of this round, by split
 
     def state_dict(self) -> dict[str, Any]:
         """For the checkpoint."""
@@ -89,12 +89,12 @@ class AveragedModel(FederatedCallback):
 
     def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Makes ready to evaluate in a round, and not in ``validate`` or the sanity check."""
-        self.evaluations = {}
+        self.scores = {}
         if self.net and trainer.state.fn == "fit" and not trainer.sanity_checking:
             data, device = pl_module.datamodule, pl_module.device
             self.net.load(self.average(pl_module), device)
             for split in data.eval_splits():
-                self.evaluations[split] = Evaluation(data.num_classes).to(device)
+                self.scores[split] = pl_module.new_scores(data).to(device)
 
     def on_validation_batch_end(
         self,
@@ -106,11 +106,13 @@ class AveragedModel(FederatedCallback):
         dataloader_idx: int = 0,
     ) -> None:
         """Evaluates on the batch that the global model was evaluated on."""
-        if self.net and self.evaluations:
-            x, y = batch
+        if self.net and self.scores:
+            now = pl_module.datamodule.eval_splits()[dataloader_idx]
             with trainer.precision_plugin.val_step_context():
-                split = pl_module.datamodule.eval_splits()[dataloader_idx]
-                self.evaluations[split].update(self.net(x), y)
+                for split, scores in self.scores.items():
+                    if split != now:
+                        scores.pause(self.net.net)
+                self.scores[now].step(self.net.net, batch, batch_idx, now)
 
     def on_evaluated(
         self,
@@ -118,17 +120,18 @@ class AveragedModel(FederatedCallback):
         pl_module: FederatedServer,
         split: str,
         values: dict[str, float],
-        confusion: Tensor,
+        confusion: Tensor | None,
     ) -> None:
         """Logs the round."""
-        if self.evaluations:
-            found = self.evaluations[split].finish()
+        if self.scores and self.net:
+            found = self.scores[split].finish(self.net.net)[0]
             part = "" if split == "test" else f"{split}_"
-            pl_module.log_round({f"average/{part}{name}": found[name] for name in ("acc", "loss")})
+            names = [name for name in ("acc", "loss") if name in found]
+            pl_module.log_round({f"average/{part}{name}": found[name] for name in names})
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Gives the net's memory back."""
-        self.net, self.evaluations = None, {}
+        self.net, self.scores = None, {}
 
     def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Writes the average; also of a run that only lacked it."""

@@ -12,6 +12,7 @@ from fedgkd_pl.data.own import OwnSplit
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.federation.server import FederatedServer
+from fedgkd_pl.federation.task import require_classes
 from fedgkd_pl.plots.per_client import worst_tenth
 from fedgkd_pl.runs.folder import CLIENTS
 from lightning.pytorch import Trainer
@@ -71,15 +72,6 @@ def spread(scores: Sequence[Score]) -> dict[str, float]:
     }
 
 
-def check_own(data: FederatedDataModule, split: str, who: str) -> None:
-    """Refuses data whose clients have no samples of their own to be tested on."""
-    classes = getattr(data, "num_classes", 0)
-    reason = f"{who} counts right answers, and data without classes has none"
-    require(bool(classes), "data", reason)
-    reason = f"{who} needs samples that a client has not trained on: 0.2 keeps a fifth of each's"
-    require(split in data.client_splits, f"client_{split}_fraction", reason)
-
-
 class ClientEvaluation(RowsFile, SplitCallback):
     """Evaluates models on every client's own samples, which nobody trains on.
 
@@ -109,10 +101,14 @@ class ClientEvaluation(RowsFile, SplitCallback):
         self.returned: dict[int, Score] = {}  # of this round, until it is done
 
     def check(self, model: FederatedServer, data: FederatedDataModule) -> None:
-        """Refuses data without samples of the clients' own, or out of the server's reach."""
+        """Refuses data without classes, without the clients' own samples, or out of reach."""
         reason = "ClientEvaluation needs the clients' data, and theirs is not here (max_samples)"
         require(model.engine.max_samples is None, "callbacks", reason)
-        check_own(data, self.split, "ClientEvaluation")
+        require_classes(model, data, self)
+        reason = (
+            "ClientEvaluation needs samples that a client has not trained on: 0.2 keeps a fifth"
+        )
+        require(self.split in data.client_splits, f"client_{self.split}_fraction", reason)
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Copies the net, once for all rounds."""

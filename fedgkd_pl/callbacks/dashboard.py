@@ -11,6 +11,7 @@ from fedgkd_pl.data.examples import Batches
 from fedgkd_pl.data.index import ClientIndex, Indices
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.callback import FederatedCallback
+from fedgkd_pl.federation.own_module import has_outputs
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.federation.teachers import FrozenNet
 from fedgkd_pl.runs.files import RunFiles
@@ -79,11 +80,11 @@ class Dashboard(FederatedCallback):
         pl_module: FederatedServer,
         split: str,
         values: dict[str, float],
-        confusion: Tensor,
+        confusion: Tensor | None,
     ) -> None:
         """Draws the confusion matrix when it is time to."""
         fitting = trainer.state.fn == "fit" and not trainer.sanity_checking
-        if split == "test" and fitting and _tensorboards(trainer):
+        if confusion is not None and split == "test" and fitting and _tensorboards(trainer):
             number = pl_module.round
             self.undrawn = {"round": number, "confusion": confusion}
             if number % self.every_n_rounds == 0 or number == trainer.max_epochs:
@@ -94,10 +95,10 @@ class Dashboard(FederatedCallback):
         loggers = _tensorboards(trainer)
         if self.undrawn:
             self._draw(trainer, pl_module)
-        if loggers and self.samples:
+        if loggers and self.samples and has_outputs(pl_module.net):
             rows, owners = even_sample(pl_module.datamodule.client_data.index, self.samples)
             data = pl_module.datamodule
-            labels = data.client_data.examples.targets.cpu().numpy()[rows].tolist()
+            labels = data.client_data.examples.labels.cpu().numpy()[rows].tolist()
             names = [printable(name) for name in data.class_names]
             labels = [names[label] for label in labels] if names else labels
             features = features_of(pl_module, rows)

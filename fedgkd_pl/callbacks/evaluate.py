@@ -10,6 +10,7 @@ from fedgkd_pl.errors import require
 from fedgkd_pl.federation.callback import FederatedCallback
 from fedgkd_pl.federation.message import State
 from fedgkd_pl.federation.server import FederatedServer
+from fedgkd_pl.federation.task import require_classes
 from fedgkd_pl.federation.teachers import FrozenNet
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.plugins import Precision
@@ -76,7 +77,8 @@ class SplitCallback(FederatedCallback):
         self.runner: SplitRunner | None = None
 
     def check(self, model: FederatedServer, data: FederatedDataModule) -> None:
-        """Refuses a split without samples."""
+        """Refuses a split without samples or without classes."""
+        require_classes(model, data, self)
         samples = len(getattr(data, self.split))
         require(samples > 0, "split", "the server holds no such data (val_fraction)", self.split)
 

@@ -15,7 +15,7 @@ from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.runs.files import output_folder
 from fedgkd_pl.storage.files import commit
 from fedgkd_pl.storage.tensors import to_safetensors
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
 Format = Literal["safetensors", "onnx", "torchscript", "torch_export"]
@@ -89,8 +89,12 @@ def exported(server: FederatedServer, data: FederatedDataModule, form: Format) -
 
 def _torchscript(net: nn.Module, inputs: Tensor) -> bytes:
     other = torch.cat([inputs, inputs[:1]])  # a trace that depends on the batch's size is refused
+    if isinstance(net, LightningModule):  # whose properties cannot be traced
+        traced = net.to_torchscript(None, "trace", inputs, check_inputs=[(other,)])
+    else:
+        traced = torch.jit.trace(net, inputs, check_inputs=[(other,)])
     file = io.BytesIO()
-    torch.jit.save(torch.jit.trace(net, inputs, check_inputs=[(other,)]), file)
+    torch.jit.save(traced, file)
     return file.getvalue()
 
 

@@ -11,6 +11,7 @@ from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.federation.callback import FederatedCallback
 from fedgkd_pl.federation.message import ClientUpdate, State
 from fedgkd_pl.federation.server import FederatedServer
+from fedgkd_pl.federation.task import require_classes
 from fedgkd_pl.plots.feature_maps import encode_feature_map
 from fedgkd_pl.plots.plane import FeatureMapData, Floats, feature_map
 from fedgkd_pl.runs.files import output_folder
@@ -54,7 +55,8 @@ class FeatureMap(FederatedCallback):
         self.round = 0  # whose answer it is
 
     def check(self, model: FederatedServer, data: FederatedDataModule) -> None:
-        """Refuses a net without features and a split that is too small."""
+        """Refuses a net without features or classes, and a split that is too small."""
+        require_classes(model, data, self)
         if not callable(getattr(model.net, "features", None)):
             name = type(model.net).__name__
             raise SettingError(

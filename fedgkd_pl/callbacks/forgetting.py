@@ -3,9 +3,11 @@
 from typing import Any
 
 from fedgkd_pl.callbacks.evaluate import Split
+from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.callback import FederatedCallback
 from fedgkd_pl.federation.server import FederatedServer
+from fedgkd_pl.federation.task import require_classes
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
@@ -39,6 +41,10 @@ class Forgetting(FederatedCallback):
         """From the checkpoint."""
         self.best = dict(state_dict["best"])
 
+    def check(self, model: FederatedServer, data: FederatedDataModule) -> None:
+        """Refuses data without classes."""
+        require_classes(model, data, self)
+
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """A new run has no earlier rounds; a checkpoint's come after this hook."""
         if stage == "fit" and trainer.current_epoch == 0:
@@ -50,11 +56,12 @@ class Forgetting(FederatedCallback):
         pl_module: FederatedServer,
         split: str,
         values: dict[str, float],
-        confusion: Tensor,
+        confusion: Tensor | None,
     ) -> None:
         """Compares a round with those before; evaluations outside ``fit`` are none."""
         if split != self.split or trainer.sanity_checking or trainer.state.fn != "fit":
             return
+        assert confusion is not None  # see check
         right, truth = confusion.diagonal().tolist(), confusion.sum(1).tolist()
         now = {c: hits / n for c, (hits, n) in enumerate(zip(right, truth, strict=True)) if n}
         if self.best:

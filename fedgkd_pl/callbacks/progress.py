@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import ProgressBar
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 SHOWN = ("val/acc", "test/acc")
+OTHERWISE = ("val/loss", "test/loss")  # where there is no accuracy
 
 
 class RoundProgress(ProgressBar, FederatedCallback):
@@ -90,7 +91,8 @@ class RoundProgress(ProgressBar, FederatedCallback):
         done, total = trainer.current_epoch + 1, trainer.max_epochs or 0
         per_round = (time.perf_counter() - self.started) / (done - self.first_round)
         metrics = trainer.callback_metrics
-        shown = "  ".join(f"{name} {float(metrics[name]):.4f}" for name in SHOWN if name in metrics)
+        names = [name for name in SHOWN if name in metrics] or OTHERWISE
+        shown = "  ".join(f"{name} {float(metrics[name]):.4f}" for name in names if name in metrics)
         if "server/steps" in metrics:
             shown += f"  server {int(metrics['server/steps'])} steps"
         left = timedelta(seconds=round(per_round * max(0, total - done)))

@@ -12,6 +12,12 @@ from fedgkd_pl.plots.partition import SHOWN, bubble_chart
 WIDTH = 20  # classes that fit a terminal's table
 
 
+def _skew(figures: dict[str, float], classes: int) -> dict[str, str]:
+    apart = f"{figures['total_variation']:.3f} from all labels (0 alike, 1 apart)"
+    effective = f"{figures['effective_classes']:.2f} of {classes} per client"
+    return {"effective classes": effective, "total variation": apart}
+
+
 def show_partition(data: FederatedDataModule, folder: Path, exported: Path | None = None) -> None:
     """Prints the table and writes ``<dataset>.json``, ``.png`` and ``.svg``.
 
@@ -35,7 +41,7 @@ def show_partition(data: FederatedDataModule, folder: Path, exported: Path | Non
         table.add_column(escape(name), justify="right")
     for client, row in enumerate(counts[:SHOWN]):
         effective = f"{effective_classes([row])[0]:.1f}" if sum(row) else "-"
-        cells = [str(count) if count else "·" for count in row[:WIDTH]]
+        cells = [str(count) if count else "·" for count in row[: len(names)]]
         table.add_row(str(client), str(sum(row)), effective, *cells)
     width = 60 + sum(max(6, len(name) + 3) for name in names)
     console = Console(width=None if Console().is_terminal else width)
@@ -50,8 +56,7 @@ def show_partition(data: FederatedDataModule, folder: Path, exported: Path | Non
             for split, own in data.client_splits.items()
         },
         **({"public": f"{summary['num_public']}"} if "num_public" in summary else {}),
-        "effective classes": f"{figures['effective_classes']:.2f} of {classes} per client",
-        "total variation": f"{figures['total_variation']:.3f} from all labels (0 alike, 1 apart)",
+        **(_skew(figures, classes) if classes else {}),
         "sizes": f"{figures['size_min']:.0f} to {figures['size_max']:.0f}, "
         f"σ {figures['size_std']:.0f}",
     }
@@ -61,11 +66,12 @@ def show_partition(data: FederatedDataModule, folder: Path, exported: Path | Non
     target = folder / data.name
     target.with_suffix(".json").write_text(json.dumps(summary) + "\n", encoding="utf-8")
     title = f"{data.name}, {figures['effective_classes']:.1f} effective classes per client"
+    title = title if classes else data.name
     chart = bubble_chart(counts, title, data.class_names)
     for suffix in (".png", ".svg"):
         chart.savefig(target.with_suffix(suffix), dpi=150)
     console.print(f"wrote {target}.json, .png and .svg", highlight=False)
     if exported is not None:
         clients = data.client_data
-        export(clients.index, clients.examples.targets.numpy(), exported)
+        export(clients.index, clients.examples.labels.numpy(), exported)
         console.print(f"wrote {exported}: data.partition FromFile reads it", highlight=False)

@@ -63,7 +63,7 @@ class FederatedDataModule(LightningDataModule):
     """
 
     name: str
-    num_classes: int
+    num_classes: int  # 0 where targets are numbers
     class_names: Sequence[str] = ()  # in the order of the labels; empty: they have only numbers
     # how the validation part is taken where load() gives none: "stratified", drawn by the seed from
     # every class alike (from every owner where they are the clients), or "last", the last samples
@@ -142,7 +142,7 @@ class FederatedDataModule(LightningDataModule):
         if self.clients is not None:
             return
         splits = self.load()
-        check_splits(splits, getattr(self, "num_classes", 0), self.class_names)
+        check_splits(splits, getattr(self, "num_classes", None), self.class_names)
         owned, self.test = splits.train, splits.test
         self._everything = splits.train
         keys = splits.keys
@@ -152,7 +152,7 @@ class FederatedDataModule(LightningDataModule):
             keys = None if keys is None else keys[kept]
         else:
             self.val = splits.val
-        missing = set(owned.targets.tolist()) - set(self.val.targets.tolist())
+        missing = set(owned.labels.tolist()) - set(self.val.labels.tolist())
         if len(self.val) and missing:
             log.warning("validation has no sample of classes %s, training has", sorted(missing))
         if self.public_source is not None:
@@ -161,7 +161,11 @@ class FederatedDataModule(LightningDataModule):
             owned = owned if len(kept) == len(owned) else owned.view(kept)
             keys = None if keys is None else keys[kept]
         rng = np.random.default_rng(derive(self.partition_seed, "partition"))
-        index = self.partition(owned.targets.numpy(), self.num_clients, rng, keys)
+        by_label = owned.targets.ndim == 1 and bool(self.num_classes)
+        reason = f"cuts by class, which {self.name} does not have: IID, QuantitySkew or ByKey"
+        name = type(self.partition).__name__
+        require(by_label or not self.partition.by_label, "partition", reason, name)
+        index = self.partition(owned.labels.numpy(), self.num_clients, rng, keys)
         if keys is not None and splits.test_keys is not None and self.partition.by_owner:
             self.client_splits = own_of_owners(self.test, splits.test_keys, keys, index)
         owned, index, kept = keep_own(owned, index, self.client_fractions, self.partition_seed)
@@ -190,7 +194,7 @@ class FederatedDataModule(LightningDataModule):
     ) -> tuple[Tensor, Tensor]:
         """The rows that stay and about ``size`` that are taken, from every class or owner alike."""
         by_owner = keys is not None and self.partition.by_owner
-        rows = stratified(keys if by_owner else owned.targets.numpy(), size, rng)
+        rows = stratified(keys if by_owner else owned.labels.numpy(), size, rng)
         rest = np.setdiff1d(np.arange(len(owned)), rows)
         return torch.from_numpy(rest), torch.from_numpy(rows)
 
@@ -232,11 +236,12 @@ class FederatedDataModule(LightningDataModule):
     def summary(self) -> dict[str, Any]:
         """How many samples of each class every client has, for ``partition.json``."""
         data = self.client_data
-        counts = data.index.label_counts(data.examples.targets.numpy(), self.num_classes)
+        dealt = self.num_classes if data.examples.targets.ndim == 1 else 0
+        counts = data.index.label_counts(data.examples.labels.numpy(), dealt or 1)
         return {
             "dataset": self.name,
             "num_clients": self.num_clients,
-            "num_classes": self.num_classes,
+            "num_classes": dealt,
             **({"class_names": list(self.class_names)} if self.class_names else {}),
             "num_val": len(self.val),
             "num_test": len(self.test),

@@ -26,7 +26,7 @@ class Examples:
 
     Attributes:
         inputs: one row per sample.
-        targets: one label per sample.
+        targets: one label per sample; or a number, several of them, or a class for every pixel.
         transform: makes the net's input from a batch of rows.
         rows: which rows of ``inputs`` these are, where they stay in their file; by default all.
     """
@@ -59,6 +59,13 @@ class Examples:
         if not isinstance(self.inputs, MappedTensor):
             return self.inputs[rows]
         return self.inputs[self._known()[rows].cpu()].to(self.targets.device)
+
+    @property
+    def labels(self) -> Tensor:
+        """One class number per sample, by which it can be dealt out; zeros where it has none."""
+        if self.targets.ndim == 1 and self.targets.dtype == torch.int64:
+            return self.targets
+        return torch.zeros(len(self), dtype=torch.int64)
 
     def pieces(self) -> Iterator[Tensor]:
         """All inputs, 4096 at a time."""

@@ -50,8 +50,8 @@ def keep_own(
 ) -> tuple[Examples, ClientIndex, OwnSplits]:
     """Takes the clients' own splits out of what they train on.
 
-    Every class of a client gives its share, and none its last sample. A client's draw depends on
-    the seed, its number and its samples alone.
+    Every class of a client gives its share, and none its last sample; without classes, the whole
+    client does. A client's draw depends on the seed, its number and its samples alone.
 
     Args:
         owned: what clients have.
@@ -64,7 +64,7 @@ def keep_own(
     wanted = {split: fraction for split, fraction in fractions.items() if fraction > 0}
     if not wanted:
         return owned, index, {}
-    labels = owned.targets.numpy()
+    labels = owned.labels.numpy()
     taken: dict[str, list[Indices]] = {split: [] for split in wanted}
     training: list[Indices] = []
     for client, samples in enumerate(index):

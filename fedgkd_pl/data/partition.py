@@ -20,6 +20,7 @@ class Partition(ABC):
     """Cuts a labelled dataset into clients; every sample goes to exactly one of them."""
 
     by_owner = False  # whether ``split`` is given the samples' owners instead of their labels
+    by_label = False  # whether it can only cut data that has a class for every sample
     ordered = False  # whether the order within a client is part of the partition
 
     def __call__(
@@ -69,6 +70,7 @@ class Dirichlet(Partition):
         max_tries: how many draws before giving up with a clear error.
     """
 
+    by_label = True
     GROUP = 10
 
     def __init__(
@@ -134,6 +136,8 @@ class Pathological(Partition):
         classes_per_client: how many classes each client holds.
     """
 
+    by_label = True
+
     def __init__(self, classes_per_client: int = 2) -> None:
         require(
             classes_per_client >= 1, "classes_per_client", "must be at least 1", classes_per_client
@@ -168,6 +172,8 @@ class Shards(Partition):
     Args:
         shards_per_client: how many shards each client gets.
     """
+
+    by_label = True
 
     def __init__(self, shards_per_client: int = 2) -> None:
         require(

@@ -36,6 +36,7 @@ class AuthorsDirichlet(Partition):
         max_tries: how many draws before giving up with a clear error.
     """
 
+    by_label = True
     ordered = True
 
     def __init__(self, alpha: float = 0.1, seed: int = 7, max_tries: int = 10000) -> None:

@@ -9,11 +9,15 @@ from fedgkd_pl.errors import SettingError, require
 from torch import Tensor
 
 
-def check_splits(splits: Splits, num_classes: int, class_names: Sequence[str] = ()) -> None:
+def check_splits(splits: Splits, num_classes: int | None, class_names: Sequence[str] = ()) -> None:
     """Refuses data that would fail in the middle of a run, or train on nonsense."""
     require(isinstance(splits, Splits), "data", "load() must return Splits", type(splits).__name__)
     reason = "a dataset's class must say how many classes it has"
-    require(isinstance(num_classes, int) and num_classes >= 1, "num_classes", reason, num_classes)
+    targets = getattr(splits.train, "targets", None)
+    values = isinstance(targets, Tensor) and targets.is_floating_point()
+    known = isinstance(num_classes, int) and num_classes >= (0 if values else 1)
+    require(known, "num_classes", reason, num_classes)
+    assert num_classes is not None
     reason = f"there are {num_classes} classes: name each of them once"
     fits = len(set(class_names)) == len(class_names) and len(class_names) in (0, num_classes)
     require(fits, "class_names", reason, ", ".join(class_names))
@@ -22,6 +26,9 @@ def check_splits(splits: Splits, num_classes: int, class_names: Sequence[str] = 
         if examples is not None or split != "val":
             _check(split, examples, num_classes)
             _check_alike(split, examples.inputs, splits.train.inputs)
+            shapes = [tuple(part.targets.shape[1:]) for part in (examples, splits.train)]
+            reason = f"{split} targets must be like those of train, of shape {shapes[1]}"
+            require(shapes[0] == shapes[1], "data", reason, shapes[0])
     keys = splits.keys
     if keys is not None:
         fits = np.issubdtype(keys.dtype, np.integer) and len(keys) == len(splits.train)
@@ -39,16 +46,23 @@ def _check(split: str, examples: Examples, num_classes: int) -> None:
             raise SettingError("data", f"{split} {what} must be a tensor, a row per sample", cls)
     reason = f"{split} labels must be one int64 per sample: labels.long() in load()"
     actual = f"{labels.dtype} of shape {tuple(labels.shape)}"
-    require(labels.dtype == torch.int64 and labels.ndim == 1, "data", reason, actual)
+    right = labels.dtype == (torch.int64 if num_classes else torch.float32)
+    right = right and (labels.ndim == 1 or not num_classes or labels.shape[1] > 1)
+    reason = reason if num_classes else f"{split} targets must be float32: targets.float()"
+    require(right, "data", reason, actual)
     reason = f"{split} has {len(inputs)} inputs and {len(labels)} labels: load() must give as many"
     given = len(inputs if examples.rows is None else examples.rows)
     require(given == len(labels), "data", reason)
     require(len(labels) > 0 or split == "val", "data", f"there are no {split} samples")
-    outside = torch.nonzero((labels < 0) | (labels >= num_classes))
+    if num_classes:
+        outside = torch.nonzero((labels < 0) | (labels >= num_classes))
+    else:
+        outside = torch.nonzero(~labels.isfinite())
     if len(outside):
-        row = int(outside[0])
+        row = int(outside[0, 0])
         reason = f"label at {row} is outside 0..{num_classes - 1}: correct it, or num_classes"
-        raise SettingError("data", f"{split} {reason}", int(labels[row]))
+        reason = reason if num_classes else f"target at {row} must be finite: drop or fix it"
+        raise SettingError("data", f"{split} {reason}", labels[tuple(outside[0])].item())
     if len(inputs):
         _check_transform(split, examples[:2])
     if inputs.is_floating_point():

@@ -84,9 +84,12 @@ def learning_curves(groups: Sequence[Group], column: str = "test/acc") -> "Figur
     """Curves of all methods, a panel for every kind of data."""
     from fedgkd_pl.plots.figures import curve_panels
 
+    if all(run.has_loss_only for group in groups for run in group.runs.values()):
+        column = "test/loss"
     panels = panels_of(groups, column, 100.0 if column.endswith("/acc") else 1.0)
     require(len(panels) > 0, "runs", f"no {folder.METRICS} has {column}")
     labels = {"test/acc": "test accuracy, %", AVERAGE: "test accuracy of the average, %"}
+    labels["test/loss"] = "test loss"
     return curve_panels(panels, ylabel=labels.get(column, column))
 
 

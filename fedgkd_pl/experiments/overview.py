@@ -11,6 +11,7 @@ from fedgkd_pl.experiments.significance import spread
 from fedgkd_pl.experiments.tables import FEWER, measure_name
 
 Row = dict[str, str]
+LOSSES = "the test loss, not in %: what it learns has no accuracy"
 
 
 def overview(groups: Sequence[Group], notes: Footnotes | None = None) -> list[Row]:
@@ -23,7 +24,10 @@ def overview(groups: Sequence[Group], notes: Footnotes | None = None) -> list[Ro
         seconds = [s["wall_seconds"] / s["rounds"] for s in summaries if s.get("wall_seconds")]
         rows.append(
             {
-                "method": group.name + notes.mark(group.unknown) + notes.mark(group.diverged),
+                "method": group.name
+                + notes.mark(group.unknown)
+                + notes.mark(group.diverged)
+                + notes.mark(_unit(group.runs.values())),
                 "data": group.panel,
                 "rounds": _range([summary["rounds"] for summary in summaries]),
                 "seeds": ", ".join(map(str, sorted(group.runs))),
@@ -64,12 +68,16 @@ def _fewer(measure: str, runs: Sequence[Run]) -> str:
     return FEWER if measure.endswith("last10") and short else ""
 
 
+def _unit(runs: Iterable[Run]) -> str:
+    return LOSSES if any(run.has_loss_only for run in runs) else ""
+
+
 def run_row(run: Run, notes: Footnotes, measures: Sequence[str]) -> Row:
     """The row of a run; adds notes."""
     since = run.summary.get("diverged_round")
     mark = notes.mark(f"clients diverged from round {since} on; {CALMER}" if since else "")
     return {
-        "method": f"{run.summary['method']}{mark}",
+        "method": f"{run.summary['method']}{mark}{notes.mark(_unit([run]))}",
         **{key: str(run.summary[key]) for key in ("dataset", "seed", "rounds")},
         **{
             measure_name(name): spread([] if (v := run.measure(name)) is None else [v])

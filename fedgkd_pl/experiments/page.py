@@ -89,6 +89,7 @@ def figures(groups: Sequence[Group]) -> Iterator[Section]:
     for column, name, title, text in (
         ("test/acc", "curves", "Learning curves", "Test accuracy by round; bands: ± one std."),
         ("average/acc", "average", "Averaged model", "Test accuracy of the mean of past models."),
+        ("test/loss", "test_loss", "Test loss", "Of the global model, by round."),
         ("client/loss_mean", "loss", "Local loss", "Mean over the clients of a round."),
         ("client/kd_mean", "kd", "Distillation", "How far clients are from their teacher."),
         ("drift/norm_mean", "drift", "Client drift", "‖w_k − w_t‖, mean over a round's clients."),

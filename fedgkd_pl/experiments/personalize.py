@@ -19,9 +19,11 @@ from fedgkd_pl.experiments.draw import personalized
 from fedgkd_pl.federation.answers import Form, checked, like
 from fedgkd_pl.federation.client_trainer import Job
 from fedgkd_pl.federation.message import LR_FACTOR, ClientFailure, ClientUpdate, Message
+from fedgkd_pl.federation.own_module import has_outputs
 from fedgkd_pl.federation.performance import channels_last
 from fedgkd_pl.federation.round import job_of
-from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
+from fedgkd_pl.federation.task import task_of
+from fedgkd_pl.methods.fedavg import FedAvg
 from fedgkd_pl.plots.style import save
 from fedgkd_pl.runs.files import csv_text
 from fedgkd_pl.runs.folder import CONFIG, LAST, PERSONALIZED, RunFolder
@@ -104,7 +106,9 @@ def load(folder: RunFolder, ckpt_path: str, settings: Sequence[str] = ()) -> Exp
         text = f"{type(model).__name__} has no client half of FedAvg's to fine-tune with"
         require(isinstance(model, FedAvg), "model", text)
         made.check(trains=False)
-        require(bool(getattr(data, "num_classes", 0)), "data", "has no classes to be right about")
+        classes = task_of(model, data) == "classes" and has_outputs(model.net)
+        text = "personalize tests the logits of classes, which this model does not have"
+        require(classes, "run", text, str(folder.path))
         require("test" in data.client_splits, "run", NO_OWN, str(folder.path))
         check_settings(checkpoint, made.fixed)
         model.check_data(data, checkpoint["fedgkd_pl"])
@@ -187,8 +191,11 @@ def _job(experiment: Experiment, epochs: int | None, lr: float | None) -> Job:
     model, data = experiment.model, experiment.data
     assert isinstance(model, FedAvg)
     job = job_of(model, experiment.trainer, data)
-    rate = model.optimizer if lr is None else partial(_at_rate, model.optimizer, lr)
-    client = FedAvgClient(model.net, rate, model.scheduler)
+    client = FedAvg.client(model)  # not the method's own, with its teachers
+    if lr is not None:
+        text = "the run's module makes its optimizer itself: leave it out"
+        require(client.optimizer is not None, "lr", text, lr)
+        client.optimizer = partial(_at_rate, client.optimizer, lr)
     client.local_loss, client.num_classes = model.local_loss, data.num_classes
     client.run_seed = data.seed
     length = {} if epochs is None else {"max_epochs": epochs, "max_steps": -1}

@@ -145,7 +145,7 @@ class Run:
         return int(self.summary.get("rounds_asked") or self.summary["rounds"])
 
     def measure(self, name: str) -> float | None:
-        """An accuracy in percent; None where the run has none, or it is not finite.
+        """An accuracy in percent, or a loss; None where the run has none, or it is not finite.
 
         Args:
             name: ``best``, ``final``, ``last10``, ``at_best_val`` or ``round<N>``; with
@@ -153,13 +153,26 @@ class Run:
         """
         kind = name.removeprefix(OF_AVERAGE)
         number = round_of(name)
-        if number is not None:
+        if self.has_loss_only:
+            value = self._loss(kind, number) if kind == name else nan
+        elif number is not None:
             value = (self.average if kind != name else self.accuracy).get(number, nan)
         else:
             summary = self._average_summary if kind != name else self.summary
             saved = summary.get(ACCURACIES[kind])
             value = nan if saved is None else 100 * float(saved)
         return value if isfinite(value) else None
+
+    @property
+    def has_loss_only(self) -> bool:
+        """Whether it is measured by its test loss: what it learns has no accuracy."""
+        return self.summary.get("score") == "loss"
+
+    def _loss(self, kind: str, number: int | None) -> float:
+        if number is not None:
+            return self.columns.get("test/loss", {}).get(number, nan)
+        saved: Any = self.summary.get(ACCURACIES[kind].replace("test_acc", "test_loss"))
+        return float(saved) if _is_number(saved) else nan
 
     @cached_property
     def _average_summary(self) -> Summary:

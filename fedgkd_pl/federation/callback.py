@@ -77,14 +77,15 @@ class FederatedCallback(Callback):
         pl_module: "FederatedServer",
         split: str,
         values: dict[str, float],
-        confusion: Tensor,
+        confusion: Tensor | None,
     ) -> None:
         """The global model was evaluated, also by ``validate``, ``test`` and the sanity check.
 
         Args:
             split: ``val`` or ``test``.
             values: ``acc``, ``loss``, ``f1`` and ``class_acc/<c>``.
-            confusion: how many samples of each class (row) were taken for each class (column).
+            confusion: how many samples of each class (row) were taken for each class (column);
+                None where there are no classes.
         """
 
 

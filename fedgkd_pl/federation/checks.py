@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.errors import RunFailed, SettingError, require
+from fedgkd_pl.federation.own_module import is_own_module
 from fedgkd_pl.federation.performance import slow_precision
+from fedgkd_pl.federation.task import check_task
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import (
     BaseFinetuning,
@@ -77,35 +79,17 @@ def check_method(server: "FederatedServer", data: FederatedDataModule) -> None:
         "must be at least 2 for a net with BatchNorm (or norm: group)",
         data.batch_size,
     )
-    _check_shape(server.net, server.some_inputs(data), data)
+    check_task(server, data)
     for key, build in ("server_optimizer", server), ("optimizer", server.client()):
         try:
             check_scheduler(build.configure_optimizers())
         except SettingError:
             raise
+        except RuntimeError:
+            if not is_own_module(server.net):  # which may ask for its Trainer: not there yet
+                raise
         except (ValueError, TypeError) as error:
             raise SettingError(key, str(error)) from error
-
-
-def _check_shape(net: nn.Module, inputs: torch.Tensor, data: FederatedDataModule) -> None:
-    modes = {module: module.training for module in net.modules()}
-    net.eval()
-    try:
-        with torch.no_grad():
-            shape = tuple(net(inputs).shape)
-    except Exception as error:  # a net of the user's may fail in any way
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise SettingError(
-            "net", f"does not take {data.name} inputs of shape {tuple(inputs.shape)}: {reason}"
-        ) from error
-    finally:
-        for module, training in modes.items():
-            module.training = training
-    require(
-        shape == (len(inputs), data.num_classes),
-        "num_classes",
-        f"{data.name} has {data.num_classes} classes, the net gives {shape[-1]} logits",
-    )
 
 
 def check_resumed(

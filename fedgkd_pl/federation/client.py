@@ -1,26 +1,32 @@
 """The client's half of a round: weights in, weights and a report out. No loss."""
 
+import math
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from typing import Any
+from typing import Any, cast
 
 import torch
 from fedgkd_pl.data.examples import Batch, Batches, Examples
 from fedgkd_pl.federation.losses import CrossEntropy, LocalLoss
 from fedgkd_pl.federation.message import LR_FACTOR, ClientUpdate, Message, State
+from fedgkd_pl.federation.own_module import Recorder, is_own_module, training_loss
 from fedgkd_pl.federation.performance import fused, is_channels_last
-from fedgkd_pl.federation.steps import UnitGradient
+from fedgkd_pl.federation.steps import UnitGradient, first_optimizer
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import Optimizer
+from torchmetrics import Metric
 
 # a loss, and by name what to report beside it: batch means, and "outputs" for observe()
 Objective = tuple[Tensor, dict[str, Tensor]]
+Parts = dict[str, Tensor]
 OUTPUTS = "outputs"
+TASK = "task"  # what a LightningModule's own loss is reported as
 GRADIENT_HOOKS = ("on_after_backward", "on_before_optimizer_step", "configure_gradient_clipping")
 TEACHER_BATCH = 256  # rows at a time where teachers are asked ahead of training
 
@@ -33,8 +39,9 @@ class FederatedClient(LightningModule):
     :meth:`teach`; both together are what is compiled.
 
     Args:
-        net: copied; its weights come with every message.
-        optimizer: built anew for every client and round.
+        net: copied; its weights come with every message. May be a LightningModule with a
+            training step of its own.
+        optimizer: built anew for every client and round; None for that of a LightningModule.
         scheduler: of the learning rate, stepped once per local epoch.
         settings: a method's own, which become attributes of the same names.
     """
@@ -51,7 +58,7 @@ class FederatedClient(LightningModule):
     def __init__(
         self,
         net: nn.Module,
-        optimizer: OptimizerCallable,
+        optimizer: OptimizerCallable | None,
         scheduler: LRSchedulerCallable | None = None,
         **settings: Any,
     ) -> None:
@@ -60,6 +67,8 @@ class FederatedClient(LightningModule):
             setattr(self, name, value)
         # layers that the user froze in eval mode stay so
         self.net = deepcopy(net).cpu()
+        # the server's, reported of the last local epoch
+        self.metrics: nn.ModuleDict | None = None
         self.optimizer = optimizer
         self.scheduler = scheduler
         self._norms = [m for m in self.net.modules() if isinstance(m, _BatchNorm) and m.training]
@@ -68,6 +77,11 @@ class FederatedClient(LightningModule):
         self._stays = {n: b.clone() for n, b in self.net.named_buffers() if n not in travels}
         self._sums: dict[str, Tensor] = {}
         self._seen = 0
+        self._batch_idx = 0
+        self.recorder: Recorder | None = None  # of what a module logs
+        if is_own_module(self.net):
+            self.recorder = Recorder()
+            self.net.__dict__["log"] = self.recorder.log
         self._compiled: Callable[..., Objective] | None = None
         self._full_batch = 0
         self._lr_factor = 1.0
@@ -91,6 +105,30 @@ class FederatedClient(LightningModule):
     def cross_entropy(self, logits: Tensor, y: Tensor) -> Tensor:
         """The loss of a batch of labels, as the server's ``loss`` has it."""
         return self.local_loss(logits, y, self._counts)
+
+    def task_loss(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Parts]:
+        """The net's outputs for a batch, the loss of what is to be learned, and its report.
+
+        Of a LightningModule it is the loss of its own ``training_step``. Its outputs are None where
+        it does not say what they are; a method that uses them has ``needs_outputs``.
+        """
+        if self.recorder is not None:
+            module = cast(LightningModule, self.net)
+            loss, known = training_loss(module, (x, y), self._batch_idx, self.recorder)
+            return cast(Tensor, known), loss, {TASK: loss, **self._to_measure(known)}
+        outputs: Tensor = self.net(x)
+        return outputs, *self.loss_of(outputs, y)
+
+    def loss_of(self, outputs: Tensor, y: Tensor) -> Objective:
+        """The loss of a net's outputs, and its report, for a method that asks the net itself."""
+        loss = self.cross_entropy(outputs, y)
+        parts = {self.local_loss.name: loss}
+        if self.local_loss.targets == "classes":
+            parts = {"acc": accuracy(outputs, y), **parts}
+        return loss, parts | self._to_measure(outputs)
+
+    def _to_measure(self, outputs: Tensor | None) -> Parts:
+        return {} if self.metrics is None or outputs is None else {OUTPUTS: outputs}
 
     def observe(self, y: Tensor, outputs: Tensor | None) -> None:
         """Called after the loss of every batch, for what a client gathers while it trains.
@@ -131,7 +169,7 @@ class FederatedClient(LightningModule):
         for name, buffer in self.net.named_buffers():
             if name in self._stays:  # what one client left in it must not reach the next
                 buffer.copy_(self._stays[name])
-        self._sums, self._seen = {}, 0
+        self._forget()
         self._lr_factor = message.numbers.get(LR_FACTOR, 1.0)
         self.correction = None
         self.teacher_seconds = 0.0
@@ -140,14 +178,22 @@ class FederatedClient(LightningModule):
         """The trained model and the report; a method adds ``extra`` and ``state``."""
         weights = {name: t.detach().cpu().clone() for name, t in self.net.state_dict().items()}
         metrics = {name: float(total) / self._seen for name, total in self._sums.items()}
+        if self.recorder is not None:
+            if TASK not in metrics:
+                raise RuntimeError(f"{type(self).__name__}.objective does not use task_loss")
+            metrics = self.recorder.values() | metrics
+        for name, metric in () if self.metrics is None else self.metrics.items():
+            value = float(cast(Metric, metric).compute())
+            if math.isfinite(value):  # of an area under a curve, a class may be missing
+                metrics[name] = value
         return ClientUpdate(client=-1, num_samples=0, weights=weights, metrics=metrics)
 
     def configure_optimizers(self) -> Any:
         """A new optimizer: no momentum passes from client to client."""
+        if self.optimizer is None:
+            return self._of_module()
         optimizer = self.optimizer(self.net.parameters())
-        if self._lr_factor != 1:
-            for group in optimizer.param_groups:
-                group["lr"] = group["lr"] * self._lr_factor
+        self._scale(optimizer)
         # a fused step takes neither sparse gradients nor ones of another layout than the weights',
         # which only a hook of a method's own can make
         sparse = any(getattr(module, "sparse", False) for module in self.net.modules())
@@ -157,6 +203,18 @@ class FederatedClient(LightningModule):
         if self.scheduler is None:
             return optimizer
         return [optimizer], [self.scheduler(optimizer)]
+
+    def _of_module(self) -> Any:
+        """As the module configures them; ``scheduler``, if given, takes the place of its own."""
+        configured = cast(LightningModule, self.net).configure_optimizers()
+        optimizer = first_optimizer(configured)
+        self._scale(optimizer)
+        return configured if self.scheduler is None else ([optimizer], [self.scheduler(optimizer)])
+
+    def _scale(self, optimizer: Optimizer) -> None:
+        if self._lr_factor != 1:
+            for group in optimizer.param_groups:
+                group["lr"] = group["lr"] * self._lr_factor
 
     def on_train_start(self) -> None:
         """Counts labels for the loss; asks teachers ahead where all epochs have the same inputs."""
@@ -188,6 +246,7 @@ class FederatedClient(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The objective of a batch, which may hold the teachers' output, reported."""
         x, y, *given = batch
+        self._batch_idx = batch_idx
         if self._channels_last and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         if self._compiled is not None and len(y) == self._full_batch:
@@ -198,13 +257,24 @@ class FederatedClient(LightningModule):
             self.teacher_seconds += time.perf_counter() - start
             loss, parts = self.objective(x, y, teacher_output)
         outputs = parts.pop(OUTPUTS, None)
-        self.observe(y, None if outputs is None else outputs.detach())
+        outputs = None if outputs is None else outputs.detach()
+        self.observe(y, outputs)
+        if self.metrics is not None and outputs is not None:
+            for metric in self.metrics.values():
+                cast(Metric, metric).update(outputs, y)
         self.report(y, loss=loss, **parts)
         return loss
 
     def on_train_epoch_start(self) -> None:
         """The report is of the last local epoch."""
+        self._forget()
+
+    def _forget(self) -> None:
         self._sums, self._seen = {}, 0
+        if self.recorder is not None:
+            self.recorder.reset()
+        for metric in () if self.metrics is None else self.metrics.values():
+            cast(Metric, metric).reset()
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """A batch of one has no statistics: BatchNorm then uses those it has gathered."""
@@ -227,3 +297,8 @@ class FederatedClient(LightningModule):
         for name, value in parts.items():
             total = value.detach() * len(y)
             self._sums[name] = self._sums[name] + total if name in self._sums else total
+
+
+def accuracy(logits: Tensor, y: Tensor) -> Tensor:
+    """The share of a batch that is right."""
+    return (logits.argmax(1) == y).float().mean()

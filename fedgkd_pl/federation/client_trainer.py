@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from fedgkd_pl.data.examples import ClientData
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
+from fedgkd_pl.federation.own_module import ModuleHooks, is_own_module
 from fedgkd_pl.seeds import derive, seeded
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch import Trainer
@@ -52,9 +53,11 @@ class ClientTrainer:
             self.client.public = self.client.public.to(job.device)
         self.device = job.device
         self.load_data(job.data)
+        module = self.client.net
         with quiet():
             self.trainer = Trainer(
                 **job.trainer,
+                callbacks=[ModuleHooks(module)] if is_own_module(module) else None,
                 accelerator=job.device.type,
                 devices=1 if job.device.index is None else [job.device.index],
                 strategy=StayOnDevice(job.device),
@@ -158,7 +161,7 @@ def quiet() -> Iterator[None]:
             logger.removeFilter(_errors_only)
 
 
-_OF_LIGHTNING = ("ignore", None, Warning, re.compile("lightning.*"), 0)
+_OF_LIGHTNING = ("ignore", None, Warning, re.compile("lightning.*|torchmetrics.*"), 0)
 
 
 def _errors_only(record: logging.LogRecord) -> bool:

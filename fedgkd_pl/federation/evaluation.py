@@ -1,36 +1,39 @@
 """What is measured of the global model, and what is logged of a round."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.examples import Batch
-from fedgkd_pl.errors import SettingError
+from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.federation.callback import call_hooks
+from fedgkd_pl.federation.losses import CrossEntropy, LocalLoss
 from fedgkd_pl.federation.message import State
+from fedgkd_pl.federation.own_module import has_outputs, outputs_of
+from fedgkd_pl.federation.scores import Scores, scores_of
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
-from torchmetrics import MeanMetric, MetricCollection
-from torchmetrics.classification import (
-    MulticlassAccuracy,
-    MulticlassConfusionMatrix,
-    MulticlassF1Score,
-)
+from torchmetrics import Metric
 
 if TYPE_CHECKING:
     from fedgkd_pl.federation.server import FederatedServer
+
+BAR = ("val/acc", "test/acc")
+OTHER_BAR = ("val/loss", "test/loss")  # where there is no accuracy
 
 
 class GlobalModel(LightningModule):
     """The global model, evaluated on the server's data; a round is an epoch."""
 
+    local_loss: LocalLoss = CrossEntropy()  # of clients, which decides what is measured
+    metrics: Mapping[str, Metric] = {}  # measured beside what always is
+
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
         self.net = net
         self.report: dict[str, float] = {}  # what was logged of the last round
-        self.evaluations = nn.ModuleDict()  # by split
+        self.scores = nn.ModuleDict()  # by split
 
     @property
     def round(self) -> int:
@@ -59,24 +62,29 @@ class GlobalModel(LightningModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """The global model's logits."""
-        logits: Tensor = self.net(x)
-        return logits
+        return outputs_of(self.net, x)
+
+    def new_scores(self, data: FederatedDataModule) -> Scores:
+        """What is measured of a model over a split."""
+        return scores_of(self.net, self.local_loss, data, self.metrics)
 
     def setup(self, stage: str) -> None:
         """Builds the metrics."""
         for split in "val", "test":
-            self.evaluations[split] = Evaluation(self.datamodule.num_classes)
+            self.scores[split] = self.new_scores(self.datamodule)
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Evaluates on the server's validation set and, within ``fit``, the test set."""
-        self._evaluate(batch, self.datamodule.eval_splits()[dataloader_idx])
+        self._evaluate(batch, batch_idx, self.datamodule.eval_splits()[dataloader_idx])
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         """Evaluates on the test set."""
-        self._evaluate(batch, "test")
+        self._evaluate(batch, batch_idx, "test")
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Class probabilities."""
+        classes = has_outputs(self.net) and self.local_loss.targets == "classes"
+        require(classes, "predict", "needs the logits of classes, which this model does not have")
         return self.forward(batch[0]).softmax(dim=1)
 
     def on_validation_epoch_end(self) -> None:
@@ -94,58 +102,24 @@ class GlobalModel(LightningModule):
         if fitting:
             self.report |= values
         for name, value in (values | {"step": self.round} if fitting else values).items():
-            bar = name in ("val/acc", "test/acc")
+            bar = name in BAR or (name in OTHER_BAR and "acc" not in self.score_names)
             self.log(name, float(value), prog_bar=bar, on_step=False, on_epoch=True, batch_size=1)
 
-    def _evaluate(self, batch: Batch, split: str) -> None:
-        x, y = batch
-        cast(Evaluation, self.evaluations[split]).update(self.forward(x), y)
+    @property
+    def score_names(self) -> Collection[str]:
+        """What is measured over a split, as far as it is known before."""
+        return [name for scores in self.scores.values() for name in cast(Scores, scores).names]
+
+    def _evaluate(self, batch: Batch, batch_idx: int, split: str) -> None:
+        for other, scores in self.scores.items():
+            if other != split:  # a module has the same metrics for all splits
+                cast(Scores, scores).pause(self.net)
+        cast(Scores, self.scores[split]).step(self.net, batch, batch_idx, split)
 
     def _log_metrics(self, split: str) -> None:
-        evaluation = cast(Evaluation, self.evaluations[split])
-        confusion = evaluation.confusion()
-        values = evaluation.finish()
+        values, confusion = cast(Scores, self.scores[split]).finish(self.net)
         self.log_round({f"{split}/{name}": value for name, value in values.items()})
         call_hooks(cast("FederatedServer", self), "on_evaluated", split, values, confusion)
-
-
-class Evaluation(nn.Module):
-    """Accuracy, loss, macro F1 and the accuracy of every class, over one split."""
-
-    def __init__(self, num_classes: int) -> None:
-        super().__init__()
-        self.loss = MeanMetric()
-        self.counts = MulticlassConfusionMatrix(num_classes)
-        self.scores = MetricCollection(
-            {
-                "acc": MulticlassAccuracy(num_classes, average="micro"),
-                "f1": MulticlassF1Score(num_classes, average="macro"),
-                "class_acc": MulticlassAccuracy(num_classes, average="none"),
-            }
-        )
-
-    def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Takes a batch in."""
-        self.loss.update(cross_entropy(logits, labels, reduction="none"))
-        self.scores.update(logits, labels)
-        self.counts.update(logits, labels)
-
-    def confusion(self) -> Tensor:
-        """How many samples of each class (row) were taken for each class (column)."""
-        counts: Tensor = self.counts.compute().cpu()
-        return counts
-
-    def finish(self) -> dict[str, float]:
-        """The values, by name; starts anew."""
-        values = self.scores.compute()
-        classes = values.pop("class_acc").tolist()
-        result = {name: value.item() for name, value in values.items()}
-        result["loss"] = self.loss.compute().item()
-        result |= {f"class_acc/{number}": value for number, value in enumerate(classes)}
-        self.loss.reset()
-        self.scores.reset()
-        self.counts.reset()
-        return result
 
 
 def cohort_statistics(reports: Sequence[dict[str, float]]) -> dict[str, float]:

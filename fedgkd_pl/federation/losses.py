@@ -1,6 +1,7 @@
-"""The cross-entropy of a client, plain or adjusted to the classes that the client holds.
+"""The loss of a task: of classes, of labels that a sample may have several of, or of numbers.
 
-With s the logits, n_c the client's samples of class c and π_c their share:
+The cross-entropy is plain or adjusted to the classes that a client holds. With s the logits, n_c
+the client's samples of class c and π_c their share:
 
     CrossEntropy      −s_y + log Σ_c e^{s_c}
     PriorAdjusted     −(s_y + τ log π_y) + log Σ_{c held} e^{s_c + τ log π_c}
@@ -8,25 +9,39 @@ With s the logits, n_c the client's samples of class c and π_c their share:
     RestrictedSoftmax −s_y + log( Σ_{c held} e^{s_c} + Σ_{c absent} e^{α s_c} )   (FedRS)
 
 Only a client's own cross-entropy is adjusted: distillation, reports and evaluation see s. The
-counts never leave the client.
+counts never leave the client. Logits may have a height and a width, with a label for each pixel.
 """
 
 from abc import ABC, abstractmethod
+from typing import Literal
 
 import torch
 from fedgkd_pl.errors import require
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import (
+    binary_cross_entropy_with_logits,
+    cross_entropy,
+    l1_loss,
+    mse_loss,
+)
+
+Targets = Literal["classes", "labels", "values"]
 
 
 class LocalLoss(ABC):
-    """The loss of a batch of labelled logits."""
+    """The loss of a batch of outputs and targets."""
 
     needs_counts = True  # whether ``counts`` is used
+    targets: Targets = "classes"  # what it needs: class numbers, zeros and ones, or numbers
+    name = "ce"  # in what clients report
 
     @abstractmethod
     def __call__(self, logits: Tensor, y: Tensor, counts: Tensor | None) -> Tensor:
         """The mean over a batch; ``counts``: the client's samples of every class, as floats."""
+
+    def each(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The loss of every sample or number, which evaluation takes the mean of."""
+        return cross_entropy(outputs, y, reduction="none")
 
 
 class CrossEntropy(LocalLoss):
@@ -97,6 +112,46 @@ class RestrictedSoftmax(LocalLoss):
         """The mean over a batch."""
         assert counts is not None
         return cross_entropy(torch.where(counts > 0, logits, self.alpha * logits), y)
+
+
+class _MeanOfEach(LocalLoss):
+    needs_counts = False
+
+    def __call__(self, logits: Tensor, y: Tensor, counts: Tensor | None) -> Tensor:
+        return self.each(logits, y).mean()
+
+
+class BinaryCrossEntropy(_MeanOfEach):
+    """Of samples that may have several labels: a column of zeros and ones for each."""
+
+    targets = "labels"
+    name = "bce"
+
+    def each(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """See :meth:`LocalLoss.each`."""
+        return binary_cross_entropy_with_logits(outputs, y, reduction="none")
+
+
+class SquaredError(_MeanOfEach):
+    """Of numbers: (outputs − targets)²."""
+
+    targets = "values"
+    name = "mse"
+
+    def each(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """See :meth:`LocalLoss.each`."""
+        return mse_loss(outputs, y, reduction="none")
+
+
+class AbsoluteError(_MeanOfEach):
+    """Of numbers: |outputs − targets|."""
+
+    targets = "values"
+    name = "mae"
+
+    def each(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """See :meth:`LocalLoss.each`."""
+        return l1_loss(outputs, y, reduction="none")
 
 
 def _adjusted(logits: Tensor, y: Tensor, shift: Tensor, counts: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,9 @@ from fedgkd_pl.federation.answers import Form
 from fedgkd_pl.federation.client_trainer import Job
 from fedgkd_pl.federation.evaluation import cohort_statistics
 from fedgkd_pl.federation.message import Answer, ClientFailure, ClientUpdate, State
+from fedgkd_pl.federation.own_module import is_own_module
 from lightning.pytorch import Trainer
+from torch import nn
 
 if TYPE_CHECKING:
     from fedgkd_pl.federation.client import FederatedClient
@@ -63,17 +66,28 @@ def form_of(server: "FederatedServer", cohort: Sequence[int]) -> Form:
         weights=server.client_model(),
         extra=server.client_extra(),
         state=server.engine.states(server.client_state()),
-        metrics=vars(next(owners)).get("client_metrics"),
+        metrics=_reported(server, vars(next(owners)).get("client_metrics")),
         samples={client: size(client) for client in cohort} if known else {},
         max_samples=server.engine.max_samples,
         check=server.client_fault,
     )
 
 
+def _reported(
+    server: "FederatedServer", declared: tuple[str, ...] | None
+) -> tuple[str, ...] | None:
+    """What clients may report; a module logs what it likes."""
+    if declared is None or is_own_module(server.net):
+        return None
+    return (*declared, server.local_loss.name, *server.metrics)
+
+
 def client_of(server: "FederatedServer", data: FederatedDataModule) -> "FederatedClient":
     """The client half of a method, with what every client of a run has."""
     client = server.client()
     client.local_loss = server.local_loss
+    if server.metrics:
+        client.metrics = nn.ModuleDict({n: deepcopy(m) for n, m in server.metrics.items()})
     client.num_classes, client.run_seed = data.num_classes, data.seed
     if client.uses_public:
         client.public = data.public

@@ -5,7 +5,7 @@ import math
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from fedgkd_pl.data.cohorts import Population
@@ -23,7 +23,6 @@ from fedgkd_pl.federation.checks import (
 )
 from fedgkd_pl.federation.client_trainer import Job
 from fedgkd_pl.federation.divergence import Divergence
-from fedgkd_pl.federation.losses import CrossEntropy, LocalLoss
 from fedgkd_pl.federation.message import (
     LR_FACTOR,
     ClientFailure,
@@ -31,9 +30,11 @@ from fedgkd_pl.federation.message import (
     Message,
     State,
 )
+from fedgkd_pl.federation.own_module import is_own_module
 from fedgkd_pl.federation.performance import channels_last, missing_compiler
 from fedgkd_pl.federation.round import RoundResults, form_of, job_of, waiting
 from fedgkd_pl.federation.saving import SavedModel
+from fedgkd_pl.federation.task import TASKS
 from fedgkd_pl.storage.checkpoint_io import SafeCheckpointIO
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.plugins import Precision
@@ -65,7 +66,10 @@ class FederatedServer(SavedModel):
     # names of what clients may report; None for any plain ones. Read from the class that defines
     # client(): another client half may report others.
     client_metrics: tuple[str, ...] | None = None
-    local_loss: LocalLoss = CrossEntropy()  # of clients, for what they call cross_entropy
+    takes_modules = True  # whether the net may be a LightningModule with its own training step
+    needs_outputs = False  # whether a client's loss needs the net's outputs, beside the task's
+    distils_classes = True  # whether they must be the logits of classes then
+    tasks: tuple[str, ...] = TASKS  # what it can learn
 
     def __init__(
         self,
@@ -202,7 +206,9 @@ class FederatedServer(SavedModel):
 
     def check_precision(self, precision: Precision) -> None:
         """Raises a clear error if an optimizer is wrong for weights of a precision."""
-        precision.convert_module(self.client()).configure_optimizers()  # type: ignore[operator]
+        client = cast("FederatedClient", precision.convert_module(self.client()))
+        if client.optimizer is not None:  # a module's own may ask for its Trainer
+            client.configure_optimizers()
 
     def configure_callbacks(self) -> list[Any]:
         """Makes checkpoints commits, ends workers on errors, watches the loss, hides clipping.
@@ -230,7 +236,8 @@ class FederatedServer(SavedModel):
         if stage == "fit":
             self._check_fit(data)
         warn_of_precision(self.trainer)
-        channels_last(self.net, self.some_inputs(data))
+        if not is_own_module(self.net):  # whose step may not be able to, though its forward is
+            channels_last(self.net, self.some_inputs(data))
         # A round is an epoch of one batch, and what is logged is logged per epoch.
         warnings.filterwarnings("ignore", "The number of training batches \\(1\\) is smaller")
         super().setup(stage)

@@ -9,6 +9,7 @@ import torch
 from fedgkd_pl.data.examples import Batch, Batches, Examples
 from fedgkd_pl.federation.callback import call_hooks
 from fedgkd_pl.federation.client_trainer import plain_precision
+from fedgkd_pl.federation.own_module import is_own_module
 from fedgkd_pl.federation.teachers import FrozenNet
 from fedgkd_pl.seeds import derive, seeded
 from lightning.pytorch.cli import OptimizerCallable
@@ -141,10 +142,18 @@ def as_input(x: Tensor, like: Tensor) -> Tensor:
 
 
 def validation_scores(server: "FederatedServer") -> tuple[float, float]:
-    """The accuracy and the mean cross-entropy of the global model on the validation set."""
+    """The accuracy and the mean loss of the global model on the validation set."""
     data, like = server.datamodule, next(server.net.parameters())
     net = FrozenNet(server.net)
     net.load(server.global_state(), server.device)
+    if is_own_module(net.net):
+        scores = server.new_scores(data).to(server.device)
+        batches = Batches(data.val.to(server.device), data.eval_batch_size)
+        with torch.no_grad():
+            for index, (x, y) in enumerate(batches):
+                scores.step(net.net, (as_input(x, like), y), index, "val")
+        values = scores.finish(net.net)[0]
+        return values.get("acc", 0.0), values["loss"]
     hits, loss = 0, 0.0
     with torch.no_grad():
         for x, y in Batches(data.val.to(server.device), data.eval_batch_size):

@@ -1,6 +1,6 @@
 """What local SGD does with a constant gradient, by which a method divides how far a client went."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from fedgkd_pl.errors import require
 from torch.optim import SGD, Optimizer
@@ -41,9 +41,19 @@ class UnitGradient:
 
 def check_countable(client: "FederatedClient", method: str) -> None:
     """Raises a clear error if a client's optimizer is not plain SGD with one rate."""
-    built = client.configure_optimizers()
-    optimizer: Optimizer = built[0][0] if isinstance(built, tuple) else built
+    optimizer = first_optimizer(client.configure_optimizers())
     plain = type(optimizer) is SGD and len(optimizer.param_groups) == 1
     plain = plain and not optimizer.param_groups[0]["maximize"]
     text = f"{method} counts the steps of torch.optim.SGD with one rate for all weights"
     require(plain, "optimizer", text, type(optimizer).__name__)
+
+
+def first_optimizer(configured: Any) -> Optimizer:
+    """The optimizer among what ``configure_optimizers`` gave, in any of Lightning's forms."""
+    while isinstance(configured, list | tuple) and configured:
+        configured = configured[0]
+    if isinstance(configured, dict):
+        configured = configured.get("optimizer")
+    text = "configure_optimizers() must give one optimizer"
+    require(isinstance(configured, Optimizer), "optimizer", text, type(configured).__name__)
+    return cast(Optimizer, configured)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 from fedgkd_pl.federation.aggregate import WeightedMean
 from fedgkd_pl.federation.message import State
+from fedgkd_pl.federation.own_module import outputs_of
 from torch import Tensor, nn
 
 T = TypeVar("T")
@@ -114,5 +115,4 @@ class FrozenNet:
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
         """The teacher's logits, without a gradient."""
-        logits: Tensor = self.net(x)
-        return logits
+        return outputs_of(self.net, x)

@@ -65,6 +65,8 @@ class CFD(FedAvg):
     title = "CFD"
     citation = "Sattler et al., 2021"
     colour = 21
+    takes_modules = False
+    tasks: tuple[str, ...] = ("classes",)
     shares_models = False
     keeps = ("start", "labels", "adam", "sent", "received")
     client_metrics = ("loss", "acc", "ce")

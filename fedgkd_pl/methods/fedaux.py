@@ -59,6 +59,8 @@ class FedAUX(FedDF):
     title = "FedAUX"
     citation = "Sattler et al., 2021"
     colour = 20
+    takes_modules = False
+    tasks: tuple[str, ...] = ("classes",)
     keeps = ("start", "adam")
 
     def __init__(

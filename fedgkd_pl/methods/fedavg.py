@@ -8,7 +8,7 @@ FedAdam and others (Reddi et al., ICLR 2021).
     server:    w_{t+1} ← w_t − η_s (w_t − Σ_k n_k/n w_k)
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from fedgkd_pl.engines.base import Engine
@@ -17,26 +17,38 @@ from fedgkd_pl.federation.aggregate import WeightedMean
 from fedgkd_pl.federation.client import FederatedClient, Objective
 from fedgkd_pl.federation.losses import CrossEntropy, LocalLoss
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
+from fedgkd_pl.federation.own_module import is_own_module, one_of
 from fedgkd_pl.federation.performance import threads
 from fedgkd_pl.federation.schedule import RoundSchedule
 from fedgkd_pl.federation.server import FederatedServer
+from fedgkd_pl.federation.steps import first_optimizer
+from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
+from torchmetrics import Metric
 
 Weighting = Literal["samples", "uniform"]
+
+
+def plain_sgd(params: Any) -> torch.optim.Optimizer:
+    """The clients' optimizer where none is given."""
+    return torch.optim.SGD(params, lr=0.05)
 
 
 class FedAvg(FederatedServer):
     """FedAvg: the clients' models are averaged.
 
     Args:
-        net: the model to learn; any module from inputs to logits.
+        net: the model to learn; any module from inputs to logits, or a LightningModule.
         local_epochs: passes of a client over its data in a round (E).
         local_steps: instead of epochs, this many batches.
-        optimizer: of the clients, built anew for every client and round.
+        optimizer: of the clients, built anew for every client and round; by default SGD at rate
+            0.05, or what a LightningModule configures.
         scheduler: of the clients' learning rate, stepped once per local epoch.
         round_scheduler: of the same rate, stepped once per round.
-        loss: of clients: cross-entropy, plain or adjusted to the classes a client holds.
+        loss: of clients: cross-entropy, plain or adjusted to the classes a client holds; of other
+            targets than classes BinaryCrossEntropy, SquaredError or AbsoluteError.
         weighting: of the clients in their mean: by their ``samples`` (n_k), or ``uniform``.
         server_optimizer: takes w_t − Σ n_k/n w_k as its gradient; SGD at rate 1 is FedAvg.
         engine: where the clients train.
@@ -44,6 +56,10 @@ class FedAvg(FederatedServer):
         max_failed_rounds: this many such rounds in a row end the run.
         compile: compile the clients' steps (student, teachers, loss), which takes up to a minute;
             what it gains depends on the net and the machine.
+        metrics: torchmetrics by name, measured in every round of the validation and test sets and
+            of what clients train on.
+        module: a LightningModule instead of a net: its ``training_step`` is the clients' loss, its
+            ``validation_step`` measures the global model.
     """
 
     title = "FedAvg"
@@ -53,10 +69,10 @@ class FedAvg(FederatedServer):
 
     def __init__(
         self,
-        net: nn.Module,
+        net: nn.Module | None = None,
         local_epochs: int = 1,
         local_steps: int | None = None,
-        optimizer: OptimizerCallable = lambda params: torch.optim.SGD(params, lr=0.05),
+        optimizer: OptimizerCallable | None = None,
         scheduler: LRSchedulerCallable | None = None,
         round_scheduler: LRSchedulerCallable | None = None,
         loss: LocalLoss = CrossEntropy(),  # noqa: B008
@@ -66,18 +82,24 @@ class FedAvg(FederatedServer):
         min_clients: int = 1,
         max_failed_rounds: int = 3,
         compile: bool = False,
+        metrics: dict[str, Metric] | None = None,
+        module: LightningModule | None = None,
     ) -> None:
+        net = one_of(net, module)
         super().__init__(
             *(net, engine, local_epochs, local_steps), min_clients, max_failed_rounds, compile
         )
-        self.optimizer = optimizer
+        configures = is_own_module(net) and is_overridden("configure_optimizers", net)
+        self.optimizer = optimizer or (None if configures else plain_sgd)
         self.scheduler = scheduler
         self.local_loss = loss
+        self.metrics = metrics or {}
         self.weighting: Weighting = weighting
         self.server_optimizer = server_optimizer
         if round_scheduler is not None:
-            lr = optimizer(net.parameters()).param_groups[0]["lr"]
-            self.schedule = RoundSchedule(round_scheduler, lr)
+            client = FedAvgClient(net, self.optimizer)
+            built = first_optimizer(client.configure_optimizers())
+            self.schedule = RoundSchedule(round_scheduler, built.param_groups[0]["lr"])
 
     def training_step(self, cohort: list[int], batch_idx: int) -> None:
         """One communication round (Algorithm 1)."""
@@ -130,11 +152,5 @@ class FedAvgClient(FederatedClient):
 
     def objective(self, x: Tensor, y: Tensor, teacher_output: Tensor | None) -> Objective:
         """CE(w)."""
-        logits = self.net(x)
-        ce = self.cross_entropy(logits, y)
-        return ce, {"acc": accuracy(logits, y), "ce": ce}
-
-
-def accuracy(logits: Tensor, y: Tensor) -> Tensor:
-    """The share of a batch that is right."""
-    return (logits.argmax(1) == y).float().mean()
+        _, loss, parts = self.task_loss(x, y)
+        return loss, parts

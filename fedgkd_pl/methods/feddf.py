@@ -51,6 +51,8 @@ class FedDF(FedAvg):
     title = "FedDF"
     citation = "Lin et al., NeurIPS 2020"
     colour = 22
+    takes_modules = False
+    tasks: tuple[str, ...] = ("classes",)
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from fedgkd_pl.errors import require
 from fedgkd_pl.federation.answers import Spec, Specs
 from fedgkd_pl.federation.client import OUTPUTS, Objective
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
-from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient, accuracy
+from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
@@ -38,6 +38,8 @@ class FedDistillPlus(FedAvg):
     title = "FedDistill+"
     citation = "Yao et al."
     colour = 4
+    takes_modules = False
+    tasks: tuple[str, ...] = ("classes",)
     keeps: tuple[str, ...] = ("reports",)
     client_metrics = ("loss", "acc", "ce", "kd")
 
@@ -122,6 +124,8 @@ class FedDistill(FedDistillPlus):
     title = "FedDistill"
     citation = "Seo et al., 2020"
     colour = 3
+    takes_modules = False
+    tasks: tuple[str, ...] = ("classes",)
     shares_models = False
     client_metrics = FedDistillPlus.client_metrics
     keeps = ("reports", "start")  # w_0: clients that have not trained yet start from it
@@ -176,9 +180,8 @@ class FedDistillClient(FedAvgClient):
 
     def objective(self, x: Tensor, y: Tensor, teacher_output: Tensor | None) -> Objective:
         """CE(w) + c · KL(softmax t(y) ‖ h(w))."""
-        logits = self.net(x)
-        loss = self.cross_entropy(logits, y)
-        parts = {"acc": accuracy(logits, y), "ce": loss, OUTPUTS: logits}
+        logits, loss, parts = self.task_loss(x, y)
+        parts[OUTPUTS] = logits
         if self.targets is None:
             return loss, parts
         kd = label_distillation(logits, y, self.targets.to(logits), self.known.to(y.device))

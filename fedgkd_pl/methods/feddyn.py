@@ -40,7 +40,7 @@ class FedDyn(FedAvg):
 
     def __init__(
         self,
-        net: nn.Module,
+        net: nn.Module | None = None,
         alpha: float = 0.01,
         server_term: bool = True,
         weighting: Weighting = "uniform",

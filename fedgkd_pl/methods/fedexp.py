@@ -34,7 +34,7 @@ class FedExP(FedAvg):
 
     def __init__(
         self,
-        net: nn.Module,
+        net: nn.Module | None = None,
         epsilon: float = 1e-3,
         weighting: Weighting = "uniform",
         **kwargs: Any,

@@ -23,7 +23,7 @@ from fedgkd_pl.federation.answers import Spec, Specs
 from fedgkd_pl.federation.client import Objective
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.federation.teachers import FrozenNet
-from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient, accuracy
+from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
 from fedgkd_pl.methods.fedgkd import distillation
 from fedgkd_pl.models.heads import require_classifier
 from fedgkd_pl.seeds import derive
@@ -75,6 +75,8 @@ class FedGen(FedAvg):
     title = "FedGen"
     citation = "Zhu et al., ICML 2021"
     colour = 5
+    takes_modules = False
+    tasks: tuple[str, ...] = ("classes",)
     keeps = ("labels",)  # the generator is a part of the module
     client_metrics = ("loss", "acc", "ce", "generated", "kd")
 
@@ -245,8 +247,8 @@ class FedGenClient(FedAvgClient):
         target = head(both[self.generated :]).detach()  # type: ignore[operator]
         kd = distillation(logits, target)
         alpha, beta = self.weights
-        ce = self.cross_entropy(logits, y)
-        parts = {"acc": accuracy(logits, y), "ce": ce, "generated": learnt, "kd": kd}
+        ce, parts = self.loss_of(logits, y)
+        parts |= {"generated": learnt, "kd": kd}
         return ce + alpha * learnt + beta * kd, parts
 
     def reply(self) -> ClientUpdate:

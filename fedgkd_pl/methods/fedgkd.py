@@ -16,7 +16,7 @@ from fedgkd_pl.errors import require
 from fedgkd_pl.federation.client import Objective
 from fedgkd_pl.federation.message import Message, State
 from fedgkd_pl.federation.teachers import FrozenNet, MovingMean, TeacherBuffer
-from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient, accuracy
+from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
 from torch import Tensor, nn
 from torch.nn.functional import kl_div, log_softmax, mse_loss
 
@@ -42,12 +42,13 @@ class FedGKD(FedAvg):
     title = "FedGKD"
     citation = "Yao et al."
     colour = 6
+    needs_outputs = True
     keeps: tuple[str, ...] = ("buffer",)
     client_metrics = ("loss", "acc", "ce", "kd")
 
     def __init__(
         self,
-        net: nn.Module,
+        net: nn.Module | None = None,
         gamma: float = 0.2,
         buffer_size: int = 5,
         distance: Distance = "kl",
@@ -70,6 +71,11 @@ class FedGKD(FedAvg):
         self.buffer: TeacherBuffer | MovingMean = TeacherBuffer(maxlen=buffer_size)
         if ema is not None:
             self.buffer = MovingMean(ema)
+
+    @property
+    def distils_classes(self) -> bool:  # type: ignore[override]
+        """Of squared differences, the outputs may be anything."""
+        return self.distance == "kl"
 
     def on_train_start(self) -> None:
         """Opens the engine; w_0 enters the buffer where it may teach."""
@@ -131,22 +137,23 @@ class FedGKDClient(FedAvgClient):
         """CE(w) + γ/2 · KL(h(w̄_t) ‖ h(w))."""
         if teacher_output is None:
             return super().objective(x, y, teacher_output)
-        logits = self.net(x)
+        logits, ce, parts = self.task_loss(x, y)
         kd = distillation(logits, teacher_output, self.distance, self.temperature)
-        ce = self.cross_entropy(logits, y)
-        return ce + self.gamma / 2 * kd, {"acc": accuracy(logits, y), "ce": ce, "kd": kd}
+        return ce + self.gamma / 2 * kd, {**parts, "kd": kd}
 
 
 def distillation(
     student: Tensor, teacher: Tensor, distance: Distance = "kl", temperature: float = 1.0
 ) -> Tensor:
-    """How far the student's logits are from the teacher's, a mean over the batch.
+    """How far the student's logits are from the teacher's, a mean over the batch and its pixels.
 
     ``kl`` is KL(teacher ‖ student) of the class probabilities, inside which τ divides the logits;
     ``mse`` is the mean squared difference of the logits.
     """
     if distance == "mse":
         return mse_loss(student, teacher)
+    if student.ndim > 2:  # a prediction for every pixel
+        student, teacher = (part.movedim(1, -1).flatten(0, -2) for part in (student, teacher))
     log_q = log_softmax(student / temperature, dim=1)
     log_p = log_softmax(teacher / temperature, dim=1)
     return kl_div(log_q, log_p, reduction="batchmean", log_target=True)

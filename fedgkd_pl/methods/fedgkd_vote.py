@@ -19,7 +19,7 @@ from fedgkd_pl.federation.client import Objective
 from fedgkd_pl.federation.message import Message, State
 from fedgkd_pl.federation.server_training import validation_scores
 from fedgkd_pl.federation.teachers import FrozenNet, Recent, TeacherBuffer
-from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient, accuracy
+from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
@@ -37,11 +37,17 @@ class FedGKDVote(FedAvg):
     title = "FedGKD-Vote"
     citation = "Yao et al."
     colour = 7
+    needs_outputs = True
+    tasks: tuple[str, ...] = ("classes",)
     keeps: tuple[str, ...] = ("buffer", "losses")
     client_metrics = ("loss", "acc", "ce", "kd")
 
     def __init__(
-        self, net: nn.Module, lam: float = 0.1, buffer_size: int = 5, **kwargs: Any
+        self,
+        net: nn.Module | None = None,
+        lam: float = 0.1,
+        buffer_size: int = 5,
+        **kwargs: Any,
     ) -> None:
         super().__init__(net, **kwargs)
         require(0 <= lam < float("inf"), "lam", "must not be negative", lam)
@@ -124,11 +130,10 @@ class FedGKDVoteClient(FedAvgClient):
         """CE(w) + Σ_m γ_m/2 · KL(h(w_{t−m+1}) ‖ h(w))."""
         if teacher_output is None:
             return super().objective(x, y, teacher_output)
-        logits = self.net(x)
+        logits, ce, parts = self.task_loss(x, y)
         mixture, own = teacher_output[:, :-1], teacher_output[:, -1]
         kd = (own - (mixture * log_softmax(logits, dim=1)).sum(1)).mean()
-        ce = self.cross_entropy(logits, y)
-        return ce + kd, {"acc": accuracy(logits, y), "ce": ce, "kd": kd}
+        return ce + kd, {**parts, "kd": kd}
 
 
 def voters(message: Message) -> list[tuple[float, State]]:

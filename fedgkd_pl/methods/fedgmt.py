@@ -19,7 +19,7 @@ from fedgkd_pl.errors import require
 from fedgkd_pl.federation.client import Objective
 from fedgkd_pl.federation.message import Message, State
 from fedgkd_pl.federation.teachers import FrozenNet, MovingMean
-from fedgkd_pl.methods.fedavg import Weighting, accuracy
+from fedgkd_pl.methods.fedavg import Weighting
 from fedgkd_pl.methods.feddyn import FedDyn, FedDynClient
 from fedgkd_pl.methods.fedgkd import distillation
 from torch import Tensor, nn
@@ -44,12 +44,14 @@ class FedGMT(FedDyn):
     title = "FedGMT"
     citation = "Li et al., ICML 2025"
     colour = 19
+    needs_outputs = True
+    tasks: tuple[str, ...] = ("classes", "dense")
     keeps: tuple[str, ...] = ("moved", "average")
     client_metrics = ("loss", "acc", "ce", "kd", "proximal")
 
     def __init__(
         self,
-        net: nn.Module,
+        net: nn.Module | None = None,
         gamma: float = 1.0,
         tau: float = 3.0,
         alpha: float = 0.95,
@@ -130,11 +132,9 @@ class FedGMTClient(FedDynClient):
         """CE(w) + γ τ² KL(h(e_t) ‖ h(w)); the dual is added to the gradient."""
         if teacher_output is None:
             return super().objective(x, y, teacher_output)
-        logits = self.net(x)
-        kd = distillation(logits, teacher_output, temperature=self.tau)
-        ce = self.cross_entropy(logits, y)
-        loss = ce + self.gamma * self.tau**2 * kd
-        parts = {"acc": accuracy(logits, y), "ce": ce, "kd": kd}
+        logits, ce, parts = self.task_loss(x, y)
+        parts["kd"] = distillation(logits, teacher_output, temperature=self.tau)
+        loss = ce + self.gamma * self.tau**2 * parts["kd"]
         if self.mu:
             parts["proximal"] = self.proximal_term()
             loss = loss + parts["proximal"]

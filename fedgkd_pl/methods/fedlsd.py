@@ -18,7 +18,7 @@ from fedgkd_pl.errors import require
 from fedgkd_pl.federation.client import Objective
 from fedgkd_pl.federation.message import Message, State
 from fedgkd_pl.federation.teachers import FrozenNet
-from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient, accuracy
+from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
 from fedgkd_pl.methods.fedgkd import distillation
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax
@@ -40,11 +40,13 @@ class FedLSD(FedAvg):
     title = "FedLSD"
     citation = "Lee et al., 2021"
     colour = 11
+    needs_outputs = True
+    tasks: tuple[str, ...] = ("classes", "dense")
     client_metrics = ("loss", "acc", "ce", "kd")
 
     def __init__(
         self,
-        net: nn.Module,
+        net: nn.Module | None = None,
         beta: float = 1.0,
         tau: float = 3.0,
         form: Form = "additive",
@@ -79,9 +81,17 @@ class FedNTD(FedAvg):
     title = "FedNTD"
     citation = "Lee et al., NeurIPS 2022"
     colour = 12
+    needs_outputs = True
+    tasks: tuple[str, ...] = ("classes",)
     client_metrics = ("loss", "acc", "ce", "kd")
 
-    def __init__(self, net: nn.Module, beta: float = 1.0, tau: float = 1.0, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        net: nn.Module | None = None,
+        beta: float = 1.0,
+        tau: float = 1.0,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(net, **kwargs)
         require(0 <= beta < float("inf"), "beta", "must not be negative", beta)
         require(0 < tau < float("inf"), "tau", "must be positive", tau)
@@ -123,16 +133,15 @@ class FedLSDClient(GlobalTeacherClient):
         """CE(w) + β τ² KL(p ‖ q), or the convex mixture."""
         if teacher_output is None:
             return super().objective(x, y, teacher_output)
-        logits = self.net(x)
-        ce, own = self.cross_entropy(logits, y), 1.0
+        logits, ce, parts = self.task_loss(x, y)
+        own = 1.0
         if self.form == "convex":
             p = (teacher_output / self.tau).softmax(1)
             kd = -(p * log_softmax(logits / self.tau, dim=1)).sum(1).mean()
             own = 1 - self.beta
         else:
             kd = distillation(logits, teacher_output, temperature=self.tau)
-        loss = own * ce + self.beta * self.tau**2 * kd
-        return loss, {"acc": accuracy(logits, y), "ce": ce, "kd": kd}
+        return own * ce + self.beta * self.tau**2 * kd, {**parts, "kd": kd}
 
 
 class FedNTDClient(GlobalTeacherClient):
@@ -142,12 +151,10 @@ class FedNTDClient(GlobalTeacherClient):
         """CE(w) + β τ² KL(p̃ ‖ q̃)."""
         if teacher_output is None:
             return super().objective(x, y, teacher_output)
-        logits = self.net(x)
-        ce = self.cross_entropy(logits, y)
+        logits, ce, parts = self.task_loss(x, y)
         student, teacher = not_true(logits, y), not_true(teacher_output, y)
         kd = distillation(student, teacher, temperature=self.tau)
-        loss = ce + self.beta * self.tau**2 * kd
-        return loss, {"acc": accuracy(logits, y), "ce": ce, "kd": kd}
+        return ce + self.beta * self.tau**2 * kd, {**parts, "kd": kd}
 
 
 def not_true(logits: Tensor, y: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
+from fedgkd_pl.errors import require
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.federation.steps import UnitGradient, check_countable
 from fedgkd_pl.methods.fedprox import FedProx
@@ -32,7 +33,7 @@ class FedNova(FedProx):
     citation = "Wang et al., NeurIPS 2020"
     colour = 13
 
-    def __init__(self, net: nn.Module, mu: float = 0.0, **kwargs: Any) -> None:
+    def __init__(self, net: nn.Module | None = None, mu: float = 0.0, **kwargs: Any) -> None:
         super().__init__(net, mu, **kwargs)
         self._work = self._weight = 0.0
         self._moves: State = {}
@@ -40,6 +41,8 @@ class FedNova(FedProx):
     def check(self, data: FederatedDataModule) -> None:
         """Asks for an optimizer whose steps can be counted."""
         super().check(data)
+        text = "FedNova counts the steps of clients: give it, also for a LightningModule"
+        require(self.optimizer is not None, "optimizer", text)
         check_countable(self.client(), "FedNova")
 
     def broadcast(self) -> Message:
@@ -70,6 +73,7 @@ class FedNova(FedProx):
     def work(self, samples: int) -> float:
         """a_k of a client with so many samples: worked out here, so that nobody claims it."""
         batches = math.ceil(samples / self.datamodule.client_data.batch_size)
+        assert self.optimizer is not None
         optimizer = self.optimizer([nn.Parameter(torch.zeros(1))])
         if self.schedule is not None:
             optimizer.param_groups[0]["lr"] *= self.schedule.factor

@@ -32,7 +32,11 @@ class FedAvgM(FedAvg):
     colour = 15
 
     def __init__(
-        self, net: nn.Module, server_lr: float = 1.0, server_momentum: float = 0.9, **kwargs: Any
+        self,
+        net: nn.Module | None = None,
+        server_lr: float = 1.0,
+        server_momentum: float = 0.9,
+        **kwargs: Any,
     ) -> None:
         optimizer = partial(SGD, lr=server_lr, momentum=server_momentum)
         super().__init__(net, server_optimizer=optimizer, **kwargs)
@@ -56,7 +60,7 @@ class FedAdam(FedAvg):
 
     def __init__(
         self,
-        net: nn.Module,
+        net: nn.Module | None = None,
         server_lr: float = 0.03,
         server_betas: tuple[float, float] = (0.9, 0.99),
         server_tau: float = 1e-3,
@@ -102,7 +106,7 @@ class FedAdagrad(FedAvg):
 
     def __init__(
         self,
-        net: nn.Module,
+        net: nn.Module | None = None,
         server_lr: float = 0.1,
         server_momentum: float = 0.0,
         server_tau: float = 1e-3,

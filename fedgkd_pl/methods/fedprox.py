@@ -29,7 +29,7 @@ class FedProx(FedAvg):
     colour = 1
     client_metrics = ("loss", "acc", "ce", "proximal")
 
-    def __init__(self, net: nn.Module, mu: float = 0.01, **kwargs: Any) -> None:
+    def __init__(self, net: nn.Module | None = None, mu: float = 0.01, **kwargs: Any) -> None:
         super().__init__(net, **kwargs)
         require(0 <= mu < float("inf"), "mu", "must not be negative", mu)
         self.mu = mu

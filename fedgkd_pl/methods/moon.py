@@ -16,7 +16,7 @@ from fedgkd_pl.federation.answers import Specs
 from fedgkd_pl.federation.client import Objective
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.federation.teachers import FrozenNet
-from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient, accuracy
+from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
 from fedgkd_pl.models.heads import require_classifier, require_projection
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy
@@ -35,6 +35,8 @@ class MOON(FedAvg):
     title = "MOON"
     citation = "Li et al., CVPR 2021"
     colour = 2
+    takes_modules = False
+    tasks: tuple[str, ...] = ("classes",)
     client_metrics = ("loss", "acc", "ce", "contrast")
 
     def __init__(self, net: nn.Module, mu: float = 5.0, tau: float = 0.5, **kwargs: Any) -> None:
@@ -94,8 +96,8 @@ class MOONClient(FedAvgClient):
         logits: Tensor = self.net.classifier(z)  # type: ignore[operator]
         z_glob, z_prev = teacher_output.chunk(2, dim=1)
         term = contrast(z, z_glob, z_prev, self.tau)
-        ce = self.cross_entropy(logits, y)
-        return ce + self.mu * term, {"acc": accuracy(logits, y), "ce": ce, "contrast": term}
+        ce, parts = self.loss_of(logits, y)
+        return ce + self.mu * term, {**parts, "contrast": term}
 
 
 def contrast(z: Tensor, positive: Tensor, negative: Tensor, tau: float) -> Tensor:

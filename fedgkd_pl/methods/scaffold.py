@@ -37,7 +37,7 @@ class SCAFFOLD(FedAvg):
     colour = 9
     keeps: tuple[str, ...] = ("control",)
 
-    def __init__(self, net: nn.Module, **kwargs: Any) -> None:
+    def __init__(self, net: nn.Module | None = None, **kwargs: Any) -> None:
         super().__init__(net, **kwargs)
         self.control = self._zeros()
         self._changes = self._zeros()

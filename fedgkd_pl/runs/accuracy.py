@@ -1,4 +1,4 @@
-"""The accuracies that people report of a run."""
+"""The accuracies that people report of a run, or the losses of one that has no accuracy."""
 
 from typing import Any
 
@@ -32,6 +32,18 @@ def accuracy_summary(
         "mean_last_10_test_acc": sum(last_10) / len(last_10) if last_10 else None,
         "test_acc_at_best_val": chosen[test] if chosen else None,
     }
+
+
+def loss_summary(rows: list[Row]) -> dict[str, Any]:
+    """The same of the test loss, of which less is better; empty for a run with an accuracy."""
+    if any("test/acc" in row for row in rows) or not any("test/loss" in row for row in rows):
+        return {}
+    names = ("test/loss", "val/loss")
+    turned = [{k: -v if k in names else v for k, v in row.items()} for row in rows]
+    found = accuracy_summary(turned, *names)
+    values = {k.replace("test_acc", "test_loss"): v for k, v in found.items() if "test_acc" in k}
+    losses = {key: value if value is None else -value for key, value in values.items()}
+    return {"score": "loss", "best_round": found["best_round"], **losses}
 
 
 def average_summary(rows: list[Row]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from fedgkd_pl.federation.message import ClientFailure
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.plots.partition import bubble_chart
 from fedgkd_pl.processes.signals import stop_behind
-from fedgkd_pl.runs.accuracy import Row, accuracy_summary, average_summary
+from fedgkd_pl.runs.accuracy import Row, accuracy_summary, average_summary, loss_summary
 from fedgkd_pl.runs.folder import ERROR, EVENTS, FAILURES, METRICS, MODEL, PARTITION, SUMMARY
 from fedgkd_pl.storage.checkpoint import RECORD
 from fedgkd_pl.storage.files import check_held, commit, write_text
@@ -159,7 +159,8 @@ class RunFiles(FederatedCallback):
         model = to_safetensors(server.global_state())
         commit(self._folder(trainer) / MODEL, [model])
         rows = list(self.rows.values())
-        accuracies, average = accuracy_summary(rows), average_summary(rows)
+        accuracies = accuracy_summary(rows) | loss_summary(rows)
+        average = average_summary(rows)
         reasons = Counter(row["reason"] for row in self.failures).most_common(20)
         summary = {
             "method": type(server).__name__,
@@ -179,8 +180,9 @@ class RunFiles(FederatedCallback):
             "versions": _versions(),
         }
         logger = trainer.logger
-        if isinstance(logger, TensorBoardLogger) and accuracies["best_test_acc"] is not None:
-            scores = {f"hp/{k}": v for k, v in accuracies.items() if k.endswith("test_acc")}
+        known = {k: v for k, v in accuracies.items() if "_test_" in k and v is not None}
+        if isinstance(logger, TensorBoardLogger) and known:
+            scores = {f"hp/{k}": v for k, v in known.items()}
             logger.log_hyperparams(self.config, scores)  # TensorBoard's HPARAMS page
             logger.experiment.flush()
         (self._folder(trainer) / ERROR).unlink(missing_ok=True)  # of an earlier session

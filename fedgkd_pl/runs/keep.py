@@ -1,9 +1,11 @@
 """The two checkpoints of a run: its best round and its last."""
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+import torch
 from fedgkd_pl.federation.checks import SCORES
 from fedgkd_pl.runs.folder import LAST
 from fedgkd_pl.storage.checkpoint import CheckpointDamaged, read_checkpoint
@@ -17,6 +19,11 @@ class BestRound(ModelCheckpoint):
 
     scored = -1  # the last epoch that was validated
     source: Path | None = None  # the folder of the checkpoint that the run goes on from
+
+    def take_score(self, scores: Collection[str]) -> None:
+        """Where there is no accuracy to choose the best round by, it is the one of least loss."""
+        if self.monitor == "val/acc" and "acc" not in scores:
+            self.monitor, self.mode, self.kth_value = "val/loss", "min", torch.tensor(torch.inf)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes over the best rounds so far with their files; Lightning would start anew.

@@ -1,6 +1,6 @@
 """Checks of settings beyond their types, and of what jsonargparse would ignore."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from difflib import get_close_matches
 from math import isfinite
 from pathlib import Path
@@ -52,11 +52,12 @@ def check_meaning(settings: Namespace) -> None:
         require(optional or is_right(value), f"trainer.{name}", instead, value)
 
 
-def check_monitors(callbacks: list[Any]) -> None:
+def check_monitors(callbacks: list[Any], scores: Collection[str]) -> None:
     """Refuses a callback's ``monitor`` that looks like a misspelled score of ours."""
-    names = [f"{split}/{score}" for split in ("val", "test") for score in ("acc", "loss", "f1")]
+    names = [f"{split}/{score}" for split in ("val", "test") for score in sorted(scores)]
     if any(isinstance(callback, AveragedModel) for callback in callbacks):
-        names += [f"average/{score}" for score in ("acc", "loss", "val_acc", "val_loss")]
+        both = [score for score in ("acc", "loss") if score in scores]
+        names += [f"average/{part}{score}" for part in ("", "val_") for score in both]
     for callback in callbacks:
         monitor = getattr(callback, "monitor", None)
         if isinstance(monitor, str) and monitor not in names and "/class_acc/" not in monitor:

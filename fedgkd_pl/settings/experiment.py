@@ -91,10 +91,14 @@ class Experiment:
         ``reaches_clients``: whether the engine must be able to reach its clients from here.
         """
         with self.whole_keys():
-            check_monitors(self.callbacks)
             self.data.prepare_data()
             self.data.setup()
             self.model.check(self.data)
+            names = self.model.new_scores(self.data).names
+            for callback in self.callbacks:
+                if isinstance(callback, BestRound):
+                    callback.take_score(names)
+            check_monitors(self.callbacks, names)
             if not trains:
                 return
             check_trainer(self.trainer)
@@ -212,8 +216,10 @@ class Experiment:
     def _tell(self, folder: RunFolder) -> None:
         """Prints how it went and where to look."""
         summary = json.loads(folder.summary.read_text(encoding="utf-8"))
-        for name, found in (("test/acc", summary), ("average/acc", summary.get("average", {}))):
-            best, final = found.get("best_test_acc"), found.get("final_test_acc")
+        score = summary.get("score", "acc")
+        averaged = ("average/acc", summary.get("average", {}))
+        for name, found in ((f"test/{score}", summary), averaged):
+            best, final = (found.get(f"{which}_test_{score}") for which in ("best", "final"))
             if best is not None:
                 last = "not tested" if final is None else f"{final:.4f}"
                 print(f"{name} best {best:.4f} (round {found['best_round']}), final {last}")

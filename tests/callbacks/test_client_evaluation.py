@@ -1,7 +1,6 @@
 """Models on the clients' own samples: every number against NumPy, and the file of a resumed run."""
 
 import csv
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,10 @@ from fedgkd_pl import (
     FedAvg,
     FedDistill,
     FederatedCallback,
+    FederatedData,
     LocalEngine,
     RunFiles,
+    SquaredError,
     read_checkpoint,
 )
 from fedgkd_pl.callbacks.client_evaluation import Score, spread
@@ -210,13 +211,20 @@ def test_what_cannot_be_evaluated_is_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_data_elsewhere_and_data_without_classes_are_refused() -> None:
-    def refused(text: str, change: Callable[[Any, Any], Any]) -> None:
-        model, data = FedAvg(linear(), engine=LocalEngine(1)), Table(client_test_fraction=0.4)
-        data.setup()
-        change(model, data)
-        with pytest.raises(SettingError, match=text):
-            ClientEvaluation().check(model, data)
+def test_data_elsewhere_is_refused() -> None:
+    model, data = FedAvg(linear(), engine=LocalEngine(1)), Table(client_test_fraction=0.4)
+    data.setup()
+    model.engine.max_samples = 9
+    with pytest.raises(SettingError, match=r"callbacks: .*, and theirs is not here"):
+        ClientEvaluation().check(model, data)
 
-    refused("callbacks: .*not here", lambda model, data: setattr(model.engine, "max_samples", 9))
-    refused("data: .*without classes", lambda model, data: setattr(data, "num_classes", 0))
+
+def test_targets_without_classes_are_split_and_refused(tmp_path: Path) -> None:
+    x = np.arange(40, dtype=np.float32)[:, None]
+    fractions = {"client_test_fraction": 0.25, "test_fraction": 0.5, "val_fraction": 0}
+    data = FederatedData.from_arrays(x, x / 7, num_clients=2, **fractions)
+    model = FedAvg(linear(1, 1), loss=SquaredError(), engine=LocalEngine(1))
+    with pytest.raises(SettingError, match="callbacks: ClientEvaluation needs the logits of cl"):
+        fit(model, data, 1, callbacks=[ClientEvaluation()])
+    assert data.client_splits["test"].index.sizes.tolist() == [2, 2]
+    assert data.client_data.index.sizes.tolist() == [8, 8]

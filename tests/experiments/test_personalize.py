@@ -1,6 +1,7 @@
 """Fine-tuning for each client: against a loop in plain torch, and from the command line."""
 
 import csv
+import json
 import re
 import shutil
 from dataclasses import replace
@@ -18,6 +19,7 @@ from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
 from tests.support.faults import warm_script
+from tests.support.lit import LitClassifier
 from tests.support.runs import QUICK, Run, version
 
 FLAGS = ("--data.client_test_fraction", "0.3", "--trainer.callbacks+", "ClientEvaluation")
@@ -262,3 +264,48 @@ def test_figures_and_the_page(run_folder: Path, run: Run, tmp_path: Path) -> Non
     assert code == 0, err
     names = re.findall(r'<figure data-name="(\w+)">', (tmp_path / "page.html").read_text())
     assert {"own", "worst", "own1", "tuned1"} <= set(names)
+
+
+def test_a_module_is_fine_tuned_with_its_own_step_and_optimizer(run: Run, tmp_path: Path) -> None:
+    module = {"class_path": "tests.support.lit.LitClassifier", "init_args": {"hidden_size": 8}}
+    model = {"class_path": "FedAvg", "init_args": {"module": module}}
+    (tmp_path / "own.yaml").write_text(json.dumps({"model": model}))
+    own = ("--import", "tests.support.lit")
+    words = ("--data", "Digits", "--data.num_clients", "4", "--data.client_test_fraction", "0.3")
+    words += ("--model.engine.workers", "1", "--name", "own", "--rounds", "1")
+    code, _, err = run("fit", *own, "--config", "own.yaml", *words)
+    assert code == 0, err
+    folder = version(tmp_path, "own")
+    (row,) = personalize(folder, epochs=2, clients=[1], settings=own)
+    net = LitClassifier(8)
+    net.load_state_dict(load_file(folder / "global.safetensors"))
+    data = Digits(num_clients=4, client_test_fraction=0.3, seed=0)
+    data.setup()
+    batches = replace(data.client_data, seed=derive(0, "personalize")).batches(1, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    for epoch in range(2):
+        optimizer.param_groups[0]["lr"] = 0.1 * 0.5**epoch  # as its scheduler does
+        for inputs, labels in batches:
+            optimizer.zero_grad()
+            cross_entropy(net(inputs), labels).backward()
+            optimizer.step()
+    test = data.client_splits["test"]
+    part = test.examples[test.rows(1)]
+    loss = cross_entropy(net(part.inputs.float() / 16), part.targets)
+    assert row["loss_after"] == pytest.approx(float(loss), rel=1e-4) != row["loss_before"]
+    code, _, err = run("personalize", folder, *own, "--lr", "0.1")
+    assert code == 2 and "error: lr: the run's module makes its optimizer itself" in err
+    assert run("personalize", folder)[0] == 2, "a stranger's module is not imported"
+
+
+def test_a_run_without_classes_is_refused(run: Run, tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
+    np.savez(tmp_path / "xy.npz", inputs=x, targets=x[:, :1])
+    words = ("--model", "FedAvg", "--model.net", "fedgkd_pl.MLP", "--model.net.in_features", "3")
+    words += ("--model.net.num_classes", "1", "--model.loss", "SquaredError", "--data", "Arrays")
+    words += ("--data.inputs", "xy.npz", "--data.num_clients", "3", "--name", "values")
+    words += ("--data.client_test_fraction", "0.3", "--model.engine.workers", "1")
+    code, _, err = run("fit", *words, "--rounds", "1")
+    assert code == 0, err
+    code, _, err = run("personalize", version(tmp_path, "values"))
+    assert code == 2 and "run: personalize tests the logits of classes, which this" in err

@@ -28,7 +28,7 @@ class Arrays(OwnData):
     Args:
         inputs: one row per sample; an ``.npz`` may hold ``inputs`` and ``targets`` (or ``x`` and
             ``y``, or ``x_train``, ``y_train``, ``x_test`` and ``y_test``).
-        targets: the class number of every sample.
+        targets: the class number of every sample; floats are numbers to learn, not classes.
         test_inputs: those of a test set; by default ``test_fraction`` of the samples are it.
         test_targets: their class numbers.
         owners: a number or name per sample, for ``ByKey``.
@@ -79,7 +79,9 @@ class Arrays(OwnData):
             test_inputs, test_targets, *_ = self._pairs(test_inputs, "test_inputs")
         train = self._examples(inputs, targets, "")
         if not hasattr(self, "num_classes"):
-            self.num_classes = len(self.class_names) or int(train.targets.max()) + 1
+            classes = not train.targets.is_floating_point()
+            known = len(self.class_names) or (int(train.targets.max()) + 1 if classes else 0)
+            self.num_classes = known
         test = None if test_inputs is None else self._examples(test_inputs, test_targets, "test_")
         keys = None
         if self.owners is not None:
@@ -143,10 +145,9 @@ def read_array(source: Any, key: str) -> Any:
 
 
 def as_labels(source: Any, key: str) -> Tensor:
-    """Class numbers in memory, as int64."""
+    """Class numbers in memory, as int64, or numbers to learn, as float32."""
     labels = as_tensor(read_array(source, key), key)
-    reason = "must be one class number per sample"
-    whole = not labels.is_floating_point() and not labels.is_complex()
-    actual = f"{labels.dtype} of shape {tuple(labels.shape)}"
-    require(labels.ndim == 1 and whole, key, reason, actual)
-    return labels.to(torch.int64, copy=True)
+    reason = "must be a class number, or numbers, for every sample"
+    require(labels.ndim >= 1 and not labels.is_complex(), key, reason, labels.dtype)
+    kind = torch.float32 if labels.is_floating_point() else torch.int64
+    return labels.to(kind, copy=True)

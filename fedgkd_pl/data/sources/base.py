@@ -48,7 +48,7 @@ class OwnData(FederatedDataModule):
         """The splits of a source, with a test set cut from ``train`` where it has none."""
         require(len(train) > 0, "data", f"{self.name} has no training samples")
         if test is not None:
-            missing = set(test.targets.tolist()) - set(train.targets.tolist())
+            missing = set(test.labels.tolist()) - set(train.labels.tolist())
             if missing:
                 log.warning("test has samples of classes %s, training has none", sorted(missing))
             return Splits(train, test, val, keys, test_keys)

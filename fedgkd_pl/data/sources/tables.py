@@ -24,12 +24,13 @@ class CSVTable(OwnData):
 
     Args:
         path: the file; rows are counted from 1, without the header.
-        label: the column of the labels, which may be names or numbers.
+        label: the column of the labels, which may be names or numbers, or of what is learned.
         columns: the columns of inputs; by default all but those of labels and owners.
         test_path: another file, the test set; by default ``test_fraction`` of the rows are it.
         owner: the column that names the owner of each row, for ``ByKey``.
         standardise: shift and scale every column to mean 0 and standard deviation 1 over the
             training rows (without those for validation and test).
+        regression: the column ``label`` holds numbers to learn, not classes.
         kwargs: those of :class:`OwnData`.
     """
 
@@ -43,6 +44,7 @@ class CSVTable(OwnData):
         test_path: str | None = None,
         owner: str | None = None,
         standardise: bool = True,
+        regression: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -52,6 +54,7 @@ class CSVTable(OwnData):
         self.test_path = test_path
         self.owner = owner
         self.standardise = standardise
+        self.regression = regression
 
     def read(self, file: Path, key: str) -> Columns:
         """The columns of a file."""
@@ -63,7 +66,10 @@ class CSVTable(OwnData):
         cells = self.read(file, "path")
         left_out = {self.label, *([self.owner] if self.owner else [])}
         columns = self.columns or [name for name in cells if name not in left_out]
-        self.take_names(column(cells, self.label, "label", file))
+        if self.regression:
+            self.num_classes = 0
+        else:
+            self.take_names(column(cells, self.label, "label", file))
         keys = None
         if self.owner is not None:
             keys = number_owners(column(cells, self.owner, "owner", file))
@@ -76,8 +82,10 @@ class CSVTable(OwnData):
         return standardised(splits, self.fitting(splits).inputs, self.standardise)
 
     def _examples(self, cells: Columns, columns: Sequence[str], file: Path) -> Examples:
-        labels = column(cells, self.label, "label", file)
-        targets = self.row_targets(labels, file)
+        if self.regression:
+            targets = numbers(cells, [self.label], file, "label").float()
+        else:
+            targets = self.row_targets(column(cells, self.label, "label", file), file)
         return Examples(numbers(cells, columns, file), targets, Scale(1))
 
 

@@ -1,0 +1,209 @@
+"""A LightningModule of the user's as the net: its steps, logs and hooks, where clients train."""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import torch
+from fedgkd_pl.data.examples import Batch
+from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.seeds import seeded
+from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+if TYPE_CHECKING:
+    from fedgkd_pl.data.datamodule import FederatedDataModule
+    from fedgkd_pl.federation.server import FederatedServer
+
+# what a module may redefine in Lightning that a client's step has no place for
+REFUSED = ("backward", "configure_gradient_clipping", "lr_scheduler_step", "optimizer_step")
+PREFIX = re.compile(r"(train(ing)?|val|valid|validation|test|eval)[_/]")
+NEEDS = "forward(x) or logits(x) that gives the logits of its inputs"
+
+
+def is_own_module(net: nn.Module) -> TypeGuard[LightningModule]:
+    """Whether a net brings its own training step."""
+    return isinstance(net, LightningModule) and is_overridden("training_step", net)
+
+
+def one_of(net: nn.Module | None, module: LightningModule | None) -> nn.Module:
+    """The net of a method, which is given as one or the other."""
+    require(net is None or module is None, "module", "takes the place of net: give one of them")
+    given = module if net is None else net
+    text = "is what is learned: give it, or a LightningModule as module"
+    require(given is not None, "net", text)
+    if module is not None:
+        text = "must have a training_step: what has none is a net"
+        require(is_own_module(module), "module", text, type(module).__name__)
+    assert given is not None
+    return given
+
+
+def has_outputs(net: nn.Module) -> bool:
+    """Whether a net says how to get its outputs: by ``logits(x)`` or ``forward(x)``."""
+    own_forward = type(net).forward is not LightningModule.forward
+    return not is_own_module(net) or callable(getattr(net, "logits", None)) or own_forward
+
+
+def outputs_of(net: nn.Module, x: Tensor) -> Tensor:
+    """The outputs of a net, a module's from its ``logits`` if it has that method."""
+    logits = getattr(net, "logits", None) if is_own_module(net) else None
+    outputs: Tensor = logits(x) if callable(logits) else net(x)
+    return outputs
+
+
+class Recorder:
+    """What a module logs: means over samples, and metrics, which are computed when read."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, tuple[Tensor, int]] = {}
+        self.metrics: dict[str, Metric] = {}
+        self.size = 1  # of the batch at hand
+
+    def log(self, name: str, value: Any, *_: Any, **options: Any) -> None:
+        """Takes the place of ``LightningModule.log``; progress bars and steps are ignored."""
+        reduction = options.get("reduce_fx", "mean")
+        mean = reduction in ("mean", torch.mean)
+        require(mean, "module", f"log({name!r}) by {reduction}: only means are kept")
+        if isinstance(value, Metric):
+            self.metrics[name] = value
+            return
+        size = options.get("batch_size") or self.size
+        total, seen = self.sums.get(name, (torch.zeros(()), 0))
+        given = torch.as_tensor(value).detach().double().mean().cpu()
+        self.sums[name] = (total + given * size, seen + size)
+
+    def values(self) -> dict[str, float]:
+        """By the names without their ``train_``, ``val_`` or ``test_``; starts anew."""
+        values = {name: float(total) / seen for name, (total, seen) in self.sums.items() if seen}
+        for name, metric in self.metrics.items():
+            found = metric.compute()
+            one = isinstance(found, Tensor) and found.numel() == 1
+            require(one, "module", f"log({name!r}): must be one number")
+            values[name] = float(found)
+        self.reset()
+        return {plain(name): value for name, value in values.items()}
+
+    def reset(self) -> None:
+        """Drops everything; metrics start anew."""
+        for metric in self.metrics.values():
+            metric.reset()
+        self.sums, self.metrics = {}, {}
+
+
+def plain(name: str) -> str:
+    """The name of a score: ``val_acc`` and ``val/acc`` are ``acc``."""
+    return re.sub(r"\W", "_", PREFIX.sub("", name, count=1))
+
+
+@contextmanager
+def recording(module: LightningModule, recorder: Recorder) -> Iterator[None]:
+    """Has ``module.log`` record instead of asking a Trainer, whose module is another."""
+    module.__dict__["log"] = recorder.log
+    try:
+        yield
+    finally:
+        module.__dict__.pop("log", None)
+
+
+def run_step(
+    module: LightningModule, step: Callable[..., Any], batch: Batch, batch_idx: int
+) -> tuple[Tensor | None, Tensor | None]:
+    """The loss that a step returns, if any, and the outputs that it computed, if they are known.
+
+    A step that asks the module itself, or its ``logits``, shows them on the way; another costs one
+    more pass, where the outputs can be had at all.
+    """
+    seen: list[Tensor] = []
+    name = "logits" if callable(getattr(module, "logits", None)) else "forward"
+    original = getattr(module, name)
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        seen.append(original(*args, **kwargs))
+        return seen[-1]
+
+    module.__dict__[name] = watched
+    try:
+        result = step(batch, batch_idx)
+    finally:
+        del module.__dict__[name]
+    loss = result.get("loss") if isinstance(result, dict) else result
+    fits = [o for o in seen if isinstance(o, Tensor) and o.ndim and len(o) == len(batch[0])]
+    outputs = fits[-1] if fits else None
+    return (loss if isinstance(loss, Tensor) else None), outputs
+
+
+def training_loss(
+    module: LightningModule, batch: Batch, batch_idx: int, recorder: Recorder
+) -> tuple[Tensor, Tensor | None]:
+    """The loss of the module's own training step, and the outputs where it says how to get them."""
+    recorder.size = len(batch[0])
+    loss, outputs = run_step(module, module.training_step, batch, batch_idx)
+    if loss is None or loss.numel() != 1:
+        raise ValueError("training_step must return a loss, or a dict that has one")
+    if outputs is None and has_outputs(module):
+        outputs = outputs_of(module, batch[0])
+    return loss.squeeze(), outputs
+
+
+class ModuleHooks(Callback):
+    """Calls a module's own hooks, which Lightning calls for the client around it only."""
+
+    def __init__(self, module: LightningModule) -> None:
+        def forwarding(name: str) -> Callable[..., Any]:
+            return lambda trainer, client, *args, **_: getattr(client.net, name)(*args)
+
+        for name in vars(Callback):
+            hook = name.startswith("on_") and hasattr(LightningModule, name)
+            if hook and "checkpoint" not in name and is_overridden(name, module):
+                setattr(self, name, forwarding(name))
+
+
+def check_module(server: "FederatedServer", data: "FederatedDataModule") -> None:
+    """Raises a clear error for a module whose step cannot be a client's, tried on two samples."""
+    module, name = server.net, type(server).__name__
+    if not is_own_module(module):
+        return
+    cls = type(module).__name__
+    text = f"{name} uses parts of a net, which it does not find in {cls}: give it a net"
+    require(server.takes_modules, "module", text)
+    text = f"{cls} optimizes by hand: a client needs automatic_optimization"
+    require(module.automatic_optimization, "module", text)
+    for hook in REFUSED:
+        text = f"{cls}.{hook} has no place in a client's step: leave it out"
+        require(not is_overridden(hook, module), "module", text)
+    require(not server.compiles, "compile", "is for nets: the step of a module is not compiled")
+    if server.needs_outputs:
+        text = f"{name} distils logits, and {cls} does not say what they are: give it {NEEDS}"
+        require(has_outputs(module), "module", text)
+    x, y = server.some_inputs(data), data.test[:2].targets.to(module.device)
+    trial = deepcopy(module)
+    with seeded(0), recording(trial, Recorder()), torch.no_grad():
+        try:
+            outputs = training_loss(trial, (x, y), 0, Recorder())[1]
+        except SettingError:
+            raise
+        except Exception as error:  # the user's may fail in any way
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            text = f"training_step of {cls} fails on {data.name}, {tuple(x.shape)}: {reason}"
+            raise SettingError("module", text) from error
+    if server.needs_outputs and outputs is not None:
+        _check_outputs(server, outputs, data)
+
+
+def _check_outputs(server: "FederatedServer", outputs: Tensor, data: "FederatedDataModule") -> None:
+    """Refuses outputs that are no logits: an embedding, or probabilities."""
+    cls, shape = type(server.net).__name__, tuple(outputs.shape)
+    if not server.distils_classes:
+        return
+    text = f"the outputs of {cls} are {shape}, not logits of {data.num_classes} classes"
+    fits = len(shape) >= 2 and shape[1] == data.num_classes
+    require(fits, "module", f"{text}: give it logits(x)")
+    sums = outputs.float().sum(1)
+    shares = bool((outputs >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-3)
+    text = f"the outputs of {cls} are probabilities already: give it logits(x) without softmax"
+    require(not shares or data.num_classes == 1, "module", text)

@@ -1,0 +1,237 @@
+"""What is measured of a model over one split."""
+
+import warnings
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import TYPE_CHECKING, cast
+
+import torch
+from fedgkd_pl.data.examples import Batch
+from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.federation.answers import NAME
+from fedgkd_pl.federation.losses import CrossEntropy, LocalLoss
+from fedgkd_pl.federation.own_module import NEEDS, Recorder, is_own_module, recording, run_step
+from fedgkd_pl.seeds import seeded
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor, nn
+from torchmetrics import MeanAbsoluteError, MeanMetric, MeanSquaredError, Metric, MetricCollection
+from torchmetrics.classification import (
+    MulticlassAccuracy,
+    MulticlassConfusionMatrix,
+    MulticlassF1Score,
+    MultilabelAccuracy,
+    MultilabelF1Score,
+)
+
+if TYPE_CHECKING:
+    from fedgkd_pl.data.datamodule import FederatedDataModule
+
+Found = tuple[dict[str, float], Tensor | None]  # values by name, and the confusion matrix
+RETURNED = "returned_loss"
+
+
+class Scores(nn.Module):
+    """The loss, what the task is scored by, and what else was asked for.
+
+    Of classes: ``acc``, macro ``f1`` and the accuracy of every class; of labels ``acc`` (of all
+    decisions) and macro ``f1``; of values ``mae`` and ``rmse``.
+
+    Args:
+        loss: None where a module has one of its own for something else than classes.
+        width: how many classes or labels there are.
+        metrics: what else to measure; they are copied.
+    """
+
+    def __init__(self, loss: LocalLoss | None, width: int, metrics: Mapping[str, Metric]) -> None:
+        super().__init__()
+        self.local_loss = loss
+        self.loss = MeanMetric()
+        self.counts: MulticlassConfusionMatrix | None = None
+        usual: dict[str, Metric] = {}
+        if loss is not None and loss.targets == "classes":
+            self.counts = MulticlassConfusionMatrix(width)
+            usual["acc"] = MulticlassAccuracy(width, average="micro")
+            usual["f1"] = MulticlassF1Score(width, average="macro")
+            usual["class_acc"] = MulticlassAccuracy(width, average="none")
+        elif loss is not None and loss.targets == "labels":
+            usual["acc"] = MultilabelAccuracy(width, average="micro")
+            usual["f1"] = MultilabelF1Score(width, average="macro")
+        elif loss is not None:
+            usual = {"mae": MeanAbsoluteError(), "rmse": MeanSquaredError(squared=False)}
+        for name in metrics:
+            taken = name in (*usual, "loss")
+            require(not taken, f"metrics.{name}", "is measured already: give it another name")
+        self.usual = MetricCollection({**usual})
+        self.asked = nn.ModuleDict({name: deepcopy(metric) for name, metric in metrics.items()})
+
+    @property
+    def names(self) -> set[str]:
+        """What is measured, but for single classes."""
+        loss = [] if self.local_loss is None else ["loss"]
+        return {*loss, *map(str, self.usual.keys()), *self.asked.keys()} - {"class_acc"}
+
+    def step(self, net: nn.Module, batch: Batch, batch_idx: int, split: str) -> None:
+        """Evaluates a net on a batch."""
+        x, y = batch
+        self.update(net(x), y)
+
+    def update(self, outputs: Tensor, y: Tensor) -> None:
+        """Takes the outputs for a batch in."""
+        if self.local_loss is not None:
+            self.loss.update(self.local_loss.each(outputs, y))
+        y = self._whole(y)
+        if self.usual:
+            self.usual.update(outputs, y)
+        for metric in self.asked.values():
+            cast(Metric, metric).update(outputs, y)
+        if self.counts is not None:
+            self.counts.update(outputs, y)
+
+    def finish(self, net: nn.Module) -> Found:
+        """The values, and of classes how many of each (row) were taken for each (column)."""
+        values = self.usual.compute() if self.usual else {}
+        classes = values.pop("class_acc").tolist() if "class_acc" in values else []
+        result = {name: value.item() for name, value in values.items()}
+        if self.local_loss is not None:
+            result["loss"] = self.loss.compute().item()
+        for name, metric in self.asked.items():
+            result[name] = cast(Metric, metric).compute().item()
+        result |= {f"class_acc/{number}": value for number, value in enumerate(classes)}
+        confusion = None if self.counts is None else self.counts.compute().cpu()
+        self.reset()
+        return result, confusion
+
+    def check_metrics(self, outputs: Tensor, y: Tensor) -> None:
+        """Raises a clear error for a metric that cannot measure such outputs."""
+        for name, metric in self.asked.items():
+            key = f"metrics.{name}"
+            require(NAME.fullmatch(name) is not None, "metrics", "must be plain names", name)
+            trial = cast(Metric, deepcopy(metric))
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # that two samples are few
+                    trial.update(outputs, self._whole(y))
+                    value = trial.compute()
+            except Exception as error:  # a metric of the user's may fail in any way
+                reason = (str(error).splitlines() or [type(error).__name__])[0]
+                text = f"does not measure outputs of shape {tuple(outputs.shape)}: {reason}"
+                raise SettingError(key, text) from error
+            one = isinstance(value, Tensor) and value.numel() == 1
+            require(one, key, "must give one number, such as by an average")
+
+    def _whole(self, y: Tensor) -> Tensor:
+        """Targets as metrics take them."""
+        labels = self.local_loss is not None and self.local_loss.targets == "labels"
+        return y.long() if labels else y
+
+    def reset(self) -> None:
+        """Starts anew."""
+        for metric in (self.loss, self.usual, self.counts, *self.asked.values()):
+            if metric is not None:
+                cast(Metric, metric).reset()
+
+    def pause(self, net: nn.Module) -> None:
+        """Called before the same net is evaluated on another split."""
+
+
+class ModuleScores(Scores):
+    """What a module's own ``validation_step`` (for the test set ``test_step``, if it has one) logs.
+
+    Without one of them: the loss of its ``training_step``. Where the module shows the logits of
+    classes on the way, the usual scores are measured beside its own; of one name, its own is taken.
+    """
+
+    def __init__(self, loss: LocalLoss | None, width: int, metrics: Mapping[str, Metric]) -> None:
+        super().__init__(loss, width, metrics)
+        self.width = width
+        self.recorder = Recorder()
+        self.stage = ""  # of the steps since the last pause
+        self.shown = False  # whether they have shown outputs that can be measured
+        self.found: Found = ({}, None)
+        self.known: set[str] = {"loss"}
+
+    @property
+    def names(self) -> set[str]:
+        """What a trial has measured."""
+        return self.known
+
+    def step(self, net: nn.Module, batch: Batch, batch_idx: int, split: str) -> None:
+        """See :meth:`Scores.step`."""
+        module = cast(LightningModule, net)
+        with recording(module, self.recorder):
+            if not self.stage:
+                self.stage = stage_of(module, split)
+                self._call(module, "start")
+            self.recorder.size = len(batch[0])
+            step = getattr(module, f"{self.stage}_step")
+            loss, outputs = run_step(module, step, batch, batch_idx)
+        if loss is not None and loss.numel() == 1:
+            self.recorder.log(RETURNED, loss)
+        if outputs is not None and (self.counts is None or outputs.shape[1:2] == (self.width,)):
+            self.shown = True
+            self.update(outputs, batch[1])
+
+    def _call(self, module: LightningModule, when: str) -> None:
+        if self.stage != "training":
+            getattr(module, f"on_{self.stage}_epoch_{when}")()
+
+    def pause(self, net: nn.Module) -> None:
+        """Reads the module's metrics before another split changes them."""
+        if not self.stage:
+            return
+        module = cast(LightningModule, net)
+        with recording(module, self.recorder):
+            self._call(module, "end")
+        values = self.recorder.values()
+        returned = values.pop(RETURNED, None)
+        if returned is not None:
+            values.setdefault("loss", returned)
+        usual, confusion = super().finish(net) if self.shown else ({}, None)
+        self.found = (usual | values, confusion)
+        self.stage, self.shown = "", False
+
+    def finish(self, net: nn.Module) -> Found:
+        """See :meth:`Scores.finish`."""
+        self.pause(net)
+        found, self.found = self.found, ({}, None)
+        return found
+
+    def try_out(self, module: LightningModule, data: "FederatedDataModule") -> None:
+        """Finds out what is measured, on two samples and a copy of the module."""
+        examples = data.test[:2].to(module.device)
+        batch = (examples.transform(examples.inputs, None), examples.targets)
+        trial, stage = deepcopy(module).eval(), stage_of(module, "val")
+        try:
+            with seeded(0), torch.no_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of metrics, that two samples are few
+                self.step(trial, batch, 0, "val")
+                values = self.finish(trial)[0]
+        except SettingError:
+            raise
+        except Exception as error:  # the user's may fail in any way
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            text = f"{stage}_step of {type(module).__name__} fails on {data.name}: {reason}"
+            raise SettingError("module", text) from error
+        self.known = {name for name in values if not name.startswith("class_acc/")}
+        text = f"are of a module's outputs: {type(module).__name__} needs {NEEDS}"
+        require(self.known >= {*self.asked.keys()}, "metrics", text)
+
+
+def stage_of(module: LightningModule, split: str) -> str:
+    """Which of a module's steps evaluates a split."""
+    if split == "test" and is_overridden("test_step", module):
+        return "test"
+    return "validation" if is_overridden("validation_step", module) else "training"
+
+
+def scores_of(
+    net: nn.Module, loss: LocalLoss, data: "FederatedDataModule", metrics: Mapping[str, Metric]
+) -> Scores:
+    """What is measured of a net over a split of some data."""
+    if not is_own_module(net):
+        labels = loss.targets == "labels"
+        return Scores(loss, data.test.targets.shape[1] if labels else data.num_classes, metrics)
+    scores = ModuleScores(CrossEntropy() if data.num_classes else None, data.num_classes, metrics)
+    scores.try_out(net, data)
+    return scores

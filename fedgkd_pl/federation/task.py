@@ -1,0 +1,99 @@
+"""What there is to learn, and whether a method, a net, a loss and the data agree on it."""
+
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.federation.own_module import check_module, has_outputs, is_own_module
+
+if TYPE_CHECKING:
+    from fedgkd_pl.data.datamodule import FederatedDataModule
+    from fedgkd_pl.federation.server import FederatedServer
+
+# a class of every sample, a class of every pixel, labels of which several may be right, numbers
+Task = Literal["classes", "dense", "labels", "values"]
+TASKS: tuple[Task, ...] = ("classes", "dense", "labels", "values")
+NEEDED = {
+    "classes": "class numbers",
+    "labels": "a column of zeros and ones for every label",
+    "values": "numbers that are no classes",
+}
+
+
+def task_of(server: "FederatedServer", data: "FederatedDataModule") -> Task:
+    """What is learned, by the data and, of what is no class, the loss."""
+    if data.num_classes:
+        return "dense" if data.test.targets.ndim > 1 else "classes"
+    return "labels" if server.local_loss.targets == "labels" else "values"
+
+
+def require_classes(
+    server: "FederatedServer", data: "FederatedDataModule", callback: object
+) -> None:
+    """Refuses a callback that compares classes where the logits of classes cannot be had."""
+    text = f"{type(callback).__name__} needs the logits of classes, which this model does not have"
+    fits = task_of(server, data) == "classes" and "acc" in server.new_scores(data).names
+    require(fits and has_outputs(server.net), "callbacks", text)
+
+
+def check_task(server: "FederatedServer", data: "FederatedDataModule") -> None:
+    """Raises a clear error if method, net, loss and data do not fit together."""
+    task, loss, method = task_of(server, data), server.local_loss, type(server).__name__
+    known = ", ".join(server.tasks)
+    text = f"{method} is for {known}; the targets of {data.name} are {task}"
+    require(task in server.tasks, "model", text)
+    if server.needs_outputs and server.distils_classes and task not in ("classes", "dense"):
+        text = f"kl is of classes, and {data.name} has none: set it to mse"
+        raise SettingError("distance", text)
+    if is_own_module(server.net):
+        check_module(server, data)
+        server.new_scores(data)
+        return
+    has = "classes" if data.num_classes else "values"
+    fits = loss.targets == has or (loss.targets == "labels" and has == "values")
+    text = f"{type(loss).__name__} needs {NEEDED[loss.targets]}, which {data.name} does not have"
+    require(fits, "loss", text)
+    text = f"{type(loss).__name__} counts classes, of which {data.name} has one per pixel"
+    require(task != "dense" or not loss.needs_counts, "loss", text)
+    if loss.targets == "labels":
+        targets = data.client_data.examples.targets
+        binary = targets.ndim == 2 and bool(((targets == 0) | (targets == 1)).all())
+        require(binary, "loss", f"{type(loss).__name__} needs {NEEDED['labels']}")
+    _check_shape(server, data)
+
+
+def _check_shape(server: "FederatedServer", data: "FederatedDataModule") -> None:
+    net, inputs = server.net, server.some_inputs(data)
+    modes = {module: module.training for module in net.modules()}
+    net.eval()
+    try:
+        with torch.no_grad():
+            outputs = net(inputs)
+            shape = tuple(outputs.shape)
+    except Exception as error:  # a net of the user's may fail in any way
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise SettingError(
+            "net", f"does not take {data.name} inputs of shape {tuple(inputs.shape)}: {reason}"
+        ) from error
+    finally:
+        for module, training in modes.items():
+            module.training = training
+    targets = data.test[:2].targets.to(inputs.device)
+    _compare_shape(shape, tuple(targets.shape), data)
+    server.new_scores(data).check_metrics(outputs, targets)
+
+
+def _compare_shape(
+    shape: tuple[int, ...], targets: tuple[int, ...], data: "FederatedDataModule"
+) -> None:
+    if not data.num_classes:
+        text = f"gives outputs of shape {shape} for targets of shape {targets}"
+        require(shape == targets, "net", text)
+        return
+    logits = f"{data.name} has {data.num_classes} classes, the net gives {shape[-1]} logits"
+    if len(targets) == 1:
+        require(shape == (*targets, data.num_classes), "num_classes", logits)
+        return
+    expected = (targets[0], data.num_classes, *targets[1:])
+    text = f"gives outputs of shape {shape}, not logits {expected} for the labels of all pixels"
+    require(shape == expected, "net", text)

@@ -1,0 +1,272 @@
+"""What can be learned beside classes, and what is measured of it."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from fedgkd_pl import (
+    SCAFFOLD,
+    AbsoluteError,
+    BinaryCrossEntropy,
+    ByKey,
+    CrossEntropy,
+    Dirichlet,
+    FedAvg,
+    FederatedData,
+    FedGKD,
+    FedGKDVote,
+    FedGMT,
+    FedLSD,
+    FedNTD,
+    FedProx,
+    LocalEngine,
+    PriorAdjusted,
+    SquaredError,
+    read_run,
+)
+from fedgkd_pl.errors import SettingError
+from fedgkd_pl.methods.fedgkd import distillation
+from torch import nn
+from torch.optim import SGD
+from torchmetrics.classification import MulticlassAUROC, MultilabelF1Score
+from torchmetrics.regression import R2Score
+
+from tests.conftest import Table, fit, linear
+from tests.support.runs import Run as Call
+from tests.support.sources import write_csv
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(60, 3)).astype(np.float32)
+Y = (X @ np.array([1.0, -2.0, 0.5]) + 0.3)[:, None].astype(np.float32)
+LABELS = (X > 0).astype(np.float32)
+IMAGES = RNG.normal(size=(30, 1, 4, 4)).astype(np.float32)
+PIXELS = (IMAGES[:, 0] > 0).astype(np.int64)
+SETTINGS: dict[str, Any] = {"optimizer": partial(SGD, lr=0.1), "engine": LocalEngine(1)}
+
+
+def arrays(x: Any = X, y: Any = Y, **kwargs: Any) -> Any:
+    settings = {"num_clients": 2, "batch_size": 100, "seed": 0, "test_fraction": 0.2}
+    return FederatedData.from_arrays(x, y, **settings | kwargs)
+
+
+def net(outputs: int = 1) -> nn.Linear:
+    return linear(3, outputs)
+
+
+# -- numbers ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [FedAvg, partial(FedProx, mu=0.4), partial(FedGKD, gamma=0.6)])
+def test_two_rounds_of_regression_by_hand(method: Any) -> None:
+    """Full-batch gradient steps in NumPy: FedAvg, a proximal term, distillation by squares."""
+    distance = {"distance": "mse", "buffer_size": 1} if getattr(method, "func", 0) is FedGKD else {}
+    model = method(net(), loss=SquaredError(), local_epochs=2, **distance, **SETTINGS)
+    start = [p.detach().numpy().astype(float) for p in (model.net.weight, model.net.bias)]
+    data = arrays()
+    fit(model, data, 2)
+    examples, index = data.client_data.examples, data.client_data.index
+    w, b = start[0][0], start[1][0]
+    for number in range(2):
+        moved = []
+        for client in range(2):
+            x = examples.inputs[index[client]].numpy().astype(float)
+            y = examples.targets[index[client]].numpy().astype(float)[:, 0]
+            v, c = w.copy(), b
+            for _ in range(2):
+                error = x @ v + c - y
+                gradient, shift = 2 * error @ x / len(x), 2 * error.mean()
+                if method is not FedAvg and method.func is FedProx:
+                    gradient, shift = gradient + 0.4 * (v - w), shift + 0.4 * (c - b)
+                if method is not FedAvg and method.func is FedGKD and number:
+                    away = x @ v + c - (x @ w + b)
+                    gradient = gradient + 0.3 * 2 * away @ x / len(x)
+                    shift = shift + 0.3 * 2 * away.mean()
+                v, c = v - 0.1 * gradient, c - 0.1 * shift
+            moved.append((len(x), v, c))
+        total = sum(n for n, _, _ in moved)
+        w = sum(n * v for n, v, _ in moved) / total
+        b = sum(n * c for n, _, c in moved) / total
+    assert model.net.weight[0].tolist() == pytest.approx(w.tolist(), rel=1e-5)
+    assert model.net.bias.item() == pytest.approx(b, rel=1e-5)
+    error = data.test.inputs.numpy() @ w + b - data.test.targets.numpy()[:, 0]
+    expected = {"loss": (error**2).mean(), "mae": np.abs(error).mean()}
+    expected["rmse"] = np.sqrt(expected["loss"])
+    for name, value in expected.items():
+        assert model.report[f"test/{name}"] == pytest.approx(value, rel=1e-4)
+    assert "test/acc" not in model.report and "client/mse_mean" in model.report
+
+
+def test_scaffold_and_absolute_errors_learn_numbers() -> None:
+    for method, loss in ((SCAFFOLD, SquaredError()), (FedAvg, AbsoluteError())):
+        model = method(net(), loss=loss, local_epochs=3, **SETTINGS)
+        fit(model, arrays(), 15)
+        assert model.report["test/mae"] < 0.3 < np.abs(Y).mean()
+
+
+def test_a_column_of_numbers_is_learned_from_a_file(run: Call, tmp_path: Path) -> None:
+    rows = np.concatenate([X[:, :2], Y], axis=1).round(4).tolist()
+    write_csv(tmp_path / "houses.csv", ["a", "b", "price"], rows)
+    (tmp_path / "houses.yaml").write_text("""
+rounds: 3
+model:
+  class_path: FedGKD
+  init_args:
+    net: {class_path: torch.nn.Linear, init_args: {in_features: 2, out_features: 1}}
+    loss: SquaredError
+    distance: mse
+    metrics: {r2: {class_path: torchmetrics.regression.R2Score}}
+    engine: {class_path: LocalEngine, init_args: {workers: 1}}
+data:
+  class_path: CSVTable
+  init_args: {path: houses.csv, label: price, regression: true, num_clients: 3, val_fraction: 0.2}
+""")
+    code, out, err = run("fit", "--config", "houses.yaml")
+    assert code == 0, err
+    assert "test/loss best" in out
+    done = read_run(tmp_path / "runs/fedgkd/version_0")
+    assert {"val/r2", "test/r2", "client/r2_mean", "test/mae"} <= done.metrics()[-1].keys()
+    code, out, err = run("partition", "--config", "houses.yaml")
+    assert code == 0 and "effective classes per" not in out
+    rows[16][2] = "high"
+    write_csv(tmp_path / "houses.csv", ["a", "b", "price"], rows)
+    code, _, err = run("fit", "--config", "houses.yaml")
+    assert code == 2 and "row 17, column 'price' is no number: 'high'" in err
+
+
+# -- labels, pixels --------------------------------------------------------------------------------
+
+
+def test_samples_with_several_labels() -> None:
+    data = arrays(y=LABELS)
+    f1 = MultilabelF1Score(num_labels=3, average="micro")
+    model = FedAvg(net(3), loss=BinaryCrossEntropy(), metrics={"micro": f1}, **SETTINGS)
+    fit(model, data, 3)
+    x, y = data.test.inputs, data.test.targets
+    logits = model.net(x).detach()
+    assert model.report["test/acc"] == pytest.approx(
+        ((logits > 0) == y.bool()).float().mean().item()
+    )
+    loss = F.binary_cross_entropy_with_logits(logits, y)
+    assert model.report["test/loss"] == pytest.approx(loss.item(), rel=1e-5)
+    both = ((logits > 0) & y.bool()).sum()
+    share = 2 * both / ((logits > 0).sum() + y.sum())
+    assert model.report["test/micro"] == pytest.approx(share.item())
+
+
+def test_a_class_for_every_pixel() -> None:
+    data = arrays(IMAGES, PIXELS)
+    torch.manual_seed(0)
+    model = FedGKD(nn.Conv2d(1, 2, 1), local_epochs=5, **SETTINGS)
+    fit(model, data, 8)
+    logits = model.net(data.test.inputs).detach()
+    right = (logits.argmax(1) == data.test.targets).float().mean().item()
+    assert model.report["test/acc"] == pytest.approx(right) and right > 0.7
+    loss = F.cross_entropy(logits, data.test.targets).item()
+    assert model.report["test/loss"] == pytest.approx(loss, rel=1e-5)
+    assert model.report["client/kd_mean"] > 0
+
+
+def test_distillation_of_pixels_is_their_mean() -> None:
+    torch.manual_seed(1)
+    student, teacher = torch.randn(2, 3, 4, 5), torch.randn(2, 3, 4, 5)
+    p, q = teacher.softmax(1), student.softmax(1)
+    by_hand = (p * (p / q).log()).sum(1).mean()
+    torch.testing.assert_close(distillation(student, teacher), by_hand)
+
+
+# -- metrics ---------------------------------------------------------------------------------------
+
+
+def test_metrics_asked_for_are_measured_of_splits_and_clients() -> None:
+    auroc = MulticlassAUROC(num_classes=3)
+    model = FedAvg(linear(), metrics={"auroc": auroc}, **SETTINGS)
+    data = Table((30, 20), val_fraction=0.1)
+    fit(model, data, 1)
+    for split in ("val", "test"):
+        examples = getattr(data, split)
+        value = MulticlassAUROC(num_classes=3)(model.net(examples.inputs), examples.targets)
+        assert model.report[f"{split}/auroc"] == pytest.approx(value.item())
+    # one batch, so what a client has measured was measured before its step
+    start = linear()
+    values = [
+        MulticlassAUROC(num_classes=3)(start(torch.from_numpy(x)), torch.from_numpy(y)).item()
+        for x, y in data.arrays()
+    ]
+    assert model.report["client/auroc_mean"] == pytest.approx(sum(values) / 2)
+    assert auroc.update_count == 0
+
+
+def test_metrics_leave_the_weights_alone() -> None:
+    plain, measured = FedGKD(linear(), **SETTINGS), None
+    fit(plain, Table(), 3)
+    measured = FedGKD(linear(), metrics={"r": MulticlassAUROC(num_classes=3)}, **SETTINGS)
+    fit(measured, Table(), 3)
+    assert torch.equal(plain.net.weight, measured.net.weight)  # type: ignore[arg-type]
+
+
+# -- what is refused -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "make, data, text",
+    [
+        (lambda: FedAvg(net()), arrays, "loss: CrossEntropy needs class numbers"),
+        (lambda: FedAvg(net(), loss=BinaryCrossEntropy()), arrays, "zeros and ones"),
+        (lambda: FedAvg(net(2), loss=SquaredError()), arrays, r"\(2, 2\) for targets .*\(2, 1\)"),
+        (lambda: FedGKD(net(), loss=SquaredError()), arrays, "distance: kl is of classes"),
+        (lambda: FedLSD(net(), loss=SquaredError()), arrays, "model: FedLSD is for classes, dense"),
+        (lambda: FedGMT(net(), loss=SquaredError()), arrays, "model: FedGMT is for classes"),
+        (
+            lambda: FedGKDVote(net(), loss=SquaredError()),
+            arrays,
+            "model: FedGKDVote is for classes",
+        ),
+        (lambda: FedNTD(nn.Conv2d(1, 2, 1)), partial(arrays, IMAGES, PIXELS), "FedNTD is for"),
+        (
+            lambda: FedAvg(nn.Conv2d(1, 2, 1), loss=PriorAdjusted()),
+            partial(arrays, IMAGES, PIXELS),
+            "loss: PriorAdjusted counts classes",
+        ),
+        (
+            lambda: FedAvg(nn.Conv2d(1, 3, 1)),
+            partial(arrays, IMAGES, PIXELS),
+            r"not logits \(2, 2",
+        ),
+        (lambda: FedAvg(linear(), loss=SquaredError()), Table, "loss: SquaredError needs numbers"),
+        (lambda: FedAvg(linear(), metrics={"acc": R2Score()}), Table, "metrics.acc: is measured"),
+        (lambda: FedAvg(linear(), metrics={"a b": R2Score()}), Table, "metrics: must be plain"),
+        (
+            lambda: FedAvg(linear(), metrics={"r2": R2Score()}),
+            Table,
+            "metrics.r2: does not",
+        ),
+        (
+            lambda: FedAvg(linear(), metrics={"each": MulticlassAUROC(3, average=None)}),
+            Table,
+            "metrics.each: must give one number",
+        ),
+        (lambda: FedAvg(net(), loss=CrossEntropy()), partial(arrays, y=Y.round()), "loss: Cross"),
+    ],
+)
+def test_what_does_not_fit_is_refused(make: Any, data: Any, text: str) -> None:
+    with pytest.raises(SettingError, match=text):
+        fit(make(), data(), 1)
+
+
+def test_numbers_have_no_classes_to_cut_by() -> None:
+    with pytest.raises(SettingError, match=r"partition: cuts by class.*got Dirichlet"):
+        arrays(partition=Dirichlet(alpha=1.0)).setup()
+    data = arrays(partition=ByKey(), owners=np.arange(60) % 2)
+    data.setup()
+    assert sorted(data.client_data.index.sizes.tolist()) == [21, 22]
+
+
+def test_a_number_that_is_none_is_named() -> None:
+    broken = Y.copy()
+    broken[17] = np.nan
+    with pytest.raises(SettingError, match="target at"):
+        arrays(y=broken).setup()
