@@ -2,6 +2,7 @@
 # come into fedgkd_pl by themselves; those that stand here are known to type checkers as well.
 from .callbacks.agreement import TeacherAgreement as TeacherAgreement
 from .callbacks.averaged import AveragedModel as AveragedModel
+from .callbacks.client_evaluation import ClientEvaluation as ClientEvaluation
 from .callbacks.communication import Communication as Communication
 from .callbacks.dashboard import Dashboard as Dashboard
 from .callbacks.drift import ClientDrift as ClientDrift
@@ -59,6 +60,7 @@ from .engines.local import LocalEngine as LocalEngine
 from .engines.ray import RayEngine as RayEngine
 from .experiments.compare import compare as compare
 from .experiments.draw import plot as plot
+from .experiments.personalize import personalize as personalize
 from .experiments.runs import Run as Run
 from .experiments.runs import find_runs as find_runs
 from .experiments.runs import read_run as read_run

@@ -11,7 +11,17 @@ import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 
 Purpose = Literal[
-    "partition", "cohort", "batches", "model", "generator", "validation", "public", "server"
+    "partition",
+    "cohort",
+    "batches",
+    "model",
+    "generator",
+    "validation",
+    "public",
+    "server",
+    "client test",
+    "client val",
+    "personalize",
 ]
 _STREAMS: dict[str, int] = {name: index for index, name in enumerate(get_args(Purpose))}
 

@@ -118,6 +118,13 @@ def test_the_yaml_of_the_experiments(
         assert run("fit", *told, "--model.local_steps", "1")[0] == 0
 
 
+def test_the_python_of_the_experiments(tmp_path: Path) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", EXPERIMENTS, re.DOTALL)
+    done = warm_script(block + "assert len(gains) == 20\n", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(list(tmp_path.rglob("personalized.*"))) == 2
+
+
 def test_the_examples_of_extending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one session, as the page says; most end with an assertion."""
     monkeypatch.chdir(tmp_path)

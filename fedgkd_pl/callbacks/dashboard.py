@@ -152,6 +152,9 @@ def layout(callbacks: Collection[str], splits: Sequence[str]) -> Layout:
     if "LocalModels" in callbacks:
         local = _margin("local/acc", "min", "max")
         charts["accuracy"]["local models: mean, worst to best"] = local
+    if "ClientEvaluation" in callbacks:
+        own = _lines(r"clients/\w+_acc_mean", r"clients/\w+_acc_worst10")
+        charts["accuracy"]["clients' own samples: mean, worst tenth"] = own
     if "AveragedModel" in callbacks:
         parts = ["val_"] * ("val" in splits) + [""]
         for category, name in (("accuracy", "acc"), ("losses", "loss")):

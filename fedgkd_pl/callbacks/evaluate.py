@@ -13,7 +13,8 @@ from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.federation.task import require_classes
 from fedgkd_pl.federation.teachers import FrozenNet
 from lightning.pytorch import LightningModule, Trainer
-from torch import Tensor
+from lightning.pytorch.plugins import Precision
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 Split = Literal["val", "test"]
@@ -25,26 +26,35 @@ class SplitRunner:
     The net is a copy: the global one, its mode and all random state stay as they are.
     """
 
-    def __init__(self, server: FederatedServer, split: Split, max_samples: int | None) -> None:
-        data = server.datamodule
-        examples = part_of(getattr(data, split), max_samples)
+    def __init__(
+        self,
+        net: nn.Module,
+        examples: Examples,
+        batch_size: int,
+        device: torch.device,
+        precision: Precision,
+    ) -> None:
         self.targets = examples.targets.cpu()
-        self.device = server.device
-        self.batches = Batches(examples.to(self.device), data.eval_batch_size)
-        self.precision = server.trainer.precision_plugin
-        self.net = FrozenNet(server.net)
+        self.device = device
+        self.batches = Batches(examples.to(device), batch_size)
+        self.precision = precision
+        self.net = FrozenNet(net)
 
-    def logits(self, model: State) -> Tensor:
-        """A model's logits for every sample, in float64 on the CPU."""
+    def logits(self, model: State, rows: slice | None = None) -> Tensor:
+        """A model's logits for every sample, or for some, in float64 on the CPU."""
         self.net.load(model, self.device)
+        batches = self.batches
+        if rows is not None:
+            batches = Batches(batches.examples.view(rows), batches.batch_size)
         with self.precision.val_step_context():
-            logits = [self.net(self.precision.convert_input(x)) for x, _ in self.batches]
+            logits = [self.net(self.precision.convert_input(x)) for x, _ in batches]
         return torch.cat([batch.cpu().double() for batch in logits])
 
-    def score(self, logits: Tensor) -> tuple[float, float]:
-        """The accuracy and the mean cross-entropy."""
-        hits = (logits.argmax(1) == self.targets).double()
-        return float(hits.mean()), float(cross_entropy(logits, self.targets))
+    def score(self, logits: Tensor, targets: Tensor | None = None) -> tuple[float, float]:
+        """The accuracy and the mean cross-entropy; of all samples unless ``targets`` are given."""
+        targets = self.targets if targets is None else targets
+        hits = (logits.argmax(1) == targets).double()
+        return float(hits.mean()), float(cross_entropy(logits, targets))
 
 
 class SplitCallback(FederatedCallback):
@@ -74,7 +84,10 @@ class SplitCallback(FederatedCallback):
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Copies the net, once for all rounds."""
-        self.runner = SplitRunner(pl_module, self.split, self.max_samples)
+        data = pl_module.datamodule
+        examples = part_of(getattr(data, self.split), self.max_samples)
+        parts = (data.eval_batch_size, pl_module.device, trainer.precision_plugin)
+        self.runner = SplitRunner(pl_module.net, examples, *parts)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Gives its memory back."""

@@ -4,17 +4,16 @@ from typing import Any
 
 import numpy as np
 from fedgkd_pl.callbacks.evaluate import Split, SplitCallback
+from fedgkd_pl.callbacks.rows import RowsFile
 from fedgkd_pl.federation.message import ClientUpdate, Message
 from fedgkd_pl.federation.server import FederatedServer
-from fedgkd_pl.runs.files import csv_text, run_folder
 from fedgkd_pl.runs.folder import LOCAL_MODELS
-from fedgkd_pl.storage.files import write_text
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 
 COLUMNS = ["round", "client", "samples", "acc", "loss"]
 
 
-class LocalModels(SplitCallback):
+class LocalModels(RowsFile, SplitCallback):
     """Evaluates every client's model as it comes back, on the server's data.
 
     Logs ``local/acc_mean``, ``_std``, ``_min`` and ``_max``, and ``local/loss_mean``, over the
@@ -31,29 +30,15 @@ class LocalModels(SplitCallback):
         max_samples: this many of them at most, the same random ones in every run; null for all.
     """
 
+    file = LOCAL_MODELS
+    columns = COLUMNS
+
     def __init__(
         self, every_n_rounds: int = 1, split: Split = "test", max_samples: int | None = None
     ) -> None:
         super().__init__(every_n_rounds, split, max_samples)
         self.rows: list[dict[str, float]] = []
         self.results: list[dict[str, float]] = []  # of this round, until it is done
-
-    def state_dict(self) -> dict[str, Any]:
-        """For the checkpoint."""
-        return {"rows": self.rows}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """From the checkpoint."""
-        self.rows = list(state_dict["rows"])
-
-    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        """A new run starts without rows; those of a checkpoint come after this hook."""
-        if stage == "fit" and trainer.current_epoch == 0:
-            self.rows = []
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Drops the rows of rounds that were never committed from the file."""
-        self._write(trainer)
 
     def on_broadcast(
         self, trainer: Trainer, pl_module: FederatedServer, message: Message, cohort: Any
@@ -87,11 +72,3 @@ class LocalModels(SplitCallback):
         )
         self.rows += sorted(self.results, key=lambda row: row["client"])
         self.results = []
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes the rows."""
-        self._write(trainer)
-
-    def _write(self, trainer: Trainer) -> None:
-        if folder := run_folder(trainer):
-            write_text(folder / LOCAL_MODELS, csv_text(COLUMNS, self.rows))

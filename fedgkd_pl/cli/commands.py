@@ -85,6 +85,24 @@ def _figure(arguments: Any, _: Any) -> int:
     return 0
 
 
+def _personalize(arguments: Any, settings: list[str]) -> int:
+    from fedgkd_pl.errors import SettingError
+    from fedgkd_pl.experiments.personalize import personalize, show
+    from fedgkd_pl.processes.command import quiet_libraries
+
+    quiet_libraries()
+    try:
+        named = None if arguments.clients is None else arguments.clients.split(",")
+        clients = None if named is None else [int(number) for number in named]
+    except ValueError as error:
+        text = "must be numbers with commas between them, such as 0,3,7"
+        raise SettingError("clients", text, arguments.clients) from error
+    own = (arguments.epochs, arguments.lr, clients, arguments.ckpt_path, arguments.output_dir)
+    show(personalize(arguments.run, *own, settings, progress=True))
+    print(f"wrote personalized.csv and .svg to {arguments.output_dir or arguments.run}")
+    return 0
+
+
 def _flower(arguments: Any, settings: list[str]) -> int:
     from fedgkd_pl.engines.base import needs
 
@@ -139,6 +157,20 @@ def _add_figure(figure: Parser) -> None:
     figure.add_argument("--output", help="the file; KIND.svg by default")
 
 
+def _add_personalize(parser: Parser) -> None:
+    parser.add_argument("run", help="the folder of a run, finished or stopped")
+    parser.add_argument("--epochs", type=int, help="of each client; as in the run's rounds")
+    parser.add_argument("--lr", type=float, help="of each client; that of the run")
+    parser.add_argument("--clients", metavar="0,3,7", help="whose; all with test samples")
+    parser.add_argument(
+        "--ckpt_path",
+        default="last",
+        metavar="last|best|FILE",
+        help="the global model: of the last round (default), of the best by validation, or a file",
+    )
+    parser.add_argument("--output_dir", help="where to write; the run's folder")
+
+
 def _add_flower(flower: Parser) -> None:
     flower.add_argument("folder", help="of the app; must not exist yet")
 
@@ -186,6 +218,21 @@ COMMANDS = {
         parser={
             "description": "\n".join(f"{kind:<14}{text}" for kind, text in KINDS.items()),
             "formatter_class": argparse.RawDescriptionHelpFormatter,
+        },
+    ),
+    "personalize": Command(
+        "fine-tune a run's global model for each client, on that client's own samples",
+        _personalize,
+        _add_personalize,
+        takes_settings=True,
+        parser={
+            "description": "Lets each client of a run fine-tune the global model on its own "
+            "training samples, as in a round of FedAvg, without teachers, and tests it before and "
+            "after on its own test samples, which the run must have kept out of training: "
+            "fedgkd-pl fit --data.client_test_fraction 0.2. Prints a table and writes "
+            "personalized.csv and personalized.svg. Any further flag is one of fedgkd-pl fit that "
+            "does not decide the result, such as --data.data_dir DIR or --import MODULE.",
+            "allow_abbrev": False,
         },
     ),
     "flower": Command(

@@ -7,7 +7,11 @@ import fedgkd_pl
 from fedgkd_pl.cli.commands import COMMANDS, Parser, study_first
 from fedgkd_pl.processes.command import run_command
 
-RESULTS_ARE_FILES = ("fit", "compare")  # they do not mind if nobody reads their output
+RESULTS_ARE_FILES = (
+    "fit",
+    "compare",
+    "personalize",
+)  # they do not mind if nobody reads their output
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -6,6 +6,7 @@ from pathlib import Path
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.heterogeneity import effective_classes
 from fedgkd_pl.data.published import export
+from fedgkd_pl.errors import require
 from fedgkd_pl.plots.partition import SHOWN, bubble_chart
 
 WIDTH = 20  # classes that fit a terminal's table
@@ -26,6 +27,9 @@ def show_partition(data: FederatedDataModule, folder: Path, exported: Path | Non
     from rich.markup import escape
     from rich.table import Table
 
+    text = "cannot be exported: FromFile takes all samples of a client and draws this part anew"
+    for split, fraction in data.client_fractions.items():
+        require(exported is None or not fraction, f"client_{split}_fraction", text, fraction)
     data.prepare_data()
     data.setup()
     summary = data.summary()
@@ -47,6 +51,10 @@ def show_partition(data: FederatedDataModule, folder: Path, exported: Path | Non
     lines = {
         "clients, in a round": f"{data.num_clients}, {data.cohort_size}",
         "validation, test": f"{summary['num_val']}, {summary['num_test']}",
+        **{
+            f"clients' own {split}": f"{len(own.examples)}, of {len(own.clients)} clients"
+            for split, own in data.client_splits.items()
+        },
         **({"public": f"{summary['num_public']}"} if "num_public" in summary else {}),
         **(_skew(figures, classes) if classes else {}),
         "sizes": f"{figures['size_min']:.0f} to {figures['size_max']:.0f}, "

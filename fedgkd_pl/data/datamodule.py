@@ -12,6 +12,7 @@ from fedgkd_pl.data.cohorts import Cohorts, CohortSampler, Population, UniformCo
 from fedgkd_pl.data.examples import Batches, ClientData, Examples, Splits, digest
 from fedgkd_pl.data.heterogeneity import heterogeneity
 from fedgkd_pl.data.index import stratified
+from fedgkd_pl.data.own import OwnSplits, keep_own, own_of_owners
 from fedgkd_pl.data.partition import IID, Partition
 from fedgkd_pl.data.public import PublicData
 from fedgkd_pl.data.validation import check_splits
@@ -56,6 +57,9 @@ class FederatedDataModule(LightningDataModule):
         partition_seed: to change the seed and keep the partition; by default ``seed``.
         cohorts: how the clients of a round are drawn; by default uniformly.
         public: unlabelled data that everybody may see, for the methods that need it.
+        client_test_fraction: the part of every client's samples that it does not train on and is
+            tested on itself, from each of its classes alike; 0 for none.
+        client_val_fraction: another such part, to choose by.
     """
 
     name: str
@@ -78,6 +82,8 @@ class FederatedDataModule(LightningDataModule):
         partition_seed: int | None = None,
         cohorts: Cohorts | None = None,
         public: PublicData | None = None,
+        client_test_fraction: float = 0,
+        client_val_fraction: float = 0,
     ) -> None:
         super().__init__()
         require(num_clients >= 1, "num_clients", "must be at least 1", num_clients)
@@ -90,6 +96,12 @@ class FederatedDataModule(LightningDataModule):
         require(batch_size >= 1, "batch_size", "must be at least 1", batch_size)
         require(eval_batch_size >= 1, "eval_batch_size", "must be at least 1", eval_batch_size)
         require(0 <= val_fraction < 1, "val_fraction", "must be in [0, 1)", val_fraction)
+        self.client_fractions = {"test": client_test_fraction, "val": client_val_fraction}
+        for split, fraction in self.client_fractions.items():
+            key = f"client_{split}_fraction"
+            require(0 <= fraction < 1, key, "must be in [0, 1)", fraction)
+        reason = "leaves nothing to train on beside client_test_fraction"
+        require(sum(self.client_fractions.values()) < 1, "client_val_fraction", reason)
         for key, value in ("seed", seed), ("partition_seed", partition_seed):
             require(value is None or value >= 0, key, "must not be negative", value)
         self.num_clients = num_clients
@@ -104,6 +116,7 @@ class FederatedDataModule(LightningDataModule):
         self.public_source = public
         self.public: Examples | None = None  # once it is loaded
         self.clients: ClientData | None = None
+        self.client_splits: OwnSplits = {}  # what clients keep of their own, once it is loaded
         self._fingerprint: str | None = None
 
     @abstractmethod
@@ -153,6 +166,10 @@ class FederatedDataModule(LightningDataModule):
         name = type(self.partition).__name__
         require(by_label or not self.partition.by_label, "partition", reason, name)
         index = self.partition(owned.labels.numpy(), self.num_clients, rng, keys)
+        if keys is not None and splits.test_keys is not None and self.partition.by_owner:
+            self.client_splits = own_of_owners(self.test, splits.test_keys, keys, index)
+        owned, index, kept = keep_own(owned, index, self.client_fractions, self.partition_seed)
+        self.client_splits |= kept
         seen = index.sizes[: self.num_clients - self.unseen_clients]
         self.eligible = np.flatnonzero(seen).tolist()
         reason = f"only {len(self.eligible)} clients have data, a round needs {self.cohort_size}"
@@ -210,6 +227,9 @@ class FederatedDataModule(LightningDataModule):
             splits = [data.examples, self.val, self.test]
             splits += [] if self.public is None else [self.public]
             index = [torch.from_numpy(part) for part in (data.index.offsets, data.index.samples)]
+            for own in self._kept().values():
+                splits.append(own.examples)
+                index.append(torch.from_numpy(own.index.offsets))
             self._fingerprint = digest(*splits, *index)
         return self._fingerprint
 
@@ -226,9 +246,15 @@ class FederatedDataModule(LightningDataModule):
             "num_val": len(self.val),
             "num_test": len(self.test),
             **({} if self.public is None else {"num_public": len(self.public)}),
+            **{f"num_client_{name}": len(own.examples) for name, own in self._kept().items()},
             "heterogeneity": heterogeneity(counts),
             "counts": counts,
         }
+
+    def _kept(self) -> OwnSplits:
+        """The splits that were taken out of what clients would train on."""
+        wanted = [split for split, fraction in self.client_fractions.items() if fraction]
+        return {split: self.client_splits[split] for split in wanted}
 
     def train_dataloader(self) -> CohortLoader:
         """One cohort per epoch."""

@@ -105,12 +105,15 @@ class Splits:
         test: the official test set.
         val: the official validation set; without one the server keeps a part of ``train``.
         keys: the natural owner of every training sample, where the data knows it.
+        test_keys: likewise of every test sample; an owner without training samples has any other
+            number than these.
     """
 
     train: Examples
     test: Examples
     val: Examples | None = None
     keys: NDArray[np.int64] | None = None
+    test_keys: NDArray[np.int64] | None = None
 
 
 def digest(*parts: Tensor | Examples) -> str:

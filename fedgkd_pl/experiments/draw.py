@@ -21,6 +21,8 @@ KINDS = {
     "partition": "who holds what: clients × classes as bubbles, of the first run",
     "features": "t-SNE of penultimate features, global and local; needs the FeatureMap callback",
     "clients": "each client's model on the test set; needs the LocalModels callback",
+    "per_client": "global and own model on each client's own samples; needs ClientEvaluation",
+    "personalized": "each client before and after fine-tuning; needs fedgkd-pl personalize",
     "confusion": f"truth × prediction of a model; needs {folder.PREDICTIONS} (fedgkd-pl predict)",
     "toy": "decision boundaries of FedGKD and FedAvg on the 2-D toy, trained now; needs no run",
 }
@@ -50,8 +52,9 @@ def plot(kind: str, runs: Sequence[Run]) -> "Figure":
     """A figure of finished runs.
 
     Args:
-        kind: ``curves``, ``average``, ``participation``, ``partition``, ``features``, ``clients``
-            or ``confusion``; the last, ``partition`` and ``clients`` show the first run.
+        kind: ``curves``, ``average``, ``participation``, ``partition``, ``features``, ``clients``,
+            ``per_client``, ``personalized`` or ``confusion``; the last four and ``partition`` show
+            the first run.
         runs: as :func:`find_runs` gives them.
     """
     known = [each for each in KINDS if each != "toy"]
@@ -70,6 +73,10 @@ def plot(kind: str, runs: Sequence[Run]) -> "Figure":
         return features(groups)
     if kind == "clients":
         return clients(runs[0])
+    if kind == "per_client":
+        return own_models(runs[0])
+    if kind == "personalized":
+        return personalized(fine_tuned(runs[0]))
     return confusion(runs[0])
 
 
@@ -157,6 +164,65 @@ def clients(run: Run) -> "Figure":
     except (KeyError, TypeError, ValueError) as error:
         raise run.damaged(folder.LOCAL_MODELS) from error
     return client_accuracies(points)
+
+
+def own_models(run: Run) -> "Figure":
+    """The last global model for every client, and each client's own of when it trained last."""
+    from fedgkd_pl.plots.per_client import per_client
+
+    rows = run.table(folder.CLIENTS)
+    require(len(rows) > 0, "runs", f"no {folder.CLIENTS}: train with ClientEvaluation", run.folder)
+    try:
+        numbers = [(whole(row["round"], ROUNDS), whole(row["client"], ROUNDS)) for row in rows]
+        last = max(number for number, _ in numbers)
+        ours: dict[int, float] = {}
+        theirs: dict[int, float] = {}
+        for (number, client), row in zip(numbers, rows, strict=True):
+            if number == last:
+                ours[client] = _percent(row["global_acc"])
+            if row["local_acc"]:
+                theirs[client] = _percent(row["local_acc"])
+        known = {client: value for client, value in theirs.items() if client in ours}
+    except (KeyError, TypeError, ValueError) as error:
+        raise run.damaged(folder.CLIENTS) from error
+    models = {"global model": ours} | ({"own model, when last trained": known} if known else {})
+    return per_client(models, f"round {last}")
+
+
+def fine_tuned(run: Run) -> list[dict[str, float]]:
+    """The accuracies of ``personalized.csv``."""
+    rows = run.table(folder.PERSONALIZED)
+    text = f"no {folder.PERSONALIZED}: run fedgkd-pl personalize"
+    require(len(rows) > 0, "runs", text, run.folder)
+    names = ("acc_before", "acc_after")
+    try:
+        return [
+            {name: _percent(row[name]) / 100 for name in names}
+            | {"client": whole(row["client"], ROUNDS)}
+            for row in rows
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        raise run.damaged(folder.PERSONALIZED) from error
+
+
+def personalized(rows: Sequence[dict[str, float]]) -> "Figure":
+    """Every client before and after it has fine-tuned the global model for itself."""
+    from fedgkd_pl.plots.per_client import per_client
+
+    return per_client(
+        {
+            name: {int(row["client"]): 100 * row[key] for row in rows}
+            for name, key in (("global model", "acc_before"), ("personalized", "acc_after"))
+        }
+    )
+
+
+def _percent(text: str) -> float:
+    """An accuracy of a CSV file; anything else is a ``ValueError``."""
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise ValueError("is no accuracy")
+    return 100 * value
 
 
 def confusion(run: Run) -> "Figure":

@@ -8,14 +8,21 @@ from string import Template
 from typing import TYPE_CHECKING, Any
 
 import fedgkd_pl
-from fedgkd_pl.experiments.draw import clients, features, panels_of
+from fedgkd_pl.experiments.draw import (
+    clients,
+    features,
+    fine_tuned,
+    own_models,
+    panels_of,
+    personalized,
+)
 from fedgkd_pl.experiments.groups import Group, make_groups, shared_settings
 from fedgkd_pl.experiments.overview import overview
 from fedgkd_pl.experiments.paper import TITLE
 from fedgkd_pl.experiments.protocol import Footnotes
 from fedgkd_pl.experiments.runs import Run
 from fedgkd_pl.experiments.table import Table
-from fedgkd_pl.runs.folder import FEATURE_MAPS, LOCAL_MODELS
+from fedgkd_pl.runs.folder import CLIENTS, FEATURE_MAPS, LOCAL_MODELS, PERSONALIZED
 from fedgkd_pl.storage.files import write_text
 
 if TYPE_CHECKING:
@@ -88,11 +95,19 @@ def figures(groups: Sequence[Group]) -> Iterator[Section]:
         ("drift/norm_mean", "drift", "Client drift", "‖w_k − w_t‖, mean over a round's clients."),
         ("drift/cosine", "cosine", "Agreement of updates", "Mean cosine between two updates."),
         ("local/acc_mean", "local", "Local models", "Clients' models on the global test set."),
+        (
+            "clients/global_acc_mean",
+            "own",
+            "Clients' own samples",
+            "Global model, mean of clients.",
+        ),
+        ("clients/global_acc_worst10", "worst", "Worst tenth of clients", "The same, of these."),
         ("teacher/agreement_mean", "agreement", "Agreement with the teacher", "Same top class."),
         ("forgetting/mean", "forgetting", "Forgetting", "Best accuracy of a class, less now's."),
     ):
         accuracy = name in ("curves", "average")
-        percent = 100.0 if accuracy or name in ("local", "agreement", "forgetting") else 1.0
+        shares = ("local", "own", "worst", "agreement", "forgetting")
+        percent = 100.0 if accuracy or name in shares else 1.0
         curves = panels_of(groups, column, percent)
         if curves:
             label = "%" if percent == 100 else column
@@ -151,6 +166,17 @@ def _clients(groups: Sequence[Group]) -> Iterator[Section]:
             "Accuracy on the global test set after local training.",
             clients(run),
         )
+    for name, file, title, text, make in (
+        ("own", CLIENTS, "For each client", "Accuracy on the client's own samples.", own_models),
+        (
+            *("tuned", PERSONALIZED, "Personalized", "Before and after each client's fine-tuning."),
+            lambda run: personalized(fine_tuned(run)),
+        ),
+    ):
+        with_file = [each for each in firsts if each[1].table(file)]
+        for number, (group, run) in enumerate(with_file[:SHOWN], 1):
+            where = f"{group.name}, {group.panel}, seed {run.summary['seed']}"
+            yield Section(f"{name}{number}", f"{title}: {where}", text, make(run))
     with_maps = [group for group, run in firsts if [*run.folder.glob(FEATURE_MAPS)]]
     if with_maps:
         yield Section(

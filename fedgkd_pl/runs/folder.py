@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from filelock import BaseFileLock
 
 AVERAGE = "average.safetensors"
+CLIENTS = "clients.csv"
 CONFIG = "config.yaml"
 ERROR = "error.txt"
 FAILURES = "failures.csv"
@@ -24,6 +25,7 @@ LOG = "log.txt"  # what a cell of a study printed; beside its folder
 METRICS = "metrics.csv"
 MODEL = "global.safetensors"
 PARTITION = "partition.json"
+PERSONALIZED = "personalized.csv"
 PREDICTIONS = "predictions.csv"
 PROFILE = "profile.csv"
 SUMMARY = "summary.json"  # written last: a run that has it is finished

@@ -14,6 +14,9 @@ FREE = (
     "data.init_args.download",
     "data.init_args.eval_batch_size",
 )
+# Settings that older runs do not have, and the value at which nothing changes for them: there they
+# are left out, so that such runs can be resumed and stand beside new ones.
+ADDED = {"data.init_args.client_test_fraction": 0, "data.init_args.client_val_fraction": 0}
 
 
 def fixed_settings(settings: Any) -> dict[str, Any]:
@@ -21,7 +24,8 @@ def fixed_settings(settings: Any) -> dict[str, Any]:
     return {
         key: value
         for key, value in flatten(settings).items()
-        if key == THREADS or (key.startswith(FIXED) and not key.startswith(FREE))
+        if (key == THREADS or (key.startswith(FIXED) and not key.startswith(FREE)))
+        and not (key in ADDED and value == ADDED[key])
     }
 
 

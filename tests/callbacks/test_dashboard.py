@@ -34,6 +34,7 @@ from tests.conftest import Table, fit, linear, quiet_trainer, same
 
 OTHERS = ("drift.ClientDrift", "local_models.LocalModels", "forgetting.Forgetting")
 OTHERS += ("agreement.TeacherAgreement", "communication.Communication", "averaged.AveragedModel")
+OTHERS += ("client_evaluation.ClientEvaluation",)
 Ask = Callable[..., Any]
 
 
@@ -68,7 +69,7 @@ def folder(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of three rounds; one of them was ended after round 2 and resumed."""
     parent: Path = tmp_path_factory.mktemp(request.param)
     words = ["fit", "--config", "quickstart.yaml", "--output_dir", str(parent)]
-    words += ["--model.local_epochs", "1"]
+    words += ["--model.local_epochs", "1", "--data.client_test_fraction", "0.2"]
     for name in (*OTHERS, "dashboard.Dashboard"):
         words.append(f"--trainer.callbacks+=fedgkd_pl.callbacks.{name}")
     words += ["--trainer.callbacks.every_n_rounds", "2", "--trainer.callbacks.samples", "50"]
@@ -128,6 +129,9 @@ def test_charts_of_what_belongs_together(ask: Ask) -> None:
     expected["losses"]["clients: the whole and its parts"].add("client/kd_mean")
     spread = {"local/acc_mean", "local/acc_min", "local/acc_max"}
     expected["accuracy"]["local models: mean, worst to best"] = spread
+    names = [f"{kind}_acc_{what}" for kind in ("global", "local") for what in ("mean", "worst10")]
+    own = {f"clients/{name}" for name in names}
+    expected["accuracy"]["clients' own samples: mean, worst tenth"] = own
     expected["accuracy"]["averaged model"] = {"average/acc", "average/val_acc"}
     expected["losses"]["averaged model"] = {"average/loss", "average/val_loss"}
     expected["bytes"]["so far, in 10⁶"] = {"comm/total_mb_down", "comm/total_mb_up"}
@@ -204,7 +208,8 @@ def test_the_projector_shows_the_final_model(ask: Ask, folder: Path) -> None:
     assert header == "label\tclient"
 
     # 50 of 20 clients: 2 of each and a third of every second, evenly spread over what it has
-    data = Digits(num_clients=20, partition=Dirichlet(alpha=0.1, balanced=True), seed=0)
+    cut = Dirichlet(alpha=0.1, balanced=True)
+    data = Digits(num_clients=20, partition=cut, seed=0, client_test_fraction=0.2)
     data.setup()
     parts = [
         (client, part, 2 + (client % 2 == 0)) for client, part in enumerate(data.client_data.index)

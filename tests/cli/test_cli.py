@@ -472,3 +472,14 @@ def test_a_summary_of_something_else_is_refused(run: Run, tmp_path: Path, conten
     (tmp_path / "summary.json").write_text(content)
     code, _, err = run("report", ".")
     assert (code, err) == (2, "error: runs: not a summary.json of fedgkd-pl (got summary.json)\n")
+
+
+def test_the_partition_of_clients_that_keep_test_samples(run: Run, tmp_path: Path) -> None:
+    flags = (*QUICK, "--data.client_test_fraction", "0.2")
+    code, out, _ = run("partition", *flags)
+    assert code == 0 and "of 4 clients" in out
+    content = json.loads((tmp_path / "runs" / "partitions" / "digits.json").read_text())
+    assert sum(map(sum, content["counts"])) + content["num_client_test"] == 1293
+    code, _, err = run("partition", *flags, "--export", "cut.json")
+    assert code == 2 and "error: data.client_test_fraction: cannot be exported" in err
+    assert not (tmp_path / "cut.json").exists()

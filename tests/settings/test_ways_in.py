@@ -833,6 +833,11 @@ def test_values_that_are_no_numbers_are_gaps(world: World) -> None:
         ("predictions.csv", "confusion", "label,prediction\n1\n"),
         ("local_models.csv", "clients", "round,client,acc\n1,2,inf\n"),
         ("local_models.csv", "clients", "round,client,acc\n" + "9" * 400 + ",2,0.5\n"),
+        ("clients.csv", "per_client", "round,client,global_acc,local_acc\n1,2,inf,\n"),
+        ("clients.csv", "per_client", "round,client,global_acc,local_acc\n1,2,0.5,nan\n"),
+        ("clients.csv", "per_client", "round,client\n1,2\n"),
+        ("personalized.csv", "personalized", "client,acc_before,acc_after\n1,0.5,1.5\n"),
+        ("personalized.csv", "personalized", "client,acc_before,acc_after\n-1,0.5,1\n"),
         ("metrics.csv", "curves", "round,test/acc\n" + "9" * 400 + ",0.5\n"),
         ("metrics.csv", "curves", "round,test/acc\n1,2,3\n"),
         ("metrics.csv", "curves", "round,test/acc\n" + "9" * 200_000 + ",1\n"),
@@ -1000,6 +1005,7 @@ def commands(world: World) -> list[tuple[Any, ...]]:
         ("fit", "--resume", folder, "--rounds", "3"),
         ("fit", *evaluate, "--rounds", "3", "--output_dir", folder / "new"),
         *((command, *evaluate) for command in ("validate", "test", "predict")),
+        ("personalize", folder),
     ]  # fmt: skip
 
 

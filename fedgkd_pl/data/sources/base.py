@@ -43,6 +43,7 @@ class OwnData(FederatedDataModule):
         test: Examples | None = None,
         val: Examples | None = None,
         keys: Owners | None = None,
+        test_keys: Owners | None = None,
     ) -> Splits:
         """The splits of a source, with a test set cut from ``train`` where it has none."""
         require(len(train) > 0, "data", f"{self.name} has no training samples")
@@ -50,13 +51,14 @@ class OwnData(FederatedDataModule):
             missing = set(test.labels.tolist()) - set(train.labels.tolist())
             if missing:
                 log.warning("test has samples of classes %s, training has none", sorted(missing))
-            return Splits(train, test, val, keys)
+            return Splits(train, test, val, keys, test_keys)
         size = round(self.test_fraction * len(train))
         rest, rows = self._draw(train, keys, size, np.random.default_rng(0))
         reason = f"takes none of {len(train)} samples: each class, or owner, keeps its last one"
         require(len(rows) > 0, "test_fraction", reason, self.test_fraction)
+        test_keys = None if keys is None else keys[rows.numpy()]
         keys = None if keys is None else keys[rest.numpy()]
-        return Splits(train.view(rest), train.view(rows), val, keys)
+        return Splits(train.view(rest), train.view(rows), val, keys, test_keys)
 
     def fitting(self, splits: Splits) -> Examples:
         """What statistics may be taken of: the training data without the validation part."""
@@ -92,6 +94,16 @@ class OwnData(FederatedDataModule):
 def number_owners(names: Any) -> Owners:
     """A number for every sample's owner, in the order of their names."""
     return np.unique(np.asarray(names), return_inverse=True)[1].astype(np.int64)
+
+
+def owners_of(sizes: Iterable[tuple[str, int]], names: Sequence[str]) -> Owners:
+    """The number of every sample's owner, which is its place among ``names``; -1 of a stranger.
+
+    ``sizes``: the owners of the samples in their order, and how many each has.
+    """
+    numbers = {name: number for number, name in enumerate(names)}
+    owners = [(numbers.get(name, -1), size) for name, size in sizes]
+    return np.array([owner for owner, size in owners for _ in range(size)], dtype=np.int64)
 
 
 def children(folder: Path, key: str = "path") -> list[Path]:

@@ -9,7 +9,7 @@ from fedgkd_pl.data.examples import Examples, Splits
 from fedgkd_pl.data.mapped import as_tensor
 from fedgkd_pl.data.partition import ByKey, Partition
 from fedgkd_pl.data.sources.arrays import NAMES, as_labels, read_array, transform_for
-from fedgkd_pl.data.sources.base import OwnData, children, parts_of
+from fedgkd_pl.data.sources.base import OwnData, children, owners_of, parts_of
 from fedgkd_pl.data.sources.images import check_size, decode, list_images, normalised
 from fedgkd_pl.data.sources.tables import column, numbers, read_csv, standardised
 from fedgkd_pl.data.transforms import Scale
@@ -82,7 +82,10 @@ class ClientFiles(OwnData):
         sizes: dict[str, list[int]] = {split: [] for split in files}
         examples = read(files, sizes)
         keys = np.repeat(np.arange(len(owners)), sizes["train"])
-        splits = self.split(examples["train"], examples.get("test"), examples.get("val"), keys)
+        names = [file.stem for file in files.get("test", [])]
+        test_keys = owners_of(zip(names, sizes.get("test", []), strict=True), list(owners))
+        parts = (examples["train"], examples.get("test"), examples.get("val"))
+        splits = self.split(*parts, keys, test_keys)
         if kind == "folder":
             return normalised(splits, self.fitting(splits), augment=False)
         if kind == ".csv":

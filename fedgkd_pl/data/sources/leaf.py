@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from fedgkd_pl.data.examples import Examples, Splits
 from fedgkd_pl.data.partition import ByKey, Partition
-from fedgkd_pl.data.sources.base import OwnData, parts_of, read_text
+from fedgkd_pl.data.sources.base import OwnData, owners_of, parts_of, read_text
 from fedgkd_pl.data.transforms import Scale
 from fedgkd_pl.errors import SettingError, require
 
@@ -54,11 +54,15 @@ class Leaf(OwnData):
         users, self.users = self._read(), {}
         names = sorted(users["train"])
         train = self._examples(users["train"], names)
-        test = self._examples(users["test"], sorted(users["test"])) if "test" in users else None
+        test = test_keys = None
+        if "test" in users:
+            tested = sorted(users["test"])
+            test = self._examples(users["test"], tested)
+            test_keys = owners_of([(name, len(users["test"][name][1])) for name in tested], names)
         if not hasattr(self, "num_classes"):
             self.num_classes = int(train.targets.max()) + 1
         keys = np.repeat(np.arange(len(names)), [len(users["train"][name][1]) for name in names])
-        return self.split(train, test, keys=keys)
+        return self.split(train, test, keys=keys, test_keys=test_keys)
 
     def _read(self) -> dict[str, Users]:
         if not self.users:

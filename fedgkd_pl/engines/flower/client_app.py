@@ -91,6 +91,8 @@ class Node:
             common = source is None or not source.from_training
             text = "every node would hold out its own: take OtherData, which is the same for all"
             require(common, "public", text)
+            text = "a node with data of its own trains on all of it: leave it out"
+            require(not any(data.client_fractions.values()), "client_test_fraction", text)
             text = "must say how many samples a client with data of its own may have at most"
             require(engine.max_samples is not None, "max_samples", text)
             job.data = job.data.only(owner, data.all_training_examples())

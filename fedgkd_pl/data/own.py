@@ -1,0 +1,117 @@
+"""What every client keeps of its own samples to test on: never trained on, by nobody."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from fedgkd_pl.data.examples import Examples
+from fedgkd_pl.data.index import ClientIndex, Indices, stratified
+from fedgkd_pl.errors import require
+from fedgkd_pl.seeds import Purpose, derive
+
+log = logging.getLogger("fedgkd_pl")
+PURPOSES: dict[str, Purpose] = {"test": "client test", "val": "client val"}
+
+
+@dataclass(frozen=True)
+class OwnSplit:
+    """The clients' own samples of one split, those of client 0 first, then those of client 1, …."""
+
+    examples: Examples
+    index: ClientIndex
+
+    @classmethod
+    def of(cls, examples: Examples, parts: list[Indices]) -> "OwnSplit":
+        """Some of the examples; ``parts`` has their numbers, by client."""
+        ends = np.cumsum([len(part) for part in parts])
+        numbers = [np.arange(end - len(p), end) for p, end in zip(parts, ends, strict=True)]
+        rows = torch.from_numpy(np.concatenate(parts).astype(np.int64))
+        return cls(examples.view(rows), ClientIndex(numbers))
+
+    @property
+    def clients(self) -> list[int]:
+        """Those that have samples here."""
+        clients: list[int] = np.flatnonzero(self.index.sizes).tolist()
+        return clients
+
+    def rows(self, client: int) -> slice:
+        """Where a client's samples are."""
+        first, end = self.index.offsets[client : client + 2]
+        return slice(int(first), int(end))
+
+
+OwnSplits = dict[str, OwnSplit]  # by split, where clients have one
+
+
+def keep_own(
+    owned: Examples, index: ClientIndex, fractions: Mapping[str, float], seed: int
+) -> tuple[Examples, ClientIndex, OwnSplits]:
+    """Takes the clients' own splits out of what they train on.
+
+    Every class of a client gives its share, and none its last sample; without classes, the whole
+    client does. A client's draw depends on the seed, its number and its samples alone.
+
+    Args:
+        owned: what clients have.
+        index: who owns which.
+        fractions: the part of each client's samples that is kept, by split.
+
+    Returns:
+        What is left to train on, who owns which of it, and what was taken.
+    """
+    wanted = {split: fraction for split, fraction in fractions.items() if fraction > 0}
+    if not wanted:
+        return owned, index, {}
+    labels = owned.labels.numpy()
+    taken: dict[str, list[Indices]] = {split: [] for split in wanted}
+    training: list[Indices] = []
+    for client, samples in enumerate(index):
+        rest = samples
+        for split, fraction in wanted.items():
+            size = round(fraction * len(samples))
+            rng = np.random.default_rng(derive(seed, PURPOSES[split], client=client))
+            ordered = np.sort(rest)
+            rows = stratified(labels[ordered], size, rng) if size else np.zeros(0, np.int64)
+            taken[split].append(ordered[rows])
+            rest = rest[~np.isin(rest, ordered[rows])]  # in the order that the partition gave
+        training.append(rest)
+    splits = {split: OwnSplit.of(owned, parts) for split, parts in taken.items()}
+    for split, own in splits.items():
+        _tell_empty(split, own, index, wanted[split])
+    rows = np.sort(np.concatenate(training))
+    left = ClientIndex([np.searchsorted(rows, part) for part in training])
+    return owned.view(torch.from_numpy(rows)), left, splits
+
+
+def _tell_empty(split: str, own: OwnSplit, index: ClientIndex, fraction: float) -> None:
+    have = np.flatnonzero(index.sizes)
+    empty = len(have) - len(own.clients)
+    key = f"client_{split}_fraction"
+    reason = "takes nothing: no client has enough samples of a class to give one away"
+    require(empty < len(have), key, reason, fraction)
+    if empty:
+        text = "%s: %d of %d clients are too small for a %s split of their own, and not counted"
+        log.warning(text, key, empty, len(have), split)
+
+
+def own_of_owners(
+    test: Examples, test_keys: Indices, keys: Indices, index: ClientIndex
+) -> OwnSplits:
+    """The test samples of each client's own owners; empty where an owner has two clients.
+
+    Args:
+        test_keys: the owner of every test sample.
+        keys: the owner of every training sample.
+        index: who has which of these.
+    """
+    reason = "test_keys must be the owner of every test sample: correct them in load()"
+    require(len(test_keys) == len(test), "data", reason)
+    owners = [np.unique(keys[samples]).tolist() for samples in index]
+    client_of = {owner: client for client, of_client in enumerate(owners) for owner in of_client}
+    if len(client_of) < sum(map(len, owners)):
+        return {}
+    clients = np.array([client_of.get(owner, -1) for owner in test_keys.tolist()], dtype=np.int64)
+    parts = [np.flatnonzero(clients == client) for client in range(len(index))]
+    return {"test": OwnSplit.of(test, parts)} if (clients >= 0).any() else {}

@@ -1,0 +1,256 @@
+"""``fedgkd-pl personalize``: the global model of a run, fine-tuned by each client for itself."""
+
+import logging
+import sys
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from math import isfinite
+from os.path import isfile  # which, unlike Path's, takes a name of any length
+from pathlib import Path
+from typing import Any
+
+from fedgkd_pl.callbacks.client_evaluation import OwnRunner, Score, spread
+from fedgkd_pl.engines.base import Engine, schedule
+from fedgkd_pl.engines.local import LocalEngine
+from fedgkd_pl.errors import RunFailed, SettingError, require
+from fedgkd_pl.experiments.draw import personalized
+from fedgkd_pl.federation.answers import Form, checked, like
+from fedgkd_pl.federation.client_trainer import Job
+from fedgkd_pl.federation.message import LR_FACTOR, ClientFailure, ClientUpdate, Message
+from fedgkd_pl.federation.own_module import has_outputs
+from fedgkd_pl.federation.performance import channels_last
+from fedgkd_pl.federation.round import job_of
+from fedgkd_pl.federation.task import task_of
+from fedgkd_pl.methods.fedavg import FedAvg
+from fedgkd_pl.plots.style import save
+from fedgkd_pl.runs.files import csv_text
+from fedgkd_pl.runs.folder import CONFIG, LAST, PERSONALIZED, RunFolder
+from fedgkd_pl.runs.resume import check_net, check_settings, find_checkpoint, load_checkpoint
+from fedgkd_pl.seeds import derive
+from fedgkd_pl.settings.build import build_request
+from fedgkd_pl.settings.experiment import Experiment
+from fedgkd_pl.settings.places import is_within
+from fedgkd_pl.settings.request import read_request
+from fedgkd_pl.storage.files import CHECKPOINTS, write_text
+from rich.progress import Progress
+from torch.optim import Optimizer
+
+log = logging.getLogger("fedgkd_pl")
+COLUMNS = [
+    *("client", "samples", "test_samples"),
+    *("acc_before", "acc_after", "loss_before", "loss_after"),
+]
+STEPS = 2**40  # more than a client ever trains; bounds what counters of layers may grow by
+NO_OWN = (
+    "its clients kept no test samples, and would be tested on what they have trained on: "
+    "train with --data.client_test_fraction 0.2"
+)
+Row = dict[str, float]
+
+
+def personalize(
+    run: str | Path,
+    epochs: int | None = None,
+    lr: float | None = None,
+    clients: Sequence[int] | None = None,
+    ckpt_path: str = "last",
+    output_dir: str | Path | None = None,
+    settings: Sequence[str] = (),
+    progress: bool = False,
+) -> list[Row]:
+    """Lets each client fine-tune a run's global model on its own training samples.
+
+    What is trained is the client half of FedAvg, without teachers, with the run's loss, optimizer,
+    clipping and precision. Each client is tested on its own test samples, before and after. Writes
+    ``personalized.csv`` and ``personalized.svg``.
+
+    Args:
+        run: the folder of a run, finished or stopped, that was trained with
+            ``data.client_test_fraction``.
+        epochs: of each client; by default as many as in a round of the run.
+        lr: of each client; by default that of the run's next round.
+        clients: whose; by default of all that have test samples of their own.
+        ckpt_path: ``last``, ``best`` (by validation) or a checkpoint file of the run.
+        output_dir: where to write; by default the run's folder.
+        settings: further flags of ``fedgkd-pl fit`` that do not decide the result, such as
+            ``["--data.data_dir", "data", "--import", "my_methods"]``.
+        progress: whether to show a bar.
+
+    Returns:
+        A row for every client, as in the file.
+    """
+    require(epochs is None or epochs >= 1, "epochs", "must be at least 1", epochs)
+    require(lr is None or (lr > 0 and isfinite(lr)), "lr", "must be positive", lr)
+    folder = RunFolder(Path(run))
+    output = folder.path if output_dir is None else Path(output_dir)
+    begun = isfile(folder.config)
+    require(begun, "run", f"no run was begun there: no {CONFIG}", str(run))
+    require(output.is_dir() or not output.exists(), "output_dir", "is not a folder", str(output))
+    experiment = load(folder, ckpt_path, settings)
+    rows = list(_rows(experiment, epochs, lr, clients, progress))
+    output.mkdir(parents=True, exist_ok=True)
+    write_text(output / PERSONALIZED, csv_text(COLUMNS, rows))
+    save(personalized(rows), (output / PERSONALIZED).with_suffix(".svg"))
+    return rows
+
+
+def load(folder: RunFolder, ckpt_path: str, settings: Sequence[str] = ()) -> Experiment:
+    """A run's method with the weights of a checkpoint, and its data; all of it checked."""
+    file = _checkpoint(folder, ckpt_path)
+    flags = ["--config", str(folder.config), "--ckpt_path", str(file)]
+    made = build_request(read_request("test", [*flags, *settings]))
+    model, data, checkpoint = made.model, made.data, made.start.checkpoint
+    with made.whole_keys():
+        text = f"{type(model).__name__} has no client half of FedAvg's to fine-tune with"
+        require(isinstance(model, FedAvg), "model", text)
+        made.check(trains=False)
+        classes = task_of(model, data) == "classes" and has_outputs(model.net)
+        text = "personalize tests the logits of classes, which this model does not have"
+        require(classes, "run", text, str(folder.path))
+        require("test" in data.client_splits, "run", NO_OWN, str(folder.path))
+        check_settings(checkpoint, made.fixed)
+        model.check_data(data, checkpoint["fedgkd_pl"])
+        check_net(checkpoint, model)
+    made.trainer.precision_plugin.convert_module(model)  # before doubles are loaded
+    model.on_load_checkpoint(checkpoint)
+    model.load_state_dict(checkpoint["state_dict"])
+    model.to(made.trainer.strategy.root_device)
+    channels_last(model.net, model.some_inputs(data))  # as in a run
+    return made
+
+
+def _checkpoint(folder: RunFolder, name: str) -> Path:
+    """The file of ``--ckpt_path``; ``last`` and ``best`` are the run's."""
+    last = folder.last_checkpoint()
+    if name not in ("last", "best"):
+        file = find_checkpoint(name, folder.path)
+        require(is_within(file, folder.path), "ckpt_path", "belongs to another run", name)
+        return file
+    if last is None:
+        raise SettingError("run", f"has no {CHECKPOINTS}/{LAST}", str(folder.path))
+    if name == "last":
+        return last
+    states = load_checkpoint(last)[0]["callbacks"].items()
+    kept = [state for key, state in states if str(key).startswith("BestRound")]
+    paths = [str(state.get("best_model_path") or "") for state in kept if isinstance(state, dict)]
+    files = [folder.checkpoints / Path(path).name for path in paths if path]
+    known = [file for file in files if isfile(file)]
+    text = "the run kept no best round: give last, or a checkpoint file"
+    require(len(known) > 0, "ckpt_path", text, name)
+    return known[0]
+
+
+def _rows(
+    experiment: Experiment,
+    epochs: int | None,
+    lr: float | None,
+    wanted: Sequence[int] | None,
+    progress: bool,
+) -> Iterator[Row]:
+    """Trains and tests the clients; a row each, by their numbers."""
+    model, data, trainer = experiment.model, experiment.data, experiment.trainer
+    own = data.client_splits["test"]
+    clients = _clients(wanted, own.clients, data.num_clients)
+    job = _job(experiment, epochs, lr)
+    device, precision = job.device, trainer.precision_plugin
+    runner = OwnRunner(model.net, own, data.eval_batch_size, device, precision)
+    before = runner.everyone(model.global_state())
+    after: dict[int, Score] = {}
+    failed: list[ClientFailure] = []
+    hidden = not (progress and sys.stdout is not None and sys.stdout.isatty())
+    training = _train(model.engine, job, _message(experiment, lr), clients)
+    with Progress(disable=hidden) as bar, closing(training):
+        for answer in bar.track(training, total=len(clients), description="clients"):
+            if isinstance(answer, ClientFailure):
+                log.warning("left out client %d: %s", answer.client, answer.reason)
+                failed.append(answer)
+            elif (score := runner.one(answer.weights, answer.client)) is not None:
+                after[answer.client] = score
+    if not after:
+        raise RunFailed(f"all clients failed; client {failed[0].client}: {failed[0].reason}")
+    for client in sorted(after):
+        sizes = (client, job.data.index.size(client), own.index.size(client))
+        accs, losses = zip(before[client], after[client], strict=True)
+        yield dict(zip(COLUMNS, (*sizes, *accs, *losses), strict=True))
+
+
+def _clients(wanted: Sequence[int] | None, known: list[int], number: int) -> list[int]:
+    if wanted is None:
+        return known
+    require(len(wanted) > 0, "clients", "names none")
+    for client in wanted:
+        require(0 <= client < number, "clients", f"there are {number}, from 0", client)
+        require(client in known, "clients", "is too small for test samples of its own", client)
+    return sorted(set(wanted))
+
+
+def _job(experiment: Experiment, epochs: int | None, lr: float | None) -> Job:
+    """As in a round, but with FedAvg's client half and with randomness of its own."""
+    model, data = experiment.model, experiment.data
+    assert isinstance(model, FedAvg)
+    job = job_of(model, experiment.trainer, data)
+    client = FedAvg.client(model)  # not the method's own, with its teachers
+    if lr is not None:
+        text = "the run's module makes its optimizer itself: leave it out"
+        require(client.optimizer is not None, "lr", text, lr)
+        client.optimizer = partial(_at_rate, client.optimizer, lr)
+    client.local_loss, client.num_classes = model.local_loss, data.num_classes
+    client.run_seed = data.seed
+    length = {} if epochs is None else {"max_epochs": epochs, "max_steps": -1}
+    own_seed = replace(job.data, seed=derive(data.seed, "personalize"))
+    trainer = job.trainer | length
+    return replace(job, client=client, data=own_seed, trainer=trainer, states={})
+
+
+def _at_rate(optimizer: Any, lr: float, parameters: Any) -> Optimizer:
+    made: Optimizer = optimizer(parameters)
+    for group in made.param_groups:
+        group["lr"] = lr
+    return made
+
+
+def _message(experiment: Experiment, lr: float | None) -> Message:
+    model = experiment.model
+    message = Message(1, {"global": model.global_state()})
+    if model.schedule is not None and lr is None:
+        message.numbers[LR_FACTOR] = model.schedule.factor
+    return message
+
+
+def _train(
+    engine: Engine, job: Job, message: Message, clients: list[int]
+) -> Generator[ClientUpdate | ClientFailure, None, None]:
+    """What clients answer, one by one; their data is here, so Flower is not asked."""
+    if engine.states_stay:
+        engine = LocalEngine(threads=getattr(engine, "threads", 1))
+    sizes = {client: job.data.index.size(client) for client in clients}
+    form = Form(like(message.models["global"], STEPS), samples=sizes)
+    with closing(engine.open(job, len(clients))) as session:
+        answers = session.run(message, clients)
+        for client, answer in zip(schedule(job, clients), answers, strict=True):
+            yield checked(answer, client, form)
+
+
+def show(rows: Sequence[Row]) -> None:
+    """Prints before and after beside each other, in percent, and who gains."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{len(rows)} clients, each on its own test samples")
+    names = ("model", "mean", "worst 10 %", "spread", "worst", "best", "loss")
+    for name in names:
+        table.add_column(name, justify="left" if name == "model" else "right")
+    for when, name in (("before", "global"), ("after", "personalized")):
+        scores = [Score(row[f"acc_{when}"], row[f"loss_{when}"]) for row in rows]
+        values = spread(scores)
+        kinds = ("acc_mean", "acc_worst10", "acc_std", "acc_min")
+        percents = [100 * values[kind] for kind in kinds]
+        percents.append(100 * max(score.acc for score in scores))
+        cells = [f"{value:.2f}" for value in percents]
+        table.add_row(name, *cells, f"{values['loss_mean']:.4f}")
+    Console().print(table)
+    gains = [row["acc_after"] - row["acc_before"] for row in rows]
+    more, less = sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains)
+    print(f"clients that gain: {more}, lose: {less}, stay as they were: {len(rows) - more - less}")

@@ -1,0 +1,311 @@
+"""Fine-tuning for each client: against a loop in plain torch, and from the command line."""
+
+import csv
+import json
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fedgkd_pl import MLP, Digits, personalize
+from fedgkd_pl.cli.main import main
+from fedgkd_pl.errors import SettingError
+from fedgkd_pl.seeds import derive
+from safetensors.torch import load_file
+from torch.nn.functional import cross_entropy
+
+from tests.support.faults import warm_script
+from tests.support.lit import LitClassifier
+from tests.support.runs import QUICK, Run, version
+
+FLAGS = ("--data.client_test_fraction", "0.3", "--trainer.callbacks+", "ClientEvaluation")
+FLAGS += ("--data.num_clients", "12", "--data.unseen_clients", "2", "--model.local_epochs", "2")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of FedGKD with teachers, ten of whose twelve clients may be drawn."""
+    folder = tmp_path_factory.mktemp("personalize")
+    words = ("--output_dir", str(folder / "runs"), "--rounds", "2")
+    assert main(["fit", *QUICK, *FLAGS, *words]) == 0
+    return version(folder)
+
+
+@pytest.fixture
+def run_folder(trained: Path, tmp_path: Path) -> Path:
+    """This test's own copy."""
+    folder = tmp_path / "mine"
+    shutil.copytree(trained, folder)
+    return folder
+
+
+def names_in(folder: Path) -> set[str]:
+    return {file.name for file in folder.iterdir() if "personalized" in file.name}
+
+
+def by_hand(folder: Path, client: int, epochs: int, lr: float) -> dict[str, float]:
+    """One client in plain torch, from the final global model: cross-entropy alone."""
+    data = Digits(
+        num_clients=12, participation=0.5, batch_size=32, client_test_fraction=0.3, seed=0
+    )
+    data.setup()
+    net = MLP(hidden=[32])
+    net.load_state_dict(load_file(folder / "global.safetensors"))
+    own = data.client_splits["test"]
+    x, y = (
+        own.examples.inputs[own.rows(client)].float() / 16,
+        own.examples.targets[own.rows(client)],
+    )
+
+    def test() -> tuple[float, float]:
+        with torch.no_grad():
+            logits = net(x)
+        return float((logits.argmax(1) == y).float().mean()), float(cross_entropy(logits, y))
+
+    before = test()
+    optimizer = torch.optim.SGD(net.parameters(), lr=lr)
+    batches = replace(data.client_data, seed=derive(0, "personalize")).batches(client, 1)
+    for _ in range(epochs):
+        for inputs, labels in batches:
+            optimizer.zero_grad()
+            cross_entropy(net(inputs), labels).backward()
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 10)
+            optimizer.step()
+    after = test()
+    samples = data.client_data.index.size(client)
+    values = (client, samples, len(y), before[0], after[0], before[1], after[1])
+    names = ("client", "samples", "test_samples")
+    names += ("acc_before", "acc_after", "loss_before", "loss_after")
+    return dict(zip(names, values, strict=True))
+
+
+@pytest.mark.parametrize(("epochs", "lr"), [(None, None), (5, 0.2)])
+def test_a_client_is_fine_tuned_as_in_plain_torch(
+    epochs: int | None, lr: float | None, trained: Path, tmp_path: Path
+) -> None:
+    """By default with the run's two epochs and rate; without its teacher; unseen clients, too."""
+    rows = personalize(trained, epochs, lr, clients=[11, 3], output_dir=tmp_path / "new" / "out")
+    assert [row["client"] for row in rows] == [3, 11]
+    for row in rows:
+        hand = by_hand(trained, int(row["client"]), epochs or 2, lr or 0.05)
+        assert row == pytest.approx(hand, rel=1e-4)
+        assert row["loss_after"] != row["loss_before"]
+    assert names_in(tmp_path / "new" / "out") == {"personalized.csv", "personalized.svg"}
+    assert not names_in(trained)
+
+
+def test_all_clients_with_two_workers_and_some_alone(
+    run_folder: Path, run: Run, tmp_path: Path
+) -> None:
+    """The same bits; a table whose numbers are those of the file."""
+    two = ("--model.engine.workers", "2", "--output_dir", "two")
+    assert run("personalize", run_folder, *two)[0] == 0
+    code, out, err = run("personalize", run_folder)
+    assert code == 0, err
+    text = (run_folder / "personalized.csv").read_text()
+    assert text == (tmp_path / "two" / "personalized.csv").read_text()
+    rows = [{k: float(v) for k, v in row.items()} for row in csv.DictReader(text.splitlines())]
+    assert [row["client"] for row in rows] == list(range(12))
+    assert personalize(run_folder, clients=[5]) == [rows[5]]
+
+    for when, name in (("before", "global"), ("after", "personalized")):
+        accs = 100 * np.sort([row[f"acc_{when}"] for row in rows])
+        mean = accs.mean()
+        spread = np.sqrt(((accs - mean) ** 2).mean())
+        numbers = (mean, accs[0], spread, accs[0], accs[-1])  # of twelve, the worst tenth is one
+        shown = re.findall(rf"{name} +│([^\n]*)", out)[0].replace("│", " ").split()
+        assert shown[:5] == [f"{number:.2f}" for number in numbers]
+    gains = [np.sign(row["acc_after"] - row["acc_before"]) for row in rows]
+    told = f"gain: {gains.count(1)}, lose: {gains.count(-1)}, stay as they were: {gains.count(0)}"
+    assert told in out and 0 < gains.count(1)
+
+
+@pytest.mark.parametrize("precision", ["64-true", "bf16-true"])
+def test_the_model_before_is_the_last_one_of_the_run_bit_for_bit(
+    precision: str, run: Run, tmp_path: Path
+) -> None:
+    flags = ("--rounds", "1", "--trainer.precision", precision)
+    assert run("fit", *QUICK, *FLAGS, *flags)[0] == 0
+    rows = personalize(version(tmp_path), epochs=1)
+    file = version(tmp_path) / "clients.csv"
+    last = list(csv.DictReader(file.read_text().splitlines()))
+    for ours, theirs in (("acc_before", "global_acc"), ("loss_before", "global_loss")):
+        assert [row[ours] for row in rows] == [float(row[theirs]) for row in last]
+    assert [row["test_samples"] for row in rows] == [int(row["samples"]) for row in last]
+
+
+def test_a_rate_that_falls_with_the_rounds_goes_on_falling(run: Run, tmp_path: Path) -> None:
+    """Halved after every round, it is a quarter of 0.05 after two; a rate that is given is not."""
+    schedule = (
+        '{"class_path": "torch.optim.lr_scheduler.ExponentialLR", "init_args": {"gamma": 0.5}}'
+    )
+    flags = ("--rounds", "2", "--model.round_scheduler", schedule)
+    assert run("fit", *QUICK, *FLAGS, *flags)[0] == 0
+    folder = version(tmp_path)
+    for lr, expected in ((None, 0.0125), (0.05, 0.05)):
+        (row,) = personalize(folder, lr=lr, clients=[4])
+        assert row == pytest.approx(by_hand(folder, 4, 2, expected), rel=1e-4)
+
+
+def test_the_best_round_a_file_and_a_stopped_run(run_folder: Path, tmp_path: Path) -> None:
+    for name in ("summary.json", "global.safetensors"):
+        (run_folder / name).unlink()
+    (best,) = (run_folder / "checkpoints").glob("best-*.ckpt")
+
+    def before(ckpt_path: str) -> list[float]:
+        rows = personalize(run_folder, 1, ckpt_path=ckpt_path, clients=[0, 1, 2])
+        return [row["loss_before"] for row in rows]
+
+    older = str(run_folder / "checkpoints" / "last.previous.ckpt")
+    assert best.name == "best-round1.ckpt", "which is the one before the last"
+    assert before("best") == before(str(best)) == before(older) != before("last")
+    best.unlink()
+    with pytest.raises(SettingError, match="ckpt_path: the run kept no best round"):
+        before("best")
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (("--clients", "0,12"), "clients: there are 12, from 0 (got 12)"),
+        (("--clients", "-1"), "clients: there are 12, from 0 (got -1)"),
+        (("--clients", "0;3"), "clients: must be numbers with commas between them"),
+        (("--epochs", "0"), "epochs: must be at least 1 (got 0)"),
+        (("--epochs", "two"), "argument --epochs: invalid int value"),
+        (("--lr", "0"), "lr: must be positive (got 0.0)"),
+        (("--lr", "inf"), "lr: must be positive (got inf)"),
+        (("--ckpt_path", "nowhere.ckpt"), "ckpt_path: no such file (got nowhere.ckpt)"),
+        (("--epoch", "3"), "epoch: no such setting"),
+        (("--data.seed", "1"), "data.seed: a run is resumed with the settings it began with"),
+        (("--output_dir", "file"), "output_dir: is not a folder (got file)"),
+    ],
+)
+def test_bad_flags_are_one_line(
+    flags: Any, text: str, run: Run, trained: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    code, out, err = run("personalize", trained, *flags)
+    assert (code, out) == (2, "") and len(err.splitlines()) == 1 and text in err, err
+    assert not names_in(trained) and [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
+def test_runs_that_cannot_be_personalized(
+    run: Run, done: Path, run_folder: Path, tmp_path: Path
+) -> None:
+    def refused(*words: Any) -> str:
+        code, _, err = run("personalize", *words)
+        assert code == 2 and len(err.splitlines()) == 1, err
+        return err
+
+    assert "run: its clients kept no test samples" in (err := refused(done))
+    assert "train with --data.client_test_fraction 0.2" in err and not names_in(done)
+    assert "no run was begun there: no config.yaml" in refused(tmp_path / "nowhere")
+    other = done / "checkpoints" / "last.ckpt"
+    assert "ckpt_path: belongs to another run" in refused(run_folder, "--ckpt_path", other)
+    for file in (run_folder / "checkpoints").glob("last*.ckpt"):
+        file.write_bytes(file.read_bytes()[:-40])
+    assert "error: ckpt_path: " in refused(run_folder)
+    shutil.rmtree(run_folder / "checkpoints")
+    assert "run: has no checkpoints/last.ckpt" in refused(run_folder)
+    assert not names_in(run_folder)
+
+
+def test_a_client_that_diverges_is_left_out(
+    trained: Path, tmp_path: Path, run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    code, _, err = run("personalize", trained, "--lr", "1e38", "--output_dir", "out")
+    assert code == 3 and "error: all clients failed; client" in err
+    assert "left out client" in caplog.text and not (tmp_path / "out").exists()
+
+
+STOP = """
+import os, signal, sys, threading
+from fedgkd_pl.cli.main import main
+from fedgkd_pl.experiments import personalize
+
+train = personalize._train
+
+def stopped(*args):
+    threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
+    yield from train(*args)
+
+personalize._train = stopped
+flags = ["--epochs", "1000000", "--model.engine.workers", "2"]
+code = main(["personalize", {folder!r}, *flags])
+sys.stderr.flush()
+os._exit(code)  # what a forked process has inherited is not ours to end
+"""
+
+
+def test_ctrl_c_ends_it(run_folder: Path, tmp_path: Path) -> None:
+    done = warm_script(STOP.replace("{folder!r}", repr(str(run_folder))), tmp_path)
+    assert done.returncode == 130, done.stderr
+    assert done.stderr.splitlines()[-1] == "stopped by SIGINT" and "Traceback" not in done.stderr
+    assert not names_in(run_folder)
+
+
+def test_figures_and_the_page(run_folder: Path, run: Run, tmp_path: Path) -> None:
+    err = run("figure", "personalized", run_folder)[2]
+    assert "no personalized.csv: run fedgkd-pl personalize" in err
+    assert run("personalize", run_folder, "--epochs", "1")[0] == 0
+    for kind, text in (
+        ("per_client", "own model, when last trained"),
+        ("personalized", "personal"),
+    ):
+        code, _, err = run("figure", kind, run_folder)
+        assert code == 0, err
+        svg = (tmp_path / f"{kind}.svg").read_text()
+        assert text in svg and "worst 10 %" in svg
+    code, _, err = run("report", "--format", "html", run_folder, "--output", "page.html")
+    assert code == 0, err
+    names = re.findall(r'<figure data-name="(\w+)">', (tmp_path / "page.html").read_text())
+    assert {"own", "worst", "own1", "tuned1"} <= set(names)
+
+
+def test_a_module_is_fine_tuned_with_its_own_step_and_optimizer(run: Run, tmp_path: Path) -> None:
+    module = {"class_path": "tests.support.lit.LitClassifier", "init_args": {"hidden_size": 8}}
+    model = {"class_path": "FedAvg", "init_args": {"module": module}}
+    (tmp_path / "own.yaml").write_text(json.dumps({"model": model}))
+    own = ("--import", "tests.support.lit")
+    words = ("--data", "Digits", "--data.num_clients", "4", "--data.client_test_fraction", "0.3")
+    words += ("--model.engine.workers", "1", "--name", "own", "--rounds", "1")
+    code, _, err = run("fit", *own, "--config", "own.yaml", *words)
+    assert code == 0, err
+    folder = version(tmp_path, "own")
+    (row,) = personalize(folder, epochs=2, clients=[1], settings=own)
+    net = LitClassifier(8)
+    net.load_state_dict(load_file(folder / "global.safetensors"))
+    data = Digits(num_clients=4, client_test_fraction=0.3, seed=0)
+    data.setup()
+    batches = replace(data.client_data, seed=derive(0, "personalize")).batches(1, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    for epoch in range(2):
+        optimizer.param_groups[0]["lr"] = 0.1 * 0.5**epoch  # as its scheduler does
+        for inputs, labels in batches:
+            optimizer.zero_grad()
+            cross_entropy(net(inputs), labels).backward()
+            optimizer.step()
+    test = data.client_splits["test"]
+    part = test.examples[test.rows(1)]
+    loss = cross_entropy(net(part.inputs.float() / 16), part.targets)
+    assert row["loss_after"] == pytest.approx(float(loss), rel=1e-4) != row["loss_before"]
+    code, _, err = run("personalize", folder, *own, "--lr", "0.1")
+    assert code == 2 and "error: lr: the run's module makes its optimizer itself" in err
+    assert run("personalize", folder)[0] == 2, "a stranger's module is not imported"
+
+
+def test_a_run_without_classes_is_refused(run: Run, tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
+    np.savez(tmp_path / "xy.npz", inputs=x, targets=x[:, :1])
+    words = ("--model", "FedAvg", "--model.net", "fedgkd_pl.MLP", "--model.net.in_features", "3")
+    words += ("--model.net.num_classes", "1", "--model.loss", "SquaredError", "--data", "Arrays")
+    words += ("--data.inputs", "xy.npz", "--data.num_clients", "3", "--name", "values")
+    words += ("--data.client_test_fraction", "0.3", "--model.engine.workers", "1")
+    code, _, err = run("fit", *words, "--rounds", "1")
+    assert code == 0, err
+    code, _, err = run("personalize", version(tmp_path, "values"))
+    assert code == 2 and "run: personalize tests the logits of classes, which this" in err
