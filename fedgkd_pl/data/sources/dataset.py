@@ -1,6 +1,7 @@
 """A map-style dataset of torch's: read sample by sample, never as a whole."""
 
 import logging
+import pickle
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -55,9 +56,9 @@ class TorchDataset(OwnData):
 
     def __init__(
         self,
-        train: Dataset[Any],
-        test: Dataset[Any] | None = None,
-        val: Dataset[Any] | None = None,
+        train: Dataset,  # type: ignore[type-arg]
+        test: Dataset | None = None,  # type: ignore[type-arg]
+        val: Dataset | None = None,  # type: ignore[type-arg]
         targets: Any = None,
         test_targets: Any = None,
         val_targets: Any = None,
@@ -109,9 +110,11 @@ class TorchDataset(OwnData):
         return self.split(train, found["test"], found["val"], keys)
 
 
-def check_workers(number: int) -> None:
-    """Refuses what is no number of processes."""
+def check_workers(number: int, lazy: bool = True) -> None:
+    """Refuses what is no number of processes, and processes that would have nothing to read."""
     require(number >= 0, "loader_workers", "must not be negative", number)
+    reason = "all samples are in memory, for which nobody reads: give lazy: true, too"
+    require(lazy or number == 0, "loader_workers", reason, number)
 
 
 def lazy_examples(
@@ -136,6 +139,8 @@ def lazy_examples(
     require(length > 0, split, "has no samples")
     key = "targets" if split == "train" else f"{split}_targets"
     reader = SampleReader(dataset, split, random)
+    if workers:
+        pickle.dumps(reader)  # or say now that it cannot be sent to them
     labels = known_labels(dataset) if targets is None else as_labels(targets, key)
     if labels is not None:
         reason = f"there are {length} samples of {split}: give a label for each"
