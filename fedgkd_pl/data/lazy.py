@@ -134,8 +134,7 @@ def task_of(
     rows: NDArray[np.int64], seed: int = 0, numbers: NDArray[np.int64] | None = None
 ) -> Task:
     """The reading of some rows, each with a seed by its number, by default that of the row."""
-    seeds = sample_seeds(seed, rows if numbers is None else numbers)
-    return Task(rows.tolist(), seeds.tolist())
+    return Task(rows, sample_seeds(seed, rows if numbers is None else numbers))
 
 
 def read_rows(loader: SampleLoader, rows: NDArray[np.int64]) -> Iterator[Tensor]:

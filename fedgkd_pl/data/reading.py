@@ -1,6 +1,6 @@
 """Samples of a map-style dataset, read one by one where a batch needs them, and checked."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -23,8 +23,8 @@ class SampleError(RunFailed):
 class Task:
     """What to read for a batch: rows of the dataset, and the seed of each one's randomness."""
 
-    rows: Sequence[int]
-    seeds: Sequence[int]
+    rows: NDArray[np.int64]
+    seeds: NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
@@ -136,15 +136,16 @@ class SampleReader(Dataset[Any]):
         return batch if here else batch.pack()
 
     def _samples(self, task: Task) -> list[tuple[Tensor, int]]:
+        rows: list[int] = task.rows.tolist()
         whole = None if self.random else getattr(self.dataset, "__getitems__", None)
         if callable(whole):
             try:
-                given = list(whole(list(task.rows)))
+                given = list(whole(rows))
             except Exception:  # reading one by one will find which sample it was
                 given = []
-            if len(given) == len(task.rows):
-                return [self._checked(*pair) for pair in zip(task.rows, given, strict=True)]
-        return [self._sample(*pair) for pair in zip(task.rows, task.seeds, strict=True)]
+            if len(given) == len(rows):
+                return [self._checked(*pair) for pair in zip(rows, given, strict=True)]
+        return [self._sample(*pair) for pair in zip(rows, task.seeds.tolist(), strict=True)]
 
     def _sample(self, row: int, seed: int) -> tuple[Tensor, int]:
         seed_host(seed)
@@ -164,9 +165,10 @@ class SampleReader(Dataset[Any]):
         if x is None:
             text = f"has a {type(given[0]).__name__} as its input: let a transform make it a tensor"
             raise self._error(row, text)
-        form = Form(tuple(x.shape), x.dtype)
-        if self.form is not None and form != self.form:
-            raise self._error(row, f"is {form}, the first is {self.form}: make them alike")
+        first = self.form
+        if first is not None and (x.shape != first.shape or x.dtype != first.dtype):
+            form = Form(tuple(x.shape), x.dtype)
+            raise self._error(row, f"is {form}, the first is {first}: make them alike")
         if label is None:
             raise self._error(row, f"has {given[1]!r:.40} as its label, not a class number")
         if self.targets is not None and label != self.targets[row]:
@@ -178,7 +180,7 @@ class SampleReader(Dataset[Any]):
         inputs = torch.stack([x for x, _ in samples])
         if inputs.is_floating_point() and not inputs.sum().isfinite():
             for bad in torch.nonzero(~inputs.isfinite())[:1]:  # none if only the sum was too large
-                raise self._error(task.rows[int(bad[0])], "has NaN or Inf: drop or fix it")
+                raise self._error(int(task.rows[int(bad[0])]), "has NaN or Inf: drop or fix it")
         return Batch(inputs, [label for _, label in samples])
 
     def _error(self, row: int, text: str) -> SampleError:
@@ -205,9 +207,10 @@ def _undisturbed() -> Iterator[None]:
 
 def as_input(x: Any) -> Tensor | None:
     """A sample's input as a plain tensor on the host; None where it is none."""
+    if type(x) is Tensor and x.is_cpu and not x.requires_grad:  # as nearly all are
+        return x
     if isinstance(x, Tensor):
-        plain = x.detach().as_subclass(Tensor)
-        return plain if plain.device.type == "cpu" else plain.cpu()
+        return x.detach().as_subclass(Tensor).cpu()
     if isinstance(x, float):
         return torch.tensor(x, dtype=torch.float32)
     if isinstance(x, np.ndarray | np.generic | int):
@@ -220,8 +223,7 @@ def as_input(x: Any) -> Tensor | None:
 
 def as_label(y: Any) -> int | None:
     """A class number; None where it is none."""
-    if isinstance(y, Tensor):
-        y = y.detach().cpu().numpy()
-    if isinstance(y, np.ndarray | np.generic):
-        return int(y.item()) if y.size == 1 and y.dtype.kind in "iub" else None
+    if isinstance(y, Tensor | np.ndarray | np.generic):
+        single = y.numel() == 1 if isinstance(y, Tensor) else y.size == 1
+        y = y.item() if single else None
     return int(y) if isinstance(y, int) else None

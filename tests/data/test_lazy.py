@@ -300,7 +300,7 @@ def loader_of(dataset: Any, workers: int, **kwargs: Any) -> SampleLoader:
 
 
 def tasks(*rows: list[int]) -> list[Task]:
-    return [Task(part, part) for part in rows]
+    return [Task(np.array(part), np.array(part, np.uint64)) for part in rows]
 
 
 def test_workers_stay_for_all_passes_and_end_when_it_is_closed() -> None:
