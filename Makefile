@@ -31,8 +31,8 @@ digits: $(STAMP)  ## every method on the digits, three seeds: tables, figures, a
 	@$(BIN)/fedgkd-pl compare studies/digits.yaml --jobs 2
 	@$(BIN)/fedgkd-pl figure curves runs/digits --output runs/digits/curves.svg
 
-bench: .venv/.ray .venv/.flower  ## speed, start-up, scale, commits and engines (installs Ray, Flower) as Markdown tables: half an hour
-	@for part in speed startup scale commit engines; do \
+bench: .venv/.ray .venv/.flower  ## speed, start-up, scale, commits, engines and lazy data (installs Ray, Flower) as Markdown tables: half an hour
+	@for part in speed startup scale commit engines lazy; do \
 	  $(BIN)/python -m benchmarks.$$part || exit 1; echo; done
 
 test: $(STAMP)  ## the tests (the long ones: make test-slow)

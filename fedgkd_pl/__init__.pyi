@@ -46,6 +46,7 @@ from .data.sources.arrays import Arrays as Arrays
 from .data.sources.base import OwnData as OwnData
 from .data.sources.clients import ClientFiles as ClientFiles
 from .data.sources.datamodule import LightningData as LightningData
+from .data.sources.dataset import TorchDataset as TorchDataset
 from .data.sources.federated import FederatedData as FederatedData
 from .data.sources.huggingface import HuggingFace as HuggingFace
 from .data.sources.images import ImageFolders as ImageFolders

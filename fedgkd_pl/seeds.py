@@ -9,6 +9,7 @@ from typing import Literal, get_args
 import numpy as np
 import torch
 from lightning.pytorch.utilities.seed import isolate_rng
+from numpy.typing import NDArray
 
 Purpose = Literal[
     "partition",
@@ -57,3 +58,38 @@ def seeded(seed: int) -> Iterator[None]:
             failed = error
     if failed is not None:
         raise failed
+
+
+@contextmanager
+def kept_generators() -> Iterator[None]:
+    """Leaves the host's generators of torch, NumPy and Python as they were before the block."""
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        np.random.set_state(states[1])
+        random.setstate(states[2])
+
+
+def seed_host(seed: int) -> None:
+    """Seeds the host's generators of torch, NumPy and Python; an accelerator's stay."""
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+
+
+def next_seed(generator: torch.Generator) -> int:
+    """A 63-bit seed by what the generator would draw next; it goes on as if nobody had asked."""
+    copy = torch.Generator().set_state(generator.get_state())
+    return int(torch.randint(2**63 - 1, (), generator=copy))
+
+
+def sample_seeds(seed: int, numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """A 64-bit seed for every number, by SplitMix64: a thousand of them take microseconds."""
+    state = np.uint64(seed) + (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(
+        0x9E3779B97F4A7C15
+    )
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(state ^ (state >> np.uint64(31)))

@@ -198,6 +198,13 @@ class FederatedDataModule(LightningDataModule):
         rest = np.setdiff1d(np.arange(len(owned)), rows)
         return torch.from_numpy(rest), torch.from_numpy(rows)
 
+    def teardown(self, stage: str) -> None:
+        """Ends what reads samples for this process; it starts again when it is needed."""
+        if self.clients is not None:
+            for examples in (self.clients.examples, self.val, self.test, self.public):
+                if examples is not None:
+                    examples.close()
+
     def check_rounds(self, rounds: int) -> None:
         """Raises a clear error if the cohorts are not known for so many rounds."""
         known = self.cohorts.rounds

@@ -72,6 +72,32 @@ class Examples:
         for first in range(0, len(self), PIECE):
             yield self.read(slice(first, first + PIECE))
 
+    def held(self) -> Iterator[Tensor]:
+        """The inputs that checks and checksums look at: all, where they need not be computed."""
+        return self.pieces()
+
+    def batches(
+        self, parts: Iterable[Tensor], generator: torch.Generator | None
+    ) -> Iterator[Tensor]:
+        """The net's inputs for one group of rows after the other."""
+        for rows in parts:
+            yield self.transform(self.read(rows), generator)
+
+    def portable(self, rows: Tensor | slice) -> "Examples":
+        """Some of the examples, as they can be sent to another machine: in memory."""
+        return self[rows]
+
+    def content(self) -> dict[str, Tensor]:
+        """What of them travels to a worker that has the rest; see :meth:`filled`."""
+        return {"inputs": self.inputs, "targets": self.targets}
+
+    def filled(self, content: dict[str, Tensor]) -> "Examples":
+        """Examples like these with what travelled."""
+        return Examples(content["inputs"], content["targets"], self.transform)
+
+    def close(self) -> None:
+        """Ends what reads them."""
+
     def _known(self) -> Tensor:
         if self.rows is not None:
             return self.rows
@@ -122,7 +148,7 @@ def digest(*parts: Tensor | Examples) -> str:
     tensors: list[tuple[Tensor, int, Iterable[Any]]] = []
     for part in parts:
         if isinstance(part, Examples):
-            tensors.append((part.inputs, len(part), part.pieces()))
+            tensors.append((part.inputs, len(part), part.held()))
         last = part.targets if isinstance(part, Examples) else part.detach()
         tensors.append((last, len(last), last.split(PIECE)))
     for tensor, length, pieces in tensors:
@@ -157,8 +183,8 @@ class Batches:
             order = torch.arange(len(examples))
         else:
             order = torch.randperm(len(examples), generator=generator)
-        for rows in order.to(examples.targets.device).split(self.batch_size):
-            inputs = examples.transform(examples.read(rows), generator)
+        parts = order.to(examples.targets.device).split(self.batch_size)
+        for rows, inputs in zip(parts, examples.batches(parts, generator), strict=True):
             if self.teacher_output is None:
                 yield inputs, examples.targets[rows]
             else:

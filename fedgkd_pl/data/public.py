@@ -52,7 +52,7 @@ class HeldOut(PublicData):
         size = round(self.fraction * len(train))
         require(0 < size < len(train), "fraction", f"leaves {size} of {len(train)}", self.fraction)
         drawn = torch.from_numpy(generator.permutation(len(train)))
-        return drawn[size:].sort().values, unlabelled(train[drawn[:size].sort().values])
+        return drawn[size:].sort().values, unlabelled(train.portable(drawn[:size].sort().values))
 
 
 class OtherData(PublicData):
@@ -86,7 +86,7 @@ class OtherData(PublicData):
             reason = f"must be at most {len(other)}, which {self.data.name} has"
             require(enough, "samples", reason, self.samples)
             rows = np.sort(generator.permutation(len(other))[: self.samples])
-            other = other[torch.from_numpy(rows)]
+            other = other.portable(torch.from_numpy(rows))
         everything = torch.arange(len(train))
         return everything, unlabelled(replace(other, transform=train.transform))
 

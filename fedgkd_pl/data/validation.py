@@ -66,7 +66,7 @@ def _check(split: str, examples: Examples, num_classes: int) -> None:
     if len(inputs):
         _check_transform(split, examples[:2])
     if inputs.is_floating_point():
-        for piece, rows in enumerate(examples.pieces()):  # the mask of all would be large
+        for piece, rows in enumerate(examples.held()):  # the mask of all would be large
             if rows.sum().isfinite():  # ten times faster than to look at each
                 continue
             for bad in torch.nonzero(~rows.isfinite())[:1]:  # none if only the sum was too large

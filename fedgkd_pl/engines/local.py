@@ -68,9 +68,14 @@ class InProcessSession(Session):
                 answer = self._train(message, client)
             yield answer
 
+    def close(self) -> None:
+        """See :meth:`Session.close`."""
+        self.trainer.close()
+
     def _train(self, message: Message, client: int) -> Answer:
         try:
             return self.trainer.update(message, client, self.job.states.get(client, {}))
         except Exception as error:  # a user's net or loss may fail in any way
+            self.trainer.close()
             self.trainer = ClientTrainer(self.job)  # nothing of the failed fit stays
             return failure(client, error)

@@ -20,11 +20,16 @@ import torch
 from fedgkd_pl.engines.base import Session, schedule
 from fedgkd_pl.engines.shared import Memory, SharedTensors
 from fedgkd_pl.engines.worker import Worker, read
-from fedgkd_pl.errors import RunFailed
+from fedgkd_pl.errors import RunFailed, SettingError
 from fedgkd_pl.federation.client_trainer import Job, quiet
 from fedgkd_pl.federation.message import Answer, ClientFailure, Message, encode_state
 from fedgkd_pl.federation.performance import numerics, set_numerics
-from fedgkd_pl.processes.start import context, ending_with_parent, without_main
+from fedgkd_pl.processes.start import (
+    context,
+    ending_with_parent,
+    may_be_forked,
+    without_main,
+)
 from torch import Tensor
 
 BEGUN = b">"
@@ -96,7 +101,9 @@ class PoolSession(Session):
         ours, theirs = self.context.Pipe()
         args = (theirs, self.threads, numerics(), self.shared, self.message)
         process = self.context.Process(
-            **ending_with_parent(_work, *args), name=f"fedgkd-worker-{slot}", daemon=True
+            **ending_with_parent(_work, *args),
+            name=f"fedgkd-worker-{slot}",
+            daemon=False,  # it may start processes that read samples; _end ends it
         )
         try:
             with without_main():
@@ -227,12 +234,14 @@ def _work(
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)  # handled by the parent
+    may_be_forked()
     set_numerics(settings, threads)
     with quiet():
         _serve(connection, shared, message)
 
 
 def _serve(connection: Connection, shared: SharedTensors, memory: Memory) -> None:
+    worker: Worker | None = None
     try:
         job = connection.recv_bytes()
         data = shared.tensors()
@@ -250,7 +259,8 @@ def _serve(connection: Connection, shared: SharedTensors, memory: Memory) -> Non
             begun = partial(connection.send_bytes, BEGUN)
             connection.send_bytes(worker.train(message, client, state, begun=begun))
     except (EOFError, OSError):
-        return  # the pool was closed, or its process is gone
+        if worker is not None:  # the pool was closed, or its process is gone
+            worker.close()
 
 
 def _dumps(job: Job, shared: list[Tensor]) -> bytes:
@@ -264,6 +274,8 @@ def _dumps(job: Job, shared: list[Tensor]) -> bytes:
     buffer = io.BytesIO()
     try:
         Pickler(buffer).dump(job)
+    except SettingError:  # of a dataset, which it names
+        raise
     except Exception as error:  # a user's net or loss may hold anything
         text = f"the net, loss or data cannot be sent to another process ({error})"
         raise pickle.PicklingError(f"{text}; engine.workers 1 needs none") from error

@@ -167,7 +167,7 @@ class RaySession(Session):
         self.room = fit
         number = min(fit, cohort_size) if engine.workers == "auto" else engine.workers
         device = torch.device("cuda", 0) if gpus else torch.device("cpu")  # Ray shows no other
-        nobody = job.data.only(-1, job.data.examples[torch.empty(0, dtype=torch.int64)])
+        nobody = job.data.only(-1, job.data.examples.portable(torch.empty(0, dtype=torch.int64)))
         packed = cloudpickle.dumps(replace(job, data=nobody, device=device, states={}))
         self.packed = ray.put(blob(packed))
         self.parts: dict[int, Any] = {}  # each client's data, from its first round on
@@ -229,9 +229,8 @@ class RaySession(Session):
 
     def _ask(self, actor: Actor, client: int, broadcast: Any) -> None:
         if client not in self.parts:
-            owned = self.job.data.owned(client)[:]  # in memory
-            content = encode_state({"inputs": owned.inputs, "targets": owned.targets})
-            self.parts[client] = self.ray.put(blob(content))
+            content = self.job.data.owned(client).portable(slice(None)).content()
+            self.parts[client] = self.ray.put(blob(encode_state(content)))
         state = encode_state(self.job.states.get(client, {}))
         actor.client, actor.since = client, time.monotonic()
         part = self.parts[client]

@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 
-from fedgkd_pl.data.examples import Examples
 from fedgkd_pl.federation.answers import failure, plain_seconds
 from fedgkd_pl.federation.client_trainer import ClientTrainer, Job
 from fedgkd_pl.federation.message import Answer, ClientFailure, ClientUpdate, Message, decode_state
@@ -21,6 +20,12 @@ class Worker:
         """Makes the Trainer, if there is none."""
         self.trainer = self.trainer or ClientTrainer(self.load())
 
+    def close(self) -> None:
+        """Ends the Trainer; the next client gets another."""
+        if self.trainer is not None:
+            self.trainer.close()
+        self.trainer = None
+
     def train(
         self,
         message: Message,
@@ -33,7 +38,7 @@ class Worker:
 
         Args:
             state: what it kept, encoded.
-            part: its inputs and targets, encoded, if the job does not have them.
+            part: its examples' content, encoded, if the job does not have it.
             begun: called when everything is ready and its training begins.
         """
         try:
@@ -41,12 +46,11 @@ class Worker:
             assert self.trainer is not None
             if part:
                 data, own = self.trainer.data, decode_state(part)
-                examples = Examples(own["inputs"], own["targets"], data.examples.transform)
-                self.trainer.load_data(data.only(client, examples))
+                self.trainer.load_data(data.only(client, data.examples.filled(own)))
             begun()
             return b"=" + self.trainer.update(message, client, decode_state(state)).encode()
         except Exception as error:  # a user's net or loss may fail in any way
-            self.trainer = None  # nothing of the failed fit stays
+            self.close()  # nothing of the failed fit stays
             failed = failure(client, error)
             return b"!" + json.dumps([failed.reason, failed.traceback]).encode()
 

@@ -77,6 +77,12 @@ class ClientTrainer:
         """Takes data to the device: of all clients, or of those that are trained next."""
         self.data = replace(data, examples=data.examples.to(self.device))
 
+    def close(self) -> None:
+        """Ends what reads samples for it; the next client starts it again."""
+        for examples in (self.data.examples, self.client.public):
+            if examples is not None:
+                examples.close()
+
     def update(self, message: Message, client: int, state: State) -> ClientUpdate:
         """Trains one client from w_t; ``state`` is empty if it never took part."""
         start = time.perf_counter()

@@ -300,3 +300,5 @@ class _CloseOnError(Callback):
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         pl_module.close()
+        if isinstance(trainer.datamodule, FederatedDataModule):
+            trainer.datamodule.teardown("fit")  # Lightning does if nothing fails

@@ -34,6 +34,24 @@ def context(*modules: str) -> Any:
     return chosen
 
 
+def context_of_helpers(*modules: str) -> Any:
+    """How this process starts helpers, such as those that read samples.
+
+    A process that :func:`context` started would start a server of its own, which imports everything
+    again. Where it says that it :func:`may_be_forked`, its helpers are forked from it.
+    """
+    return multiprocessing.get_context("fork") if _may_be_forked else context(*modules)
+
+
+def may_be_forked() -> None:
+    """Says that this process holds nothing that a fork of it must not have: no lock, no device."""
+    global _may_be_forked
+    _may_be_forked = sys.platform == "linux"
+
+
+_may_be_forked = False
+
+
 def _short_socket_names() -> None:
     """Uses another folder for multiprocessing's sockets where TMPDIR is too long for them."""
     if len(os.fsencode(tempfile.gettempdir())) <= SOCKET_NAME:

@@ -13,6 +13,7 @@ FREE = (
     "data.init_args.test_path",
     "data.init_args.download",
     "data.init_args.eval_batch_size",
+    "data.init_args.loader_workers",
 )
 # Settings that older runs do not have, and the value at which nothing changes for them: there they
 # are left out, so that such runs can be resumed and stand beside new ones.

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from fedgkd_pl import TinyImageNet
+from fedgkd_pl.data.mapped import MappedTensor
 from fedgkd_pl.errors import SettingError
 from PIL import Image
 
@@ -21,6 +22,8 @@ def test_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train = data.client_data.examples
     assert train.inputs.shape == (27, 3, 64, 64) and train.inputs.dtype == torch.uint8
     assert (len(data.val), len(data.test)) == (3, 6)
+    for split in (train, data.val, data.test, data.client_data.owned(0)):
+        assert isinstance(split.inputs, MappedTensor)  # nothing copies the decoded file
     labels = torch.cat([train.targets, data.val.targets])
     assert labels.bincount().tolist() == [10, 10, 10]
     assert data.test.targets.tolist() == [0, 1, 2, 0, 1, 2]

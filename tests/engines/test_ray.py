@@ -25,6 +25,7 @@ from fedgkd_pl import (
     FedAvg,
     FedDistill,
     FedDistillPlus,
+    FederatedData,
     FedGen,
     FedGKD,
     FedGKDPlus,
@@ -42,6 +43,7 @@ from lightning.pytorch import Callback
 from torch.optim import SGD
 
 from tests.conftest import Table, fit, linear, same, seed_everything
+from tests.support.lazy import Points
 from tests.support.methods import CLASSES, SETTINGS
 
 ray = pytest.importorskip("ray", reason="the extra ray is not installed")
@@ -115,6 +117,22 @@ def test_the_same_bits_as_the_local_engine(method: str, precision: str, started:
     assert here._client_states.keys() == there._client_states.keys()
     for client, state in here._client_states.items():
         assert same(state, there._client_states[client])
+
+
+@pytest.mark.parametrize("loader_workers", [0, 1])
+def test_a_lazy_dataset_is_read_by_the_workers(loader_workers: int, started: None) -> None:
+    def trained(engine: Any, loader_workers: int) -> Any:
+        settings: dict[str, Any] = {"num_clients": 4, "batch_size": 16}
+        data = FederatedData.from_dataset(
+            Points(noise=0.3), loader_workers=loader_workers, **settings
+        )
+        model = FedAvg(linear(4, 2), engine=engine)
+        fit(model, data, 2)
+        assert model.report["client/failed"] == 0
+        return model.net.state_dict()
+
+    here, there = trained(LocalEngine(1), 0), trained(RayEngine(workers=2), loader_workers)
+    assert same(here, there)
 
 
 class Stubborn(FedAvgClient):

@@ -152,6 +152,57 @@ def test_workers_end_with_their_parent_in_every_phase_of_their_life(tmp_path: Pa
     assert seconds_of_orphans(tmp_path, process) < 2
 
 
+READING = f"""
+import os, sys
+from pathlib import Path
+import torch
+from fedgkd_pl import FedAvg, FederatedData, LocalEngine
+from tests.conftest import fit, linear
+from tests.support.lazy import Points
+
+class Slow(Points):
+    def __getitem__(self, row):
+        if torch.utils.data.get_worker_info() is not None:
+            Path(f"at-{{os.getpid()}}").touch()
+            {SPIN}
+        return super().__getitem__(row)
+
+data = FederatedData.from_dataset(Slow(), num_clients=4, batch_size=8, loader_workers=2)
+fit(FedAvg(linear(4, 2), engine=LocalEngine(workers=WORKERS)), data, 1)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
+@pytest.mark.parametrize("workers", [1, 2])
+def test_processes_that_read_samples_end_with_those_they_read_for(
+    workers: int, tmp_path: Path
+) -> None:
+    (tmp_path / "reading.py").write_text(READING.replace("WORKERS", str(workers)))
+    process = Command(tmp_path, "reading.py", script=True)
+
+    def readers() -> list[int]:
+        return [int(file.name[3:]) for file in tmp_path.glob("at-*")]
+
+    deadline = time.monotonic() + 120
+    while len(readers()) < 2 * workers:
+        assert time.monotonic() < deadline and process.poll() is None, readers()
+        time.sleep(0.02)
+    if workers == 2:  # those of a pool's worker that is killed
+        of_one = [pid for pid in readers() if parent(pid) == parent(readers()[0])]
+        assert len(of_one) == 2
+        os.kill(parent(of_one[0]), signal.SIGKILL)
+        start = time.monotonic()
+        while set(of_one) & set(alive(tmp_path)):
+            assert time.monotonic() - start < 2
+            time.sleep(0.02)
+    assert set(alive(tmp_path)) & set(readers())
+    assert seconds_of_orphans(tmp_path, process) < 2
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
 STUDY = """
 config: digits/fedavg.yaml
 seeds: [0]

@@ -3,6 +3,7 @@
 from fedgkd_pl.data.sources.arrays import Arrays
 from fedgkd_pl.data.sources.clients import ClientFiles
 from fedgkd_pl.data.sources.datamodule import LightningData
+from fedgkd_pl.data.sources.dataset import TorchDataset
 from fedgkd_pl.data.sources.huggingface import HuggingFace
 from fedgkd_pl.data.sources.images import ImageFolders
 from fedgkd_pl.data.sources.leaf import Leaf
@@ -17,6 +18,7 @@ class FederatedData:
     """
 
     from_arrays = Arrays
+    from_dataset = TorchDataset
     from_image_folder = ImageFolders
     from_csv = CSVTable
     from_parquet = ParquetTable

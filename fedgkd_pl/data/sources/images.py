@@ -9,13 +9,17 @@ from typing import Any
 import numpy as np
 import torch
 from fedgkd_pl.data.examples import Examples, Splits
+from fedgkd_pl.data.reading import SampleError
 from fedgkd_pl.data.sources.base import OwnData, children, parts_of
+from fedgkd_pl.data.sources.dataset import check_workers, lazy_examples
 from fedgkd_pl.data.transforms import ImageTransform, Scale
 from fedgkd_pl.errors import SettingError, require
 from torch import Tensor
+from torch.utils.data import Dataset
 
 ENDINGS = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 Size = int | list[int] | None
+Listings = dict[str, list[tuple[Path, str]]]
 
 
 class ImageFolders(OwnData):
@@ -31,6 +35,9 @@ class ImageFolders(OwnData):
             without it they must all have the same size.
         grayscale: one channel instead of three.
         augment: random crop (padding 4) and flip in training.
+        lazy: decodes images when a batch needs them, and once before for mean and deviation, where
+            not all fit into memory; the results are the same.
+        loader_workers: where ``lazy``: processes that decode ahead, for each that trains.
         kwargs: those of :class:`OwnData`.
     """
 
@@ -42,11 +49,16 @@ class ImageFolders(OwnData):
         size: int | list[int] | None = None,
         grayscale: bool = False,
         augment: bool = False,
+        lazy: bool = False,
+        loader_workers: int = 0,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         check_size(size)
+        check_workers(loader_workers, lazy)
         self.path = path
+        self.lazy = lazy
+        self.loader_workers = loader_workers
         self.size = size
         self.grayscale = grayscale
         self.augment = augment
@@ -58,17 +70,57 @@ class ImageFolders(OwnData):
             for split, folder in parts_of(Path(self.path).expanduser()).items()
         }
         self.take_names(label for _, label in listings["train"])
+        examples = self._lazy(listings) if self.lazy else self._decoded(listings)
+        splits = self.split(examples["train"], examples.get("test"), examples.get("val"))
+        try:
+            return normalised(splits, self.fitting(splits), self.augment)
+        except SampleError as error:
+            raise SettingError("path", str(error)) from error
+
+    def _decoded(self, listings: Listings) -> dict[str, Examples]:
         images = decode([file for files in listings.values() for file, _ in files], *self._form())
-        examples: dict[str, Examples] = {}
+        examples = {}
         for split, files in listings.items():
             targets = self.file_targets(files)
             examples[split] = Examples(images[: len(files)], targets, Scale(255))
             images = images[len(files) :]
-        splits = self.split(examples["train"], examples.get("test"), examples.get("val"))
-        return normalised(splits, self.fitting(splits), self.augment)
+        return examples
+
+    def _lazy(self, listings: Listings) -> dict[str, Examples]:
+        examples: dict[str, Examples] = {}
+        for split, files in listings.items():
+            targets = self.file_targets(files)
+            images = _Images([file for file, _ in files], targets, *self._form())
+            examples[split] = lazy_examples(
+                images, split, targets, random=False, workers=self.loader_workers
+            )
+        return examples
 
     def _form(self) -> tuple[Size, bool]:
         return self.size, self.grayscale
+
+
+class _Images(Dataset[tuple[Tensor, int]]):
+    """Images that are decoded when they are asked for."""
+
+    def __init__(self, files: list[Path], targets: Tensor, size: Size, grayscale: bool) -> None:
+        self.files = [str(file) for file in files]
+        self.targets = targets
+        self.form = size, grayscale
+        self.first: Tensor | None = None  # which all others must be like
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, row: int) -> tuple[Tensor, int]:
+        image = decode([Path(self.files[row])], *self.form)[0]
+        if self.first is None:
+            self.first = decode([Path(self.files[0])], *self.form)[0]
+        if image.shape != self.first.shape:
+            sides = " × ".join(map(str, image.shape[1:]))
+            reason = f"{self.files[row]} is {sides} (height × width), {self.files[0]} is another"
+            raise SettingError("size", f"{reason}: give size, to resize all")
+        return image, int(self.targets[row])
 
 
 def check_size(size: Size) -> None:

@@ -1,0 +1,114 @@
+"""Small datasets of torch's that are read sample by sample, in a module that --import can name."""
+
+import os
+import random
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+
+class Points(Dataset[Any]):
+    """Points of two classes; ``noise`` is drawn from all three generators.
+
+    Args:
+        number: of the points.
+        noise: its size.
+        log: a file that gets a line for every sample that is read.
+    """
+
+    def __init__(self, number: int = 200, noise: float = 0.0, log: str | None = None) -> None:
+        self.x = np.random.default_rng(0).normal(size=(number, 4)).astype(np.float32)
+        self.targets = (self.x[:, 0] > 0).astype(np.int64)
+        self.noise = noise
+        self.log = log
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, row: int) -> tuple[Tensor, int]:
+        if self.log:
+            with Path(self.log).open("a") as file:
+                file.write(f"{row}\n")
+        x = torch.from_numpy(self.x[row])
+        if self.noise:
+            drawn = torch.rand(4) + random.random() + float(np.random.rand())
+            x = x + self.noise * drawn
+        return x, int(self.targets[row])
+
+    def rows_read(self) -> list[int]:
+        """What was read since the last call."""
+        assert self.log
+        lines = Path(self.log).read_text().split() if Path(self.log).exists() else []
+        Path(self.log).write_text("")
+        return [int(line) for line in lines]
+
+
+class Unlabelled(Points):
+    """Points that do not tell their labels."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.secret = self.targets
+        del self.targets
+
+    def __getitem__(self, row: int) -> tuple[Tensor, int]:
+        self.targets = self.secret
+        try:
+            return super().__getitem__(row)
+        finally:
+            del self.targets
+
+
+class Bad(Points):
+    """Points of which one is bad, in one of several ways."""
+
+    def __init__(self, row: int, fault: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.row, self.fault = row, fault
+
+    def __getitem__(self, row: int) -> Any:
+        x, y = super().__getitem__(row)
+        if row != self.row:
+            return x, y
+        faults: dict[str, Any] = {
+            "shape": (x[:3], y),
+            "type": (x.double(), y),
+            "nan": (x * float("nan"), y),
+            "label": (x, 7),
+            "no pair": x,
+            "text": ("a word", y),
+            "no label": (x, "cat"),
+        }
+        if self.fault == "error":
+            raise OSError(f"file {row}.png\nis gone")
+        return faults[self.fault]
+
+
+class Unsendable(Points):
+    """Points with something that no other process can have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+class Pid(Points):
+    """Points whose input is the id of the process that reads them."""
+
+    def __getitem__(self, row: int) -> tuple[Tensor, int]:
+        return torch.tensor([os.getpid()], dtype=torch.float64), int(self.targets[row])
+
+
+class Wholes(Points):
+    """Points that can be read many at a time."""
+
+    calls = 0
+
+    def __getitems__(self, rows: list[int]) -> list[Any]:
+        self.calls += 1
+        return [self[row] for row in rows]
