@@ -50,9 +50,11 @@ fuzz: $(STAMP)  ## mutated configs, checkpoints and data files for 20 minutes
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$*]'
 	@touch $@
 
-test-engines: .venv/.ray .venv/.flower  ## installs Ray and Flower; their bits, a kill, a refusal, TLS: a quarter of an hour
+EXTRAS := parquet or hugging or yaml_alone or examples_of_data
+test-engines: .venv/.ray .venv/.flower .venv/.hf .venv/.parquet  ## installs Ray, Flower, datasets; their bits, a kill, a refusal, TLS: a quarter of an hour
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -v --durations 10 -m 'engines or ($(FAST))' $(ENGINES)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -v -m engines --ignore tests/engines tests
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -v -k '$(EXTRAS)' tests/data/test_sources.py tests/test_readme.py
 
 test-ray: .venv/.ray  ## installs Ray; a cluster that loses workers and a node: ten minutes
 	@$(BIN)/python -m pytest -v tests/engines/test_ray.py
