@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from fedgkd_pl.processes.start import context
 
-from tests.support.runs import QUICK, Run, version
+from tests.support.runs import QUICK, Run, no_picture, version
 
 REPO = Path(__file__).parents[1]
 LONG = ["test_faults.py", "test_compare.py", "test_cli.py", "test_bad_inputs.py", "test_ways_in.py"]
@@ -87,6 +87,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
 @pytest.fixture(autouse=True)
 def _no_seed_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorBoard's figures are made, and drawn only in files that have a fixture of this name."""
+    monkeypatch.setattr("torch.utils.tensorboard.writer.figure_to_image", no_picture)
 
 
 @pytest.fixture
