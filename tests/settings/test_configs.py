@@ -16,6 +16,7 @@ from fedgkd_pl.settings.files import expand, resolve
 
 from tests.conftest import REPO
 from tests.support.datasets import TINY, WORDS, write_ag_news, write_cifar, write_sst5, write_tiny
+from tests.support.runs import FEW_STEPS
 
 CONFIGS = REPO / "configs"
 PROTOCOLS, METHODS = (
@@ -105,16 +106,18 @@ def test_two_rounds(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    methods = [each for each in METHODS if re.search(rf"\d?[_/]{each}\.yaml$", name)]
     words = ["--config", name]
     words += tiny(name, tmp_path, monkeypatch, real)
     words += ["--rounds", "2", "--model.local_epochs", "1", "--name", "x"]
+    words += [word for method in methods for word in FEW_STEPS.get(method, ())]
     code, _, err = run("fit", *words)
     assert code == 0, err
     folder = tmp_path / "runs" / "x" / "version_0"
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["rounds"] == 2 and summary["final_test_acc"] is not None
     if name not in ("quickstart.yaml", "smoke.yaml"):
-        (method,) = [each for each in METHODS if re.search(rf"\d?[_/]{each}\.yaml$", name)]
+        (method,) = methods
         config = yaml.safe_load((CONFIGS / "methods" / f"{method}.yaml").read_text())
         assert summary["method"] == config["model"]["class_path"]
 

@@ -8,6 +8,12 @@ from pathlib import Path
 from typing import Any
 
 QUICK = ("--config", "smoke.yaml", "--model.engine.workers", "1")
+# What a method trains besides its clients, cut down from up to 10,000 steps a round.
+FEW_STEPS = {
+    "cfd": ("--model.client_steps", "10", "--model.server_steps", "10"),
+    "feddf": ("--model.distil_steps", "20", "--model.validate_every", "5"),
+    "fedgen": ("--model.generator_steps", "5"),
+}
 Run = Callable[..., tuple[int, str, str]]
 
 
