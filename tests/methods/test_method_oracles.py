@@ -45,6 +45,7 @@ from tests.support.methods import (
     net,
     table,
 )
+from tests.support.runs import of_families
 
 OFF = {
     "FedProx": {"mu": 0.0},
@@ -380,7 +381,7 @@ def test_fedgkd_with_one_teacher_is_fedlsd() -> None:
     assert client.training_step((x, y), 0).item() == pytest.approx(lsd.item(), abs=1e-12)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", of_families(EVERY))
 def test_resume_and_workers(name: str, tmp_path: Path) -> None:
     """Six rounds in one go; in two; and with two worker processes: the same bits."""
     data = {"participation": 0.67}

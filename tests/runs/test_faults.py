@@ -21,7 +21,7 @@ from fedgkd_pl.storage.files import previous
 
 from tests.conftest import REPO
 from tests.support.faults import Launcher
-from tests.support.runs import FEW_STEPS
+from tests.support.runs import FEW_STEPS, of_families
 
 METHODS = sorted(file.stem for file in (REPO / "configs" / "methods").glob("*.yaml"))
 TRIALS = int(os.environ.get("FEDGKD_TRIALS", "2"))  # 50 by `make test-faults`
@@ -137,7 +137,7 @@ def test_the_same_run_in_fresh_processes_has_one_hash(
         assert outcome(tmp_path / str(number) / "run" / "version_0") == expected
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", of_families(METHODS))
 def test_a_killed_run_resumes_to_the_same_result(
     launchers: list[Launcher], whole: Whole, method: str, tmp_path: Path
 ) -> None:
