@@ -20,8 +20,10 @@ from fedgkd_pl.processes.start import context
 from tests.support.runs import QUICK, Run, no_picture, version
 
 REPO = Path(__file__).parents[1]
-LONG = ["test_faults.py", "test_compare.py", "test_cli.py", "test_bad_inputs.py", "test_ways_in.py"]
-LONG += ["test_configs.py", "test_resume.py", "test_ends.py", "test_readme.py", "test_wheel.py"]
+LONG = ["test_faults.py", "test_compare.py", "test_method_oracles.py", "test_configs.py"]
+LONG += ["test_kernels.py", "test_ends.py", "test_ways_in.py", "test_bad_inputs.py"]
+LONG += ["test_answers.py", "test_cli.py", "test_averaged.py", "test_readme.py"]
+LONG += ["test_resume.py", "test_wheel.py"]
 PIECES = ("Given", "Table", "fit", "linear", "quiet_trainer", "same", "seed_everything")
 
 
@@ -63,6 +65,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Modules that tests write and import leave no bytecode in the folders that tests look at."""
     sys.dont_write_bytecode = True
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_warning_recorded(warning_message: Any) -> None:
+    """The process that shows a warning of Lightning's need not import Lightning for its class."""
+    if warning_message.category.__module__ != "builtins":
+        text = f"{warning_message.category.__name__}: {warning_message.message}"
+        warning_message.message, warning_message.category = UserWarning(text), UserWarning
 
 
 @pytest.hookimpl(wrapper=True)
