@@ -40,7 +40,7 @@ test: $(STAMP)  ## the tests: minutes (more: make test-long test-engines test-sl
 	  --durations 10 --nbmake --nbmake-timeout 300 $(ENGINES:%=--ignore %) tests notebooks
 
 test-long: $(STAMP)  ## the methods that make test leaves out of its longest tests: minutes
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m long --durations 10 tests
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m long --durations 10 $(ENGINES:%=--ignore %) tests
 
 test-faults: $(STAMP)  ## 50 kills, signals and stops per method, full disks: an hour
 	@FEDGKD_TRIALS=50 $(BIN)/python -m pytest -v tests/runs/test_faults.py \
