@@ -2,12 +2,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
-FAST := not slow and not faults and not ray and not flower and not engines
+FAST := not slow and not faults and not ray and not flower and not engines and not long
 ENGINES := tests/engines/test_ray.py tests/engines/test_flower.py tests/engines/test_flower_net.py
 # Where it is set, each of some thirty processes of the tests compiles the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo digits bench test test-engines test-faults test-ray test-flower fuzz test-slow lint papers results format wheel clean
+.PHONY: help setup demo digits bench test test-long test-engines test-faults test-ray test-flower fuzz test-slow lint papers results format wheel clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -35,9 +35,12 @@ bench: .venv/.ray .venv/.flower  ## speed, start-up, scale, commits, engines and
 	@for part in speed startup scale commit engines lazy; do \
 	  $(BIN)/python -m benchmarks.$$part || exit 1; echo; done
 
-test: $(STAMP)  ## the tests (the long ones: make test-slow)
+test: $(STAMP)  ## the tests: minutes (more: make test-long test-engines test-slow)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m '$(FAST)' \
 	  --durations 10 --nbmake --nbmake-timeout 300 $(ENGINES:%=--ignore %) tests notebooks
+
+test-long: $(STAMP)  ## the methods that make test leaves out of its longest tests: minutes
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m long --durations 10 $(ENGINES:%=--ignore %) tests
 
 test-faults: $(STAMP)  ## 50 kills, signals and stops per method, full disks: an hour
 	@FEDGKD_TRIALS=50 $(BIN)/python -m pytest -v tests/runs/test_faults.py \

@@ -17,11 +17,13 @@ from typing import Any
 import pytest
 from fedgkd_pl.processes.start import context
 
-from tests.support.runs import QUICK, Run, version
+from tests.support.runs import QUICK, Run, no_picture, version
 
 REPO = Path(__file__).parents[1]
-LONG = ["test_faults.py", "test_compare.py", "test_cli.py", "test_bad_inputs.py", "test_ways_in.py"]
-LONG += ["test_configs.py", "test_resume.py", "test_ends.py", "test_readme.py", "test_wheel.py"]
+LONG = ["test_faults.py", "test_compare.py", "test_method_oracles.py", "test_configs.py"]
+LONG += ["test_kernels.py", "test_ends.py", "test_ways_in.py", "test_bad_inputs.py"]
+LONG += ["test_answers.py", "test_cli.py", "test_averaged.py", "test_readme.py"]
+LONG += ["test_resume.py", "test_wheel.py"]
 PIECES = ("Given", "Table", "fit", "linear", "quiet_trainer", "same", "seed_everything")
 
 
@@ -65,6 +67,14 @@ def pytest_collection_finish() -> None:
     sys.dont_write_bytecode = True
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_warning_recorded(warning_message: Any) -> None:
+    """The process that shows a warning of Lightning's need not import Lightning for its class."""
+    if warning_message.category.__module__ != "builtins":
+        text = f"{warning_message.category.__name__}: {warning_message.message}"
+        warning_message.message, warning_message.category = UserWarning(text), UserWarning
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     """Ends pytest by a signal that a run within a test has answered, which only ends that run."""
@@ -87,6 +97,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
 @pytest.fixture(autouse=True)
 def _no_seed_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorBoard's figures are made, and drawn only in files that have a fixture of this name."""
+    monkeypatch.setattr("torch.utils.tensorboard.writer.figure_to_image", no_picture)
 
 
 @pytest.fixture

@@ -64,6 +64,11 @@ def tensorboard(folder: Path) -> Ask:
     return ask
 
 
+@pytest.fixture
+def _no_pictures() -> None:
+    """They are drawn here."""
+
+
 @pytest.fixture(scope="module", params=["whole", "resumed"])
 def folder(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of three rounds; one of them was ended after round 2 and resumed."""

@@ -27,6 +27,7 @@ from torch.optim import SGD
 
 from tests.conftest import Table, fit, linear
 from tests.support.methods import EVERY, build, table
+from tests.support.runs import of_families
 
 VICTIM = 1  # of the clients 0, 1, 2, which have 8, 5 and 6 samples
 Change = Callable[[ClientUpdate], Any]
@@ -254,7 +255,10 @@ def one_less(holds: torch.Tensor) -> torch.Tensor:
     return less
 
 
-@pytest.mark.parametrize("name", ["FedAvg", "BatchNorm", *EVERY])
+FORMS = ("BatchNorm", "MOON", "FedDistill", "FedAUX")  # other answers than those of the families
+
+
+@pytest.mark.parametrize("name", of_families(["FedAvg", "BatchNorm", *EVERY], *FORMS))
 def test_tensors_that_are_not_as_declared(name: str, tmp_path: Path) -> None:
     told = 1  # the round without the client, to which all others are compared
 
@@ -304,8 +308,10 @@ METRICS = st.one_of(
 )
 
 
-@pytest.mark.parametrize("name, examples", [("FedAvg", 60), *((name, 6) for name in EVERY)])
-def test_numbers_that_are_not_as_declared(name: str, examples: int) -> None:
+@pytest.mark.parametrize("name", of_families(["FedAvg", *EVERY]))
+def test_numbers_that_are_not_as_declared(name: str) -> None:
+    examples = 60 if name == "FedAvg" else 6
+
     def trial(round: Round) -> None:
         true = round.answers[round.place].num_samples
         few = settings(max_examples=examples, deadline=None, database=None, derandomize=True)

@@ -20,6 +20,7 @@ from torch.optim import SGD
 from tests.conftest import Table, fit, linear, same
 from tests.support.faults import Fault, inject
 from tests.support.methods import EVERY, OWN_OPTIMIZER, Inputs, build
+from tests.support.runs import of_families
 
 SIZES = (8, 5, 6, 7, 9, 4, 5, 6, 8, 7)
 SILENT = ("raise", "nan", "inf", "shape", "missing", "loss")  # the worker survives these
@@ -63,7 +64,7 @@ def faults_of(kinds: tuple[str, ...], rounds: int) -> list[Fault]:
     ]
 
 
-@pytest.mark.parametrize("name", ["FedAvg", *EVERY])
+@pytest.mark.parametrize("name", of_families(["FedAvg", *EVERY]))
 def test_a_run_with_failures_is_the_run_without_those_clients(name: str, tmp_path: Path) -> None:
     """R5: 30 % of all updates raise, are not finite or have another shape."""
 
@@ -115,7 +116,7 @@ def test_clients_that_hang_or_die_are_left_out_too(tmp_path: Path) -> None:
         assert REASONS[kind] in row["reason"]
 
 
-@pytest.mark.parametrize("name", ["FedAvg", *EVERY])
+@pytest.mark.parametrize("name", of_families(["FedAvg", *EVERY]))
 def test_a_round_without_enough_clients_changes_nothing(name: str) -> None:
     """R6: the model, the teachers, the clients' states and the server's optimizer stay."""
     seen: list[dict[str, Any]] = []

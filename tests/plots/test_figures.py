@@ -45,6 +45,11 @@ EYES = {
 PAGES = ("#FFFFFF", "#1E1E1E")
 
 
+@pytest.fixture
+def _no_pictures() -> None:
+    """They are drawn here."""
+
+
 def linear_rgb(value: str) -> Any:
     c = np.array([int(value[i : i + 2], 16) / 255 for i in (1, 3, 5)])
     return np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4)

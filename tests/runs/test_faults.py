@@ -21,6 +21,7 @@ from fedgkd_pl.storage.files import previous
 
 from tests.conftest import REPO
 from tests.support.faults import Launcher
+from tests.support.runs import FEW_STEPS, of_families
 
 METHODS = sorted(file.stem for file in (REPO / "configs" / "methods").glob("*.yaml"))
 TRIALS = int(os.environ.get("FEDGKD_TRIALS", "2"))  # 50 by `make test-faults`
@@ -34,8 +35,8 @@ STEPS = ("opened", "writing", "written", "synced", "rotated", "replaced", "commi
 
 def words(method: str) -> tuple[str, ...]:
     extra = ("--model.buffer_size", "5") if method in ("fedgkd", "fedgkd_vote") else ()
-    extra = ("--model.generator_steps", "5") if method == "fedgen" else extra
-    return ("fit", "--config", f"digits/{method}.yaml", *SMALL, *extra)
+    few = FEW_STEPS.get(method, ())
+    return ("fit", "--config", f"digits/{method}.yaml", *SMALL, *extra, *few)
 
 
 def outcome(folder: Path) -> dict[str, Any]:
@@ -136,7 +137,7 @@ def test_the_same_run_in_fresh_processes_has_one_hash(
         assert outcome(tmp_path / str(number) / "run" / "version_0") == expected
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", of_families(METHODS))
 def test_a_killed_run_resumes_to_the_same_result(
     launchers: list[Launcher], whole: Whole, method: str, tmp_path: Path
 ) -> None:

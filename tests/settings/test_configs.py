@@ -16,18 +16,20 @@ from fedgkd_pl.settings.files import expand, resolve
 
 from tests.conftest import REPO
 from tests.support.datasets import TINY, WORDS, write_ag_news, write_cifar, write_sst5, write_tiny
+from tests.support.runs import FAMILIES, FEW_STEPS
 
 CONFIGS = REPO / "configs"
 PROTOCOLS, METHODS = (
     sorted(file.stem for file in (CONFIGS / part).glob("*.yaml"))
     for part in ("protocols", "methods")
 )
+CIFAR = [f"cifar10_{method}.yaml" for method in METHODS]
 FILES = [
-    *("quickstart.yaml", "smoke.yaml"),
-    *(f"cifar10_{method}.yaml" for method in METHODS),
+    *("quickstart.yaml", "smoke.yaml", *CIFAR),
     *(f"digits/{method}.yaml" for method in METHODS),
     *(f"{each}_fedgkd.yaml" for each in PROTOCOLS if each not in ("cifar10", "digits")),
 ]
+LONG = {name for name in CIFAR if name[8:-5] not in FAMILIES}  # each trains on the digits as well
 
 
 @pytest.mark.parametrize("name", ["csv", "wandb", "mlflow"])
@@ -90,7 +92,10 @@ def tiny(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, real: bool) -
 @pytest.mark.parametrize(
     ("name", "real"),  # real: with its own net, however large
     [
-        *(pytest.param(name, False, id=name) for name in FILES),
+        *(
+            pytest.param(name, False, id=name, marks=[pytest.mark.long] * (name in LONG))
+            for name in FILES
+        ),
         *(
             pytest.param(name, True, id=f"{name}, ResNet50", marks=pytest.mark.slow)
             for name in FILES
@@ -105,16 +110,18 @@ def test_two_rounds(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    methods = [each for each in METHODS if re.search(rf"\d?[_/]{each}\.yaml$", name)]
     words = ["--config", name]
     words += tiny(name, tmp_path, monkeypatch, real)
     words += ["--rounds", "2", "--model.local_epochs", "1", "--name", "x"]
+    words += [word for method in methods for word in FEW_STEPS.get(method, ())]
     code, _, err = run("fit", *words)
     assert code == 0, err
     folder = tmp_path / "runs" / "x" / "version_0"
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["rounds"] == 2 and summary["final_test_acc"] is not None
     if name not in ("quickstart.yaml", "smoke.yaml"):
-        (method,) = [each for each in METHODS if re.search(rf"\d?[_/]{each}\.yaml$", name)]
+        (method,) = methods
         config = yaml.safe_load((CONFIGS / "methods" / f"{method}.yaml").read_text())
         assert summary["method"] == config["model"]["class_path"]
 

@@ -27,6 +27,7 @@ from types import ModuleType
 from typing import Any
 
 from tests.conftest import REPO
+from tests.support.runs import no_picture
 
 # -- clients -----------------------------------------------------------------------------------
 
@@ -243,12 +244,14 @@ def _serve(listener: socket.socket) -> None:
     """Serves launchers when everything is imported that a run needs."""
     from fedgkd_pl.cli.main import main
     from fedgkd_pl.runs.events import rewind
+    from torch.utils.tensorboard import writer
 
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         rewind(Path(folder), [])  # imports TensorBoard's reader
         words = ["--rounds", "1", "--model.engine.workers", "1", "--output_dir", folder]
         assert main(["fit", "--config", "smoke.yaml", *words]) == 0
     os.environ.pop("PL_GLOBAL_SEED")
+    writer.figure_to_image = no_picture
     gc.collect()
     gc.freeze()  # so that children copy less
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a job of a script
