@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 
+Label = int | NDArray[np.float32]
+
 
 class SampleError(RunFailed):
     """A sample that cannot be used; of a client, it fails that client."""
@@ -48,7 +50,7 @@ class Packed:
 
     form: Form
     inputs: NDArray[np.uint8]
-    labels: list[int]
+    labels: list[Label]
 
     def pin_memory(self) -> "Batch":
         """What the DataLoader calls where batches go to a GPU."""
@@ -65,7 +67,7 @@ class Batch:
     """Samples as they were read."""
 
     inputs: Tensor
-    labels: list[int]
+    labels: list[Label]
 
     def pin_memory(self) -> "Batch":
         """What the DataLoader calls where batches go to a GPU."""
@@ -102,7 +104,7 @@ class SampleReader(Dataset[Any]):
         name: str,
         random: bool,
         form: Form | None = None,
-        targets: NDArray[np.int64] | None = None,
+        targets: NDArray[Any] | None = None,
     ) -> None:
         self.dataset = dataset
         self.name = name
@@ -135,7 +137,7 @@ class SampleReader(Dataset[Any]):
             return str(error)
         return batch if here else batch.pack()
 
-    def _samples(self, task: Task) -> list[tuple[Tensor, int]]:
+    def _samples(self, task: Task) -> list[tuple[Tensor, Label]]:
         rows: list[int] = task.rows.tolist()
         whole = None if self.random else getattr(self.dataset, "__getitems__", None)
         if callable(whole):
@@ -147,7 +149,7 @@ class SampleReader(Dataset[Any]):
                 return [self._checked(*pair) for pair in zip(rows, given, strict=True)]
         return [self._sample(*pair) for pair in zip(rows, task.seeds.tolist(), strict=True)]
 
-    def _sample(self, row: int, seed: int) -> tuple[Tensor, int]:
+    def _sample(self, row: int, seed: int) -> tuple[Tensor, Label]:
         seed_host(seed)
         try:
             given = self.dataset[row]
@@ -158,7 +160,7 @@ class SampleReader(Dataset[Any]):
             ) from error
         return self._checked(row, given)
 
-    def _checked(self, row: int, given: Any) -> tuple[Tensor, int]:
+    def _checked(self, row: int, given: Any) -> tuple[Tensor, Label]:
         if not isinstance(given, tuple | list) or len(given) != 2:
             raise self._error(row, f"must be (x, y), and is a {type(given).__name__}")
         x, label = as_input(given[0]), as_label(given[1])
@@ -170,13 +172,14 @@ class SampleReader(Dataset[Any]):
             form = Form(tuple(x.shape), x.dtype)
             raise self._error(row, f"is {form}, the first is {first}: make them alike")
         if label is None:
-            raise self._error(row, f"has {given[1]!r:.40} as its label, not a class number")
-        if self.targets is not None and label != self.targets[row]:
+            text = f"has {given[1]!r:.40} as its label, not a class number or a row of numbers"
+            raise self._error(row, text)
+        if self.targets is not None and np.any(label != self.targets[row]):
             text = f"has the label {label}, but its target is {self.targets[row]}"
             raise self._error(row, f"{text}: give targets as the samples have them")
         return x, label
 
-    def _joined(self, task: Task, samples: list[tuple[Tensor, int]]) -> Batch:
+    def _joined(self, task: Task, samples: list[tuple[Tensor, Label]]) -> Batch:
         inputs = torch.stack([x for x, _ in samples])
         if inputs.is_floating_point() and not inputs.sum().isfinite():
             for bad in torch.nonzero(~inputs.isfinite())[:1]:  # none if only the sum was too large
@@ -221,9 +224,14 @@ def as_input(x: Any) -> Tensor | None:
     return None
 
 
-def as_label(y: Any) -> int | None:
-    """A class number; None where it is none."""
-    if isinstance(y, Tensor | np.ndarray | np.generic):
-        single = y.numel() == 1 if isinstance(y, Tensor) else y.size == 1
-        y = y.item() if single else None
-    return int(y) if isinstance(y, int) else None
+def as_label(y: Any) -> Label | None:
+    """A class number, or a row of numbers to learn as float32; None where it is none of these."""
+    if isinstance(y, int):
+        return int(y)
+    try:
+        values = np.asarray(y.detach().cpu() if isinstance(y, Tensor) else y)
+    except (TypeError, ValueError):  # rows that are not alike
+        return None
+    if values.dtype.kind in "iub" and values.size == 1:
+        return int(values.item())
+    return values.astype(np.float32) if values.dtype.kind == "f" and values.ndim < 2 else None

@@ -13,7 +13,16 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from fedgkd_pl import ByKey, FedAvg, FederatedData, FedGKD, HeldOut, LocalEngine, TorchDataset
+from fedgkd_pl import (
+    ByKey,
+    FedAvg,
+    FederatedData,
+    FedGKD,
+    HeldOut,
+    LocalEngine,
+    SquaredError,
+    TorchDataset,
+)
 from fedgkd_pl.data.examples import Batches, Examples
 from fedgkd_pl.data.lazy import LazyExamples
 from fedgkd_pl.data.loading import SampleLoader
@@ -30,7 +39,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, TensorDataset
 
-from tests.conftest import REPO, fit, linear
+from tests.conftest import REPO, fit, linear, same
 from tests.support.lazy import Bad, Pid, Points, Unlabelled, Unsendable, Wholes
 from tests.support.runs import Run, version
 from tests.support.sources import write_config, write_images
@@ -479,7 +488,10 @@ class Endless(IterableDataset[Any]):
             {"targets": [0, 1]},
             "targets: there are 200 samples of train: give a label for each (got 2",
         ),
-        ({"targets": np.zeros(200)}, "targets: must be one class number per sample"),
+        (
+            {"targets": np.zeros(200)},
+            "data: train: sample 0 has the label 1, but its target",
+        ),
         (
             {"targets": np.ones(200, int) * 5},
             "data: train: sample 0 has the label 1, but its target",
@@ -508,9 +520,29 @@ def test_what_a_sample_may_be() -> None:
     assert [
         as_label(y) for y in (3, np.int8(3), torch.tensor(3), torch.tensor([3]), np.array(3))
     ] == [3] * 5
-    assert [as_label(y) for y in (3.0, np.float32(3), torch.tensor([3, 1]), "3", None)] == [
+    assert [as_label(y) for y in (torch.tensor([3, 1]), "3", None, [[1.0]], [1.0, "a"])] == [
         None
     ] * 5
+    for y in (0.1, np.float64(0.1), torch.tensor(0.1), torch.tensor([0.1]), [0.1]):
+        number: Any = as_label(y)
+        assert number.dtype == np.float32 and number.item() == np.float32(0.1)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_numbers_to_learn_are_read_like_labels(told: bool) -> None:
+    """As arrays of the same numbers, whether the dataset tells them or not."""
+    x, rows = Points().x, Points().x[:, :1] * 2 + 1
+    pairs: Any = TensorDataset(torch.from_numpy(x), torch.from_numpy(rows))
+    nets = []
+    for data in (
+        federated(pairs if told else [*pairs]),
+        FederatedData.from_arrays(x, rows, num_clients=4, batch_size=16, seed=0),
+    ):
+        model = FedAvg(linear(4, 1), loss=SquaredError(), engine=LocalEngine(1))
+        fit(model, data, 2)
+        assert data.num_classes == 0 and model.report["test/mae"] < 1.5
+        nets.append(model.global_state())
+    assert same(*nets)
 
 
 # -- other sources that can be lazy --------------------------------------------------------------

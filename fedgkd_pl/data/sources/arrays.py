@@ -79,9 +79,7 @@ class Arrays(OwnData):
             test_inputs, test_targets, *_ = self._pairs(test_inputs, "test_inputs")
         train = self._examples(inputs, targets, "")
         if not hasattr(self, "num_classes"):
-            classes = not train.targets.is_floating_point()
-            known = len(self.class_names) or (int(train.targets.max()) + 1 if classes else 0)
-            self.num_classes = known
+            self.num_classes = len(self.class_names) or count_classes(train.targets)
         test = None if test_inputs is None else self._examples(test_inputs, test_targets, "test_")
         keys = None
         if self.owners is not None:
@@ -142,6 +140,11 @@ def read_array(source: Any, key: str) -> Any:
         raise SettingError(key, f"{file}: {error.strerror or 'cannot be read'}") from error
     except Exception as error:  # a damaged file fails in any way
         raise SettingError(key, f"{file} cannot be read ({error!s:.100})") from error
+
+
+def count_classes(targets: Tensor) -> int:
+    """The largest class number and one; 0 of numbers that are no classes."""
+    return 0 if targets.is_floating_point() else int(targets.max()) + 1
 
 
 def as_labels(source: Any, key: str) -> Tensor:

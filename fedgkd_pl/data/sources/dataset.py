@@ -11,8 +11,8 @@ import torch
 from fedgkd_pl.data.examples import Examples, Splits, Transform
 from fedgkd_pl.data.lazy import READ_AT_ONCE, LazyExamples, lazy_inputs, task_of
 from fedgkd_pl.data.loading import SampleLoader
-from fedgkd_pl.data.reading import Form, SampleError, SampleReader
-from fedgkd_pl.data.sources.arrays import as_labels, read_array, transform_for
+from fedgkd_pl.data.reading import Form, Label, SampleError, SampleReader
+from fedgkd_pl.data.sources.arrays import as_labels, count_classes, read_array, transform_for
 from fedgkd_pl.data.sources.base import OwnData, number_owners
 from fedgkd_pl.errors import SettingError, require
 from torch import Tensor
@@ -26,10 +26,11 @@ class TorchDataset(OwnData):
     """Map-style datasets of torch's, whose samples are read when a batch needs them.
 
     ``train[i]`` is ``(x, y)``: a tensor or an array, always of one shape and type, and a class
-    number. Bytes (uint8) become floats in [0, 1], other whole numbers stay token ids. The datasets'
-    own transforms run for every sample anew. What they draw from the generators of torch, NumPy and
-    Python is a function of seed, round, client, epoch and place in it, so it depends neither on
-    ``loader_workers`` nor on the engine; in evaluation it is one of the sample alone.
+    number, or a row of floats to learn. Bytes (uint8) become floats in [0, 1], other whole numbers
+    stay token ids. The datasets' own transforms run for every sample anew. What they draw from the
+    generators of torch, NumPy and Python is a function of seed, round, client, epoch and place in
+    it, so it depends neither on ``loader_workers`` nor on the engine; in evaluation it is one of
+    the sample alone.
 
     Args:
         train: the dataset that is cut into clients.
@@ -100,7 +101,7 @@ class TorchDataset(OwnData):
             known = getattr(self, "num_classes", len(names))
             self.class_names = list(names) if len(names) == known else ()
         if not hasattr(self, "num_classes"):
-            self.num_classes = len(self.class_names) or int(train.targets.max()) + 1
+            self.num_classes = len(self.class_names) or count_classes(train.targets)
         keys = None
         if self.owners is not None:
             owners = np.asarray(read_array(self.owners, "owners"))
@@ -185,7 +186,7 @@ def read_labels(loader: SampleLoader, length: int, key: str) -> Tensor:
     log.warning(text, name, length, key)
     starts = range(0, length, READ_AT_ONCE)
     tasks = [task_of(np.arange(n, min(n + READ_AT_ONCE, length))) for n in starts]
-    labels: list[int] = []
+    labels: list[Label] = []
     told = time.monotonic()
     try:
         for batch in loader.read(tasks):
@@ -195,4 +196,8 @@ def read_labels(loader: SampleLoader, length: int, key: str) -> Tensor:
                 log.warning("%s: %d of %d labels are read", name, len(labels), length)
     finally:
         loader.close()
-    return torch.tensor(labels, dtype=torch.int64)
+    try:
+        return as_labels(np.stack([np.asarray(label) for label in labels]), key)
+    except ValueError as error:
+        reason = f"{name} has class numbers and rows of numbers: all must be alike"
+        raise SettingError(key, reason) from error
