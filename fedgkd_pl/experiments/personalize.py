@@ -19,7 +19,7 @@ from fedgkd_pl.experiments.draw import personalized
 from fedgkd_pl.federation.answers import Form, checked, like
 from fedgkd_pl.federation.client_trainer import Job
 from fedgkd_pl.federation.message import LR_FACTOR, ClientFailure, ClientUpdate, Message
-from fedgkd_pl.federation.own_module import has_outputs
+from fedgkd_pl.federation.own_module import has_outputs, is_own_module
 from fedgkd_pl.federation.performance import channels_last
 from fedgkd_pl.federation.round import job_of
 from fedgkd_pl.federation.task import task_of
@@ -117,7 +117,8 @@ def load(folder: RunFolder, ckpt_path: str, settings: Sequence[str] = ()) -> Exp
     model.on_load_checkpoint(checkpoint)
     model.load_state_dict(checkpoint["state_dict"])
     model.to(made.trainer.strategy.root_device)
-    channels_last(model.net, model.some_inputs(data))  # as in a run
+    if not is_own_module(model.net):  # as in a run
+        channels_last(model.net, model.some_inputs(data))
     return made
 
 
