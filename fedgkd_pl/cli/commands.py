@@ -103,6 +103,16 @@ def _personalize(arguments: Any, settings: list[str]) -> int:
     return 0
 
 
+def _export(arguments: Any, settings: list[str]) -> int:
+    from fedgkd_pl.experiments.trained import export
+    from fedgkd_pl.processes.command import quiet_libraries
+
+    quiet_libraries()
+    own = (arguments.format, arguments.ckpt_path, arguments.average, arguments.output)
+    print(f"wrote {export(arguments.run, *own, settings)}")
+    return 0
+
+
 def _flower(arguments: Any, settings: list[str]) -> int:
     from fedgkd_pl.engines.base import needs
 
@@ -162,13 +172,30 @@ def _add_personalize(parser: Parser) -> None:
     parser.add_argument("--epochs", type=int, help="of each client; as in the run's rounds")
     parser.add_argument("--lr", type=float, help="of each client; that of the run")
     parser.add_argument("--clients", metavar="0,3,7", help="whose; all with test samples")
+    _add_checkpoint(parser)
+    parser.add_argument("--output_dir", help="where to write; the run's folder")
+
+
+def _add_checkpoint(parser: Parser) -> None:
     parser.add_argument(
         "--ckpt_path",
         default="last",
         metavar="last|best|FILE",
         help="the global model: of the last round (default), of the best by validation, or a file",
     )
-    parser.add_argument("--output_dir", help="where to write; the run's folder")
+
+
+def _add_export(parser: Parser) -> None:
+    parser.add_argument("run", help="the folder of a run, finished or stopped")
+    parser.add_argument(
+        "--format",
+        choices=("safetensors", "onnx", "torchscript", "torch_export"),
+        default="safetensors",
+        help="weights alone (safetensors, default), or the net itself",
+    )
+    _add_checkpoint(parser)
+    parser.add_argument("--average", action="store_true", help="what AveragedModel made, instead")
+    parser.add_argument("--output", help="the file; model.… in the run's folder")
 
 
 def _add_flower(flower: Parser) -> None:
@@ -181,14 +208,15 @@ COMMANDS = {
         _of_trainer("fit"),
     ),
     "validate": Command(
-        "evaluate a checkpoint on the server's validation set", _of_trainer("validate")
+        "evaluate a run or checkpoint on the server's validation set", _of_trainer("validate")
     ),
-    "test": Command("evaluate a checkpoint on the test set", _of_trainer("test")),
+    "test": Command("evaluate a run or checkpoint on the test set", _of_trainer("test")),
     "partition": Command(
         "show who would hold what, before anything is trained: table, JSON, chart", _partition
     ),
     "predict": Command(
-        "write a checkpoint's predictions on the test set beside it", _of_trainer("predict")
+        "write the predictions of a run or checkpoint on the test set beside it",
+        _of_trainer("predict"),
     ),
     "configs": Command(
         "list the configurations that come with the package", _configs, lambda parser: None
@@ -232,6 +260,19 @@ COMMANDS = {
             "fedgkd-pl fit --data.client_test_fraction 0.2. Prints a table and writes "
             "personalized.csv and personalized.svg. Any further flag is one of fedgkd-pl fit that "
             "does not decide the result, such as --data.data_dir DIR or --import MODULE.",
+            "allow_abbrev": False,
+        },
+    ),
+    "export": Command(
+        "write a run's model as safetensors, ONNX, TorchScript or torch.export",
+        _export,
+        _add_export,
+        takes_settings=True,
+        parser={
+            "description": "Writes the model of a run, finished or stopped, in a format that other "
+            "programs read. Its inputs are what the dataset's transform gives. Any further flag is "
+            "one of fedgkd-pl fit that does not decide the result, such as --data.data_dir DIR or "
+            "--import MODULE.",
             "allow_abbrev": False,
         },
     ),

@@ -7,11 +7,8 @@ import fedgkd_pl
 from fedgkd_pl.cli.commands import COMMANDS, Parser, study_first
 from fedgkd_pl.processes.command import run_command
 
-RESULTS_ARE_FILES = (
-    "fit",
-    "compare",
-    "personalize",
-)  # they do not mind if nobody reads their output
+# they do not mind if nobody reads their output
+RESULTS_ARE_FILES = ("fit", "compare", "personalize", "export")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -7,33 +7,28 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from math import isfinite
-from os.path import isfile  # which, unlike Path's, takes a name of any length
 from pathlib import Path
 from typing import Any
 
 from fedgkd_pl.callbacks.client_evaluation import OwnRunner, Score, spread
 from fedgkd_pl.engines.base import Engine, schedule
 from fedgkd_pl.engines.local import LocalEngine
-from fedgkd_pl.errors import RunFailed, SettingError, require
+from fedgkd_pl.errors import RunFailed, require
 from fedgkd_pl.experiments.draw import personalized
+from fedgkd_pl.experiments.trained import begun, load_trained
 from fedgkd_pl.federation.answers import Form, checked, like
 from fedgkd_pl.federation.client_trainer import Job
 from fedgkd_pl.federation.message import LR_FACTOR, ClientFailure, ClientUpdate, Message
-from fedgkd_pl.federation.own_module import has_outputs, is_own_module
-from fedgkd_pl.federation.performance import channels_last
+from fedgkd_pl.federation.own_module import has_outputs
 from fedgkd_pl.federation.round import job_of
 from fedgkd_pl.federation.task import task_of
 from fedgkd_pl.methods.fedavg import FedAvg
 from fedgkd_pl.plots.style import save
 from fedgkd_pl.runs.files import csv_text
-from fedgkd_pl.runs.folder import CONFIG, LAST, PERSONALIZED, RunFolder
-from fedgkd_pl.runs.resume import check_net, check_settings, find_checkpoint, load_checkpoint
+from fedgkd_pl.runs.folder import PERSONALIZED, RunFolder
 from fedgkd_pl.seeds import derive
-from fedgkd_pl.settings.build import build_request
 from fedgkd_pl.settings.experiment import Experiment
-from fedgkd_pl.settings.places import is_within
-from fedgkd_pl.settings.request import read_request
-from fedgkd_pl.storage.files import CHECKPOINTS, write_text
+from fedgkd_pl.storage.files import write_text
 from rich.progress import Progress
 from torch.optim import Optimizer
 
@@ -83,12 +78,10 @@ def personalize(
     """
     require(epochs is None or epochs >= 1, "epochs", "must be at least 1", epochs)
     require(lr is None or (lr > 0 and isfinite(lr)), "lr", "must be positive", lr)
-    folder = RunFolder(Path(run))
+    folder = begun(run)
     output = folder.path if output_dir is None else Path(output_dir)
-    begun = isfile(folder.config)
-    require(begun, "run", f"no run was begun there: no {CONFIG}", str(run))
     require(output.is_dir() or not output.exists(), "output_dir", "is not a folder", str(output))
-    experiment = load(folder, ckpt_path, settings)
+    experiment = _load(folder, ckpt_path, settings)
     rows = list(_rows(experiment, epochs, lr, clients, progress))
     output.mkdir(parents=True, exist_ok=True)
     write_text(output / PERSONALIZED, csv_text(COLUMNS, rows))
@@ -96,51 +89,17 @@ def personalize(
     return rows
 
 
-def load(folder: RunFolder, ckpt_path: str, settings: Sequence[str] = ()) -> Experiment:
-    """A run's method with the weights of a checkpoint, and its data; all of it checked."""
-    file = _checkpoint(folder, ckpt_path)
-    flags = ["--config", str(folder.config), "--ckpt_path", str(file)]
-    made = build_request(read_request("test", [*flags, *settings]))
-    model, data, checkpoint = made.model, made.data, made.start.checkpoint
+def _load(folder: RunFolder, ckpt_path: str, settings: Sequence[str]) -> Experiment:
+    made = load_trained(folder, ckpt_path, settings)
+    model, data = made.model, made.data
     with made.whole_keys():
         text = f"{type(model).__name__} has no client half of FedAvg's to fine-tune with"
         require(isinstance(model, FedAvg), "model", text)
-        made.check(trains=False)
         classes = task_of(model, data) == "classes" and has_outputs(model.net)
         text = "personalize tests the logits of classes, which this model does not have"
         require(classes, "run", text, str(folder.path))
         require("test" in data.client_splits, "run", NO_OWN, str(folder.path))
-        check_settings(checkpoint, made.fixed)
-        model.check_data(data, checkpoint["fedgkd_pl"])
-        check_net(checkpoint, model)
-    made.trainer.precision_plugin.convert_module(model)  # before doubles are loaded
-    model.on_load_checkpoint(checkpoint)
-    model.load_state_dict(checkpoint["state_dict"])
-    model.to(made.trainer.strategy.root_device)
-    if not is_own_module(model.net):  # as in a run
-        channels_last(model.net, model.some_inputs(data))
     return made
-
-
-def _checkpoint(folder: RunFolder, name: str) -> Path:
-    """The file of ``--ckpt_path``; ``last`` and ``best`` are the run's."""
-    last = folder.last_checkpoint()
-    if name not in ("last", "best"):
-        file = find_checkpoint(name, folder.path)
-        require(is_within(file, folder.path), "ckpt_path", "belongs to another run", name)
-        return file
-    if last is None:
-        raise SettingError("run", f"has no {CHECKPOINTS}/{LAST}", str(folder.path))
-    if name == "last":
-        return last
-    states = load_checkpoint(last)[0]["callbacks"].items()
-    kept = [state for key, state in states if str(key).startswith("BestRound")]
-    paths = [str(state.get("best_model_path") or "") for state in kept if isinstance(state, dict)]
-    files = [folder.checkpoints / Path(path).name for path in paths if path]
-    known = [file for file in files if isfile(file)]
-    text = "the run kept no best round: give last, or a checkpoint file"
-    require(len(known) > 0, "ckpt_path", text, name)
-    return known[0]
 
 
 def _rows(

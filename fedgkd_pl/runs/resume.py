@@ -1,6 +1,6 @@
 """From which checkpoint a run goes on, and whether it may."""
 
-from os.path import exists, isdir  # which, unlike Path's, take a name of any length
+from os.path import exists, isdir, isfile  # which, unlike Path's, take a name of any length
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,28 @@ def find_checkpoint(name: str, parent: Path) -> Path:
     require(not isdir(file), "ckpt_path", f"no {CHECKPOINTS}/{LAST} in this folder", name)
     require(exists(file) or exists(previous(file)), "ckpt_path", "no such file", name)
     return file
+
+
+def checkpoint_of(folder: RunFolder, name: str) -> Path:
+    """A checkpoint of a run: its ``last``, its ``best`` by validation, or a file of it."""
+    last = folder.last_checkpoint()
+    if name not in ("last", "best"):
+        file = find_checkpoint(name, folder.path)
+        ours = folder.path.resolve() in file.resolve().parents
+        require(ours, "ckpt_path", "belongs to another run", name)
+        return file
+    if last is None:
+        raise SettingError("run", f"has no {CHECKPOINTS}/{LAST}", str(folder.path))
+    if name == "last":
+        return last
+    states = load_checkpoint(last)[0]["callbacks"].items()
+    kept = [state for key, state in states if str(key).startswith("BestRound")]
+    paths = [str(state.get("best_model_path") or "") for state in kept if isinstance(state, dict)]
+    files = [folder.checkpoints / Path(path).name for path in paths if path]
+    known = [file for file in files if isfile(file)]
+    text = "the run kept no best round: give last, or a checkpoint file"
+    require(len(known) > 0, "ckpt_path", text, name)
+    return known[0]
 
 
 def load_checkpoint(path: Path, resumed: bool = False) -> tuple[Checkpoint, Path]:

@@ -12,6 +12,8 @@ from fedgkd_pl.runs.folder import CONFIG, RunFolder
 from fedgkd_pl.settings.files import expand
 from fedgkd_pl.storage.files import check_folder
 
+EVALUATES = ("validate", "test", "predict")
+
 
 @dataclass(frozen=True)
 class Request:
@@ -25,6 +27,7 @@ class Request:
 
 def read_request(command: str, argv: Sequence[str], modules: Sequence[str] = ()) -> Request:
     """Imports what ``--import`` names, finds what ``--config`` and ``--resume`` name."""
+    argv = _of_run(argv) if command in EVALUATES and argv[:1] else argv
     rest: list[str] = []
     imported = list(modules)
     resume: RunFolder | None = None
@@ -43,6 +46,27 @@ def read_request(command: str, argv: Sequence[str], modules: Sequence[str] = ())
         else:
             rest.append(word)
     return Request(command, expand(rest), resume, tuple(imported))
+
+
+def _of_run(argv: Sequence[str]) -> Sequence[str]:
+    """``RUN [--ckpt_path last|best|FILE]`` as flags: the run's own settings, and the file."""
+    if argv[0].startswith("-"):
+        return argv
+    from fedgkd_pl.runs.resume import checkpoint_of  # which imports torch
+
+    folder = RunFolder(Path(argv[0]))
+    require(isfile(folder.config), "run", f"no run was begun there: no {CONFIG}", argv[0])
+    rest: list[str] = []
+    name = "last"
+    waiting = iter(argv[1:])
+    for word in waiting:
+        flag, _, value = word.partition("=")
+        if flag == "--ckpt_path":
+            name = value or next(waiting, "")
+        else:
+            rest.append(word)
+    file = checkpoint_of(folder, name)
+    return ["--config", str(folder.config), "--ckpt_path", str(file), *rest]
 
 
 def import_module_of_user(module: str, folder: Path | None = None) -> str:
