@@ -94,7 +94,7 @@ class AveragedModel(FederatedCallback):
             data, device = pl_module.datamodule, pl_module.device
             self.net.load(self.average(pl_module), device)
             for split in data.eval_splits():
-                self.scores[split] = pl_module.new_scores(data).to(device)
+                self.scores[split] = pl_module.new_scores(data, split).to(device)
 
     def on_validation_batch_end(
         self,

@@ -36,13 +36,14 @@ def show_partition(data: FederatedDataModule, folder: Path, exported: Path | Non
     counts, figures = summary["counts"], summary["heterogeneity"]
     classes = summary["num_classes"]
     names = [str(name) for name in data.class_names or range(classes)][:WIDTH]
-    table = Table(title=f"{data.name}: samples of each class, by client")
-    for name in ("client", "samples", "effective classes", *names):
+    table = Table(title=f"{data.name}: samples{' of each class' if classes else ''}, by client")
+    effective_column = ["effective classes"] if classes else []
+    for name in ("client", "samples", *effective_column, *names):
         table.add_column(escape(name), justify="right")
     for client, row in enumerate(counts[:SHOWN]):
         effective = f"{effective_classes([row])[0]:.1f}" if sum(row) else "-"
         cells = [str(count) if count else "·" for count in row[: len(names)]]
-        table.add_row(str(client), str(sum(row)), effective, *cells)
+        table.add_row(str(client), str(sum(row)), *([effective] if classes else []), *cells)
     width = 60 + sum(max(6, len(name) + 3) for name in names)
     console = Console(width=None if Console().is_terminal else width)
     console.print(table)

@@ -48,6 +48,8 @@ def _check(split: str, examples: Examples, num_classes: int) -> None:
     actual = f"{labels.dtype} of shape {tuple(labels.shape)}"
     right = labels.dtype == (torch.int64 if num_classes else torch.float32)
     right = right and (labels.ndim != 2 or not num_classes)  # classes of pixels have two more
+    if num_classes and labels.ndim == 2:
+        reason += "; several labels of zeros and ones must be float32"
     reason = reason if num_classes else f"{split} targets must be float32: targets.float()"
     require(right, "data", reason, actual)
     reason = f"{split} has {len(inputs)} inputs and {len(labels)} labels: load() must give as many"
@@ -71,6 +73,7 @@ def _check(split: str, examples: Examples, num_classes: int) -> None:
                 continue
             for bad in torch.nonzero(~rows.isfinite())[:1]:  # none if only the sum was too large
                 row = PIECE * piece + int(bad[0])
+                row = row if examples.rows is None else int(examples.rows[row])
                 reason = f"{split} input at {row} has NaN or Inf: drop or fix it in load()"
                 raise SettingError("data", reason)
 

@@ -51,10 +51,10 @@ def report(
         runs = find_runs(paths, newest=not over_seeds and not every)
         notes = Footnotes()
         if over_seeds:
-            _print(overview(make_groups(runs), notes))
+            _print(overview(make_groups(runs), notes), runs)
         else:
             measures = measures_of(runs)
-            _print([run_row(run, notes, measures) for run in runs])
+            _print([run_row(run, notes, measures) for run in runs], runs)
         for line in (*notes.lines, *not_shown(paths, runs, over_seeds)):
             print(line)
 
@@ -91,11 +91,12 @@ def to_markdown(runs: Sequence[Run], notes: Sequence[str] = ()) -> str:
     return text
 
 
-def _print(rows: list[Row]) -> None:
+def _print(rows: list[Row], runs: Sequence[Run]) -> None:
     from rich.console import Console
 
     left = [index for index, name in enumerate(rows[0]) if name in LEFT]
-    table = replace(Table.of(rows, "test accuracy, %"), left=left).to_rich()
+    title = "test loss" if all(run.has_loss_only for run in runs) else "test accuracy, %"
+    table = replace(Table.of(rows, title), left=left).to_rich()
     averages = sum(name.startswith("average") for name in rows[0])
     for column in table.columns:
         header = str(column.header)

@@ -64,14 +64,14 @@ class GlobalModel(LightningModule):
         """The global model's logits."""
         return outputs_of(self.net, x)
 
-    def new_scores(self, data: FederatedDataModule) -> Scores:
+    def new_scores(self, data: FederatedDataModule, split: str = "val") -> Scores:
         """What is measured of a model over a split."""
-        return scores_of(self.net, self.local_loss, data, self.metrics)
+        return scores_of(self.net, self.local_loss, data, self.metrics, split)
 
     def setup(self, stage: str) -> None:
         """Builds the metrics."""
         for split in "val", "test":
-            self.scores[split] = self.new_scores(self.datamodule)
+            self.scores[split] = self.new_scores(self.datamodule, split)
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Evaluates on the server's validation set and, within ``fit``, the test set."""

@@ -4,13 +4,11 @@ import logging
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from copy import deepcopy
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from fedgkd_pl.data.examples import Batch
-from fedgkd_pl.errors import SettingError, require
-from fedgkd_pl.seeds import seeded
+from fedgkd_pl.errors import require
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
@@ -181,7 +179,7 @@ class ModuleHooks(Callback):
 
 
 def check_module(server: "FederatedServer", data: "FederatedDataModule") -> None:
-    """Raises a clear error for a module whose step cannot be a client's, tried on two samples."""
+    """Raises a clear error for a module whose step cannot be a client's."""
     module, name = server.net, type(server).__name__
     if not is_own_module(module):
         return
@@ -196,27 +194,17 @@ def check_module(server: "FederatedServer", data: "FederatedDataModule") -> None
     hooks = [name for name in dir(LightningModule) if name.startswith(IDLE) and name != "on_gpu"]
     idle = [n for n in hooks if n not in (*TRAINING, *EVALUATION) and is_overridden(n, module)]
     if idle and server._trainer is not None:  # once: a run is checked before it has one, too
-        log.warning("module: %s of %s are not called: docs/modules.md", ", ".join(idle), cls)
+        log.warning("module: nobody calls %s of %s (docs/modules.md)", ", ".join(idle), cls)
     require(not server.compiles, "compile", "is for nets: the step of a module is not compiled")
+    own_data = is_overridden("train_dataloader", module)
+    text = f"{cls}.setup is not called: do in __init__ what is not about its data"
+    require(own_data or not is_overridden("setup", module), "module", text)
     if server.needs_outputs:
         text = f"{name} distils logits, and {cls} does not say what they are: give it {NEEDS}"
         require(has_outputs(module), "module", text)
-    x, y = server.some_inputs(data), data.test[:2].targets.to(module.device)
-    trial = deepcopy(module)
-    with seeded(0), recording(trial, Recorder()), torch.no_grad():
-        try:
-            outputs = training_loss(trial, (x, y), 0, Recorder())[1]
-        except SettingError:
-            raise
-        except Exception as error:  # the user's may fail in any way
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            text = f"training_step of {cls} fails on {data.name}, {tuple(x.shape)}: {reason}"
-            raise SettingError("module", text) from error
-    if server.needs_outputs and outputs is not None:
-        _check_outputs(server, outputs, data)
 
 
-def _check_outputs(server: "FederatedServer", outputs: Tensor, data: "FederatedDataModule") -> None:
+def check_outputs(server: "FederatedServer", outputs: Tensor, data: "FederatedDataModule") -> None:
     """Refuses outputs that are no logits: an embedding, or probabilities."""
     cls, shape = type(server.net).__name__, tuple(outputs.shape)
     if not server.distils_classes:

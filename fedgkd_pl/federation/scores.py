@@ -197,15 +197,16 @@ class ModuleScores(Scores):
         found, self.found = self.found, ({}, None)
         return found
 
-    def try_out(self, module: LightningModule, data: "FederatedDataModule") -> None:
-        """Finds out what is measured, on two samples and a copy of the module."""
+    def try_out(self, module: LightningModule, data: "FederatedDataModule", split: str) -> None:
+        """Finds out what is measured of a split, on two samples and a copy of the module."""
         examples = data.test[:2].to(module.device)
         batch = (examples.transform(examples.inputs, None), examples.targets)
-        trial, stage = deepcopy(module).eval(), stage_of(module, "val")
+        trial, stage = deepcopy(module).eval(), stage_of(module, split)
+        trial._trainer = module._trainer
         try:
             with seeded(0), torch.no_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of metrics, that two samples are few
-                self.step(trial, batch, 0, "val")
+                self.step(trial, batch, 0, split)
                 values = self.finish(trial)[0]
         except SettingError:
             raise
@@ -226,12 +227,16 @@ def stage_of(module: LightningModule, split: str) -> str:
 
 
 def scores_of(
-    net: nn.Module, loss: LocalLoss, data: "FederatedDataModule", metrics: Mapping[str, Metric]
+    net: nn.Module,
+    loss: LocalLoss,
+    data: "FederatedDataModule",
+    metrics: Mapping[str, Metric],
+    split: str,
 ) -> Scores:
     """What is measured of a net over a split of some data."""
     if not is_own_module(net):
         labels = loss.targets == "labels"
         return Scores(loss, data.test.targets.shape[1] if labels else data.num_classes, metrics)
     scores = ModuleScores(CrossEntropy() if data.num_classes else None, data.num_classes, metrics)
-    scores.try_out(net, data)
+    scores.try_out(net, data, split)
     return scores

@@ -1,10 +1,22 @@
 """What there is to learn, and whether a method, a net, a loss and the data agree on it."""
 
+import warnings
 from typing import TYPE_CHECKING, Literal
 
 import torch
+from fedgkd_pl.data.examples import ClientData
+from fedgkd_pl.data.index import SingleClientIndex
 from fedgkd_pl.errors import SettingError, require
-from fedgkd_pl.federation.own_module import check_module, has_outputs, is_own_module
+from fedgkd_pl.federation.client import FederatedClient, Objective
+from fedgkd_pl.federation.client_trainer import ClientTrainer, Job, quiet
+from fedgkd_pl.federation.message import Message
+from fedgkd_pl.federation.own_module import (
+    check_module,
+    check_outputs,
+    has_outputs,
+    is_own_module,
+)
+from torch import Tensor
 
 if TYPE_CHECKING:
     from fedgkd_pl.data.datamodule import FederatedDataModule
@@ -14,9 +26,9 @@ if TYPE_CHECKING:
 Task = Literal["classes", "dense", "labels", "values"]
 TASKS: tuple[Task, ...] = ("classes", "dense", "labels", "values")
 NEEDED = {
-    "classes": "class numbers, which are integers",
-    "labels": "a column of zeros and ones for every label",
-    "values": "numbers that are no classes",
+    "classes": "class numbers, which are integers; floats: SquaredError, BinaryCrossEntropy",
+    "labels": "a column of zeros and ones for every label, as float32",
+    "values": "numbers that are no classes, as float32",
 }
 
 
@@ -47,11 +59,13 @@ def check_task(server: "FederatedServer", data: "FederatedDataModule") -> None:
         raise SettingError("distance", text)
     if is_own_module(server.net):
         check_module(server, data)
+        _try_module(server, data)
         server.new_scores(data)
         return
     has = "classes" if data.num_classes else "values"
     fits = loss.targets == has or (loss.targets == "labels" and has == "values")
-    text = f"{type(loss).__name__} needs {NEEDED[loss.targets]}: {data.name} has other targets"
+    actual = data.test.targets.dtype
+    text = f"{type(loss).__name__} needs {NEEDED[loss.targets]} ({data.name} has {actual})"
     require(fits, "loss", text)
     text = f"{type(loss).__name__} counts classes, of which {data.name} has one per pixel"
     require(task != "dense" or not loss.needs_counts, "loss", text)
@@ -60,6 +74,42 @@ def check_task(server: "FederatedServer", data: "FederatedDataModule") -> None:
         binary = targets.ndim == 2 and bool(((targets == 0) | (targets == 1)).all())
         require(binary, "loss", f"{type(loss).__name__} needs {NEEDED['labels']}")
     _check_shape(server, data)
+
+
+class _Trial(FederatedClient):
+    """A client that learns the task and nothing else."""
+
+    outputs: Tensor | None = None
+
+    def objective(self, x: Tensor, y: Tensor, teacher_output: Tensor | None) -> Objective:
+        self.outputs, loss, parts = self.task_loss(x, y)
+        return loss, parts
+
+
+def _try_module(server: "FederatedServer", data: "FederatedDataModule") -> None:
+    """Trains a copy of a module on two samples, as a client would, with its hooks and optimizer."""
+    net, examples = server.net, data.client_data.examples
+    some, cpu = examples[:2], torch.device("cpu")
+    client = _Trial(net, server.client().optimizer, server.client().scheduler)
+    client.num_classes, client.run_seed, client.local_loss = data.num_classes, 0, server.local_loss
+    weights = {name: tensor.detach().cpu() for name, tensor in net.state_dict().items()}
+    kinds = {weight.dtype for weight in weights.values() if weight.is_floating_point()}
+    half = "64-true" if torch.float64 in kinds else "32-true"
+    own = ClientData(some, SingleClientIndex(0, len(some)), len(some), 0)
+    job = Job(client, own, cpu, {"max_epochs": 1, "precision": half}, {})
+    try:
+        with quiet(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ClientTrainer(job).update(Message(1, {"global": weights}), 0, {})
+    except SettingError:
+        raise
+    except Exception as error:  # the user's may fail in any way
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        shape = tuple(some.transform(some.inputs, None).shape)
+        text = f"a step of {type(net).__name__} fails on {data.name}, {shape}: {reason}"
+        raise SettingError("module", text) from error
+    if server.needs_outputs and client.outputs is not None:
+        check_outputs(server, client.outputs.detach(), data)
 
 
 def _check_shape(server: "FederatedServer", data: "FederatedDataModule") -> None:
@@ -88,7 +138,8 @@ def _compare_shape(
 ) -> None:
     if not data.num_classes:
         text = f"gives outputs of shape {shape} for targets of shape {targets}"
-        require(shape == targets, "net", text)
+        hint = ": give targets a column, y[:, None]" if shape == (*targets, 1) else ""
+        require(shape == targets, "net", text + hint)
         return
     logits = f"{data.name} has {data.num_classes} classes, the net gives {shape[-1]} logits"
     if len(targets) == 1:

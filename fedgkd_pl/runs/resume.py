@@ -17,12 +17,13 @@ Checkpoint = dict[str, Any]
 
 
 def find_checkpoint(name: str, parent: Path) -> Path:
-    """The file of ``--ckpt_path``: a file, a run folder, or ``last``, the newest of ``parent``."""
-    folders = RunFolder.versions(parent)[::-1] if name == "last" else [RunFolder(Path(name))]
+    """The file of ``--ckpt_path``: a file, a run folder, ``last`` or ``best`` of ``parent``."""
+    newest = name in ("last", "best")
+    folders = RunFolder.versions(parent)[::-1] if newest else [RunFolder(Path(name))]
     for folder in folders:
         if (file := folder.last_checkpoint()) is not None:
-            return file
-    require(name != "last", "ckpt_path", f"no run in {parent} has a checkpoint", name)
+            return checkpoint_of(folder, name) if newest else file
+    require(not newest, "ckpt_path", f"no run in {parent} has a checkpoint", name)
     file = Path(name)
     require(not isdir(file), "ckpt_path", f"no {CHECKPOINTS}/{LAST} in this folder", name)
     require(exists(file) or exists(previous(file)), "ckpt_path", "no such file", name)

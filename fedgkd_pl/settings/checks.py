@@ -1,6 +1,6 @@
 """Checks of settings beyond their types, and of what jsonargparse would ignore."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
 from math import isfinite
 from pathlib import Path
@@ -52,11 +52,11 @@ def check_meaning(settings: Namespace) -> None:
         require(optional or is_right(value), f"trainer.{name}", instead, value)
 
 
-def check_monitors(callbacks: list[Any], scores: Collection[str]) -> None:
-    """Refuses a callback's ``monitor`` that looks like a misspelled score of ours."""
-    names = [f"{split}/{score}" for split in ("val", "test") for score in sorted(scores)]
+def check_monitors(callbacks: list[Any], scores: Mapping[str, Collection[str]]) -> None:
+    """Refuses a callback's ``monitor`` that looks like a misspelled score of ours, by split."""
+    names = [f"{split}/{score}" for split, known in scores.items() for score in sorted(known)]
     if any(isinstance(callback, AveragedModel) for callback in callbacks):
-        both = [score for score in ("acc", "loss") if score in scores]
+        both = [score for score in ("acc", "loss") if score in scores["test"]]
         names += [f"average/{part}{score}" for part in ("", "val_") for score in both]
     for callback in callbacks:
         monitor = getattr(callback, "monitor", None)

@@ -16,6 +16,7 @@ from fedgkd_pl.callbacks.profile import RoundProfile
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.federation.checks import check_trainer
+from fedgkd_pl.federation.own_module import is_own_module
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.processes.signals import Stopped, stop_behind
 from fedgkd_pl.runs.events import rewind
@@ -33,6 +34,8 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+SPLITS = ("val", "test")
 
 
 @dataclass
@@ -93,11 +96,13 @@ class Experiment:
         with self.whole_keys():
             self.data.prepare_data()
             self.data.setup()
+            if is_own_module(self.model.net):
+                self.model.net.trainer = self.trainer  # which its steps may ask for
             self.model.check(self.data)
-            names = self.model.new_scores(self.data).names
+            names = {split: self.model.new_scores(self.data, split).names for split in SPLITS}
             for callback in self.callbacks:
                 if isinstance(callback, BestRound):
-                    callback.take_score(names)
+                    callback.take_score(names["val"])
             check_monitors(self.callbacks, names)
             if not trains:
                 return

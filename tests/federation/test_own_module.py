@@ -31,7 +31,7 @@ from fedgkd_pl.federation.own_module import plain
 from lightning.pytorch import LightningModule, seed_everything
 from torch import Tensor, nn
 from torch.optim import SGD
-from torch.optim.lr_scheduler import StepLR
+from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
 from tests.conftest import Table, fit, linear, quiet_trainer, same
 from tests.support.lit import LitAutoEncoder, LitClassifier
@@ -162,8 +162,47 @@ def test_hooks_of_the_module_are_called() -> None:
 
     model = FedAvg(module=Hooked(), local_epochs=2, **HERE)
     fit(model, Table((150,)), 1)
-    assert calls == ["start", "batch0", "batch1", "end0", "start", "batch0", "batch1", "end1"]
+    assert calls[:3] == ["start", "batch0", "end0"]  # the trial on two samples, before the run
+    assert calls[3:] == ["start", "batch0", "batch1", "end0", "start", "batch0", "batch1", "end1"]
     assert model.report["client/batches_mean"] == 1
+
+
+def test_steps_may_ask_for_their_trainer_and_what_hooks_made() -> None:
+    class Asks(Shown):
+        def on_train_epoch_start(self) -> None:
+            self.rates: list[float] = []
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.rates.append(self.optimizers().param_groups[0]["lr"])
+            self.log("train_rate", self.rates[-1] + self.trainer.max_epochs)
+            return super().training_step(batch, batch_idx)
+
+        def validation_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log("val_round", float(self.trainer.current_epoch + self.trainer.max_epochs))
+
+    model = FedAvg(module=Asks(), local_epochs=3, optimizer=partial(SGD, lr=0.5), **HERE)
+    fit(model, Table(val_fraction=0.1), 2)
+    assert model.report["client/rate_mean"] == 3.5 and model.report["val/round"] == 3
+
+
+def test_a_score_of_the_test_step_may_be_monitored(run: Call, tmp_path: Path) -> None:
+    config = """
+rounds: 1
+model:
+  class_path: FedAvg
+  init_args:
+    module: {class_path: tests.support.lit.LitTested}
+    engine: {class_path: LocalEngine, init_args: {workers: 1}}
+data: {class_path: Digits, init_args: {num_clients: 4}}
+trainer:
+  callbacks:
+    - {class_path: ModelCheckpoint, init_args: {monitor: test/spread, filename: spread}}
+"""
+    (tmp_path / "lit.yaml").write_text(config)
+    assert run("fit", *LIT)[0] == 0
+    (tmp_path / "lit.yaml").write_text(config.replace("test/spread", "test/margin"))
+    code, _, err = run("fit", *LIT)
+    assert code == 2 and "monitor: no such score" in err
 
 
 def test_a_method_that_ignores_the_modules_loss_fails() -> None:
@@ -322,6 +361,22 @@ class OwnStep(Lit):
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None: ...
 
 
+class TwoOptimizers(Lit):
+    def configure_optimizers(self) -> Any:
+        return [SGD(self.parameters(), 0.1), SGD(self.parameters(), 0.1)]
+
+
+class Plateau(Lit):
+    def configure_optimizers(self) -> Any:
+        optimizer = SGD(self.parameters(), 0.1)
+        scheduler = ReduceLROnPlateau(optimizer)
+        return {"optimizer": optimizer, "lr_scheduler": scheduler, "monitor": "val_loss"}
+
+
+class SetUp(Lit):
+    def setup(self, stage: str) -> None: ...
+
+
 class Moves(Lit):
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any: ...
 
@@ -368,11 +423,14 @@ class LogsMax(Lit):
     [
         (lambda: FedAvg(module=Manual()), "module: Manual optimizes by hand"),
         (lambda: FedAvg(module=OwnStep()), "module: OwnStep.optimizer_step has no place"),
+        (lambda: FedAvg(module=TwoOptimizers()), "module: a step of TwoOptimizers fails"),
+        (lambda: FedAvg(module=Plateau()), "module: a step of Plateau fails"),
+        (lambda: FedAvg(module=SetUp()), "module: SetUp.setup is not called"),
         (lambda: FedAvg(module=Moves()), "module: Moves.on_after_batch_transfer has no place"),
         (lambda: FedGKD(module=Lit()), r"module: FedGKD distils logits, .* give it forward\(x\)"),
         (lambda: FedGKD(module=Probabilities()), "probabilities already"),
         (lambda: FedGKD(module=Embedding()), r"are \(2, 2\), not logits of 3 classes"),
-        (lambda: FedAvg(module=Broken()), "training_step of Broken fails on table.*no such column"),
+        (lambda: FedAvg(module=Broken()), "a step of Broken fails on table.*no such column"),
         (lambda: FedAvg(module=NoLoss()), "training_step must return a loss"),
         (lambda: FedAvg(module=BadValidation()), "validation_step of BadValidation fails on table"),
         (lambda: FedAvg(module=LogsMax()), r"log\('train_max'\) by max: only means are kept"),
@@ -397,7 +455,7 @@ def test_what_is_not_called_is_named(caplog: pytest.LogCaptureFixture) -> None:
         def on_train_end(self) -> None: ...
 
     fit(FedAvg(module=Busy(), **HERE), Table(), 1)
-    line = "on_validation_batch_end, train_dataloader of Busy are not called"
+    line = "nobody calls on_validation_batch_end, train_dataloader of Busy"
     assert sum(line in message for message in caplog.messages) == 1
 
 

@@ -268,5 +268,15 @@ def test_numbers_have_no_classes_to_cut_by() -> None:
 def test_a_number_that_is_none_is_named() -> None:
     broken = Y.copy()
     broken[17] = np.nan
-    with pytest.raises(SettingError, match="target at"):
+    with pytest.raises(SettingError, match="targets: row 18 has NaN or Inf"):
         arrays(y=broken).setup()
+    with pytest.raises(SettingError, match="inputs: row 18 has NaN or Inf"):
+        arrays(np.concatenate([X[:17], X[:1] * np.nan, X[18:]])).setup()
+
+
+def test_a_forgotten_column_or_setting_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"give targets a column, y\[:, None\]"):
+        fit(FedAvg(net(), loss=SquaredError()), arrays(y=Y[:, 0]), 1)
+    write_csv(tmp_path / "a.csv", ["a", "price"], [[n, n / 7] for n in range(30)])
+    with pytest.raises(SettingError, match=r"label: each of 30 rows .* regression: true"):
+        FederatedData.from_csv(str(tmp_path / "a.csv"), label="price", num_clients=2).setup()

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from fedgkd_pl.data.examples import Examples, Splits, Transform
-from fedgkd_pl.data.mapped import as_tensor
+from fedgkd_pl.data.mapped import MappedTensor, as_tensor
 from fedgkd_pl.data.sources.base import OwnData, number_owners
 from fedgkd_pl.data.transforms import Ids, Scale
 from fedgkd_pl.errors import SettingError, require
@@ -107,6 +107,8 @@ class Arrays(OwnData):
         reason = f"there are {len(values)} inputs: give a label for each"
         require(len(labels) == len(values), f"{split}targets", reason, len(labels))
         require(len(values) > 0, f"{split}inputs", "there are no samples")
+        if not isinstance(values, MappedTensor):  # of which the check of all data names the row
+            check_finite(values, f"{split}inputs")
         return Examples(values, labels, self._transform(values))
 
     def _transform(self, values: Tensor) -> Transform:
@@ -142,6 +144,14 @@ def read_array(source: Any, key: str) -> Any:
         raise SettingError(key, f"{file} cannot be read ({error!s:.100})") from error
 
 
+def check_finite(values: Tensor, key: str) -> None:
+    """Raises an error that names the first row, from 1, with a number that is none."""
+    if values.is_floating_point() and not values.sum().isfinite():
+        for bad in torch.nonzero(~values.isfinite())[:1]:  # none if only the sum was too large
+            reason = f"row {int(bad[0]) + 1} has NaN or Inf: fill it, or leave the row out"
+            raise SettingError(key, reason)
+
+
 def count_classes(targets: Tensor) -> int:
     """The largest class number and one; 0 of numbers that are no classes."""
     return 0 if targets.is_floating_point() else int(targets.max()) + 1
@@ -152,5 +162,6 @@ def as_labels(source: Any, key: str) -> Tensor:
     labels = as_tensor(read_array(source, key), key)
     reason = "must be a class number, or numbers, for every sample"
     require(labels.ndim >= 1 and not labels.is_complex(), key, reason, labels.dtype)
+    check_finite(labels, key)
     kind = torch.float32 if labels.is_floating_point() else torch.int64
     return labels.to(kind, copy=True)

@@ -69,7 +69,10 @@ class CSVTable(OwnData):
         if self.regression:
             self.num_classes = 0
         else:
-            self.take_names(column(cells, self.label, "label", file))
+            labels = column(cells, self.label, "label", file)
+            self.take_names(labels)
+            text = f"each of {len(labels)} rows has another label: for numbers, regression: true"
+            require(self.num_classes < max(len(labels), 10), "label", text, self.label)
         keys = None
         if self.owner is not None:
             keys = number_owners(column(cells, self.owner, "owner", file))
