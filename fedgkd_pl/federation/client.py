@@ -48,6 +48,7 @@ class FederatedClient(LightningModule):
 
     num_classes: int  # of the data, like the following set for a run
     run_seed: int
+    needs_outputs = False  # whether a module's outputs cost another pass where no step shows them
     uses_public = False  # whether :attr:`public` is needed
     public: Examples | None = None
     local_loss: LocalLoss = CrossEntropy()  # the server's
@@ -114,7 +115,8 @@ class FederatedClient(LightningModule):
         """
         if self.recorder is not None:
             module = cast(LightningModule, self.net)
-            loss, known = training_loss(module, (x, y), self._batch_idx, self.recorder)
+            batch, needed = (x, y), self.needs_outputs
+            loss, known = training_loss(module, batch, self._batch_idx, self.recorder, needed)
             return cast(Tensor, known), loss, {TASK: loss, **self._to_measure(known)}
         outputs: Tensor = self.net(x)
         return outputs, *self.loss_of(outputs, y)

@@ -154,14 +154,14 @@ def run_step(
 
 
 def training_loss(
-    module: LightningModule, batch: Batch, batch_idx: int, recorder: Recorder
+    module: LightningModule, batch: Batch, batch_idx: int, recorder: Recorder, needs_outputs: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """The loss of the module's own training step, and the outputs where it says how to get them."""
+    """The loss of the module's own training step, and its outputs where they are needed or seen."""
     recorder.size = len(batch[0])
     loss, outputs = run_step(module, module.training_step, batch, batch_idx)
     if loss is None or loss.numel() != 1:
         raise ValueError("training_step must return a loss, or a dict that has one")
-    if outputs is None and has_outputs(module):
+    if outputs is None and needs_outputs and has_outputs(module):
         outputs = outputs_of(module, batch[0])
     return loss.squeeze(), outputs
 

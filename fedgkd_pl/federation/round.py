@@ -86,6 +86,7 @@ def client_of(server: "FederatedServer", data: FederatedDataModule) -> "Federate
     """The client half of a method, with what every client of a run has."""
     client = server.client()
     client.local_loss = server.local_loss
+    client.needs_outputs = server.needs_outputs or bool(server.metrics)
     if server.metrics:
         client.metrics = nn.ModuleDict({n: deepcopy(m) for n, m in server.metrics.items()})
     client.num_classes, client.run_seed = data.num_classes, data.seed

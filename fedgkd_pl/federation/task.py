@@ -92,6 +92,7 @@ def _try_module(server: "FederatedServer", data: "FederatedDataModule") -> None:
     some, cpu = examples[:2], torch.device("cpu")
     client = _Trial(net, server.client().optimizer, server.client().scheduler)
     client.num_classes, client.run_seed, client.local_loss = data.num_classes, 0, server.local_loss
+    client.needs_outputs = server.needs_outputs
     weights = {name: tensor.detach().cpu() for name, tensor in net.state_dict().items()}
     kinds = {weight.dtype for weight in weights.values() if weight.is_floating_point()}
     half = "64-true" if torch.float64 in kinds else "32-true"

@@ -205,6 +205,27 @@ trainer:
     assert code == 2 and "monitor: no such score" in err
 
 
+def test_a_second_pass_is_paid_only_by_who_needs_it() -> None:
+    passes: list[int] = []
+
+    class Apart(Shown):
+        def forward(self, x: Tensor) -> Any:
+            passes.append(len(x))
+            return super().forward(x)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return F.cross_entropy(self.net(batch[0]), batch[1])
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val_loss", 1.0)
+
+    fit(FedAvg(module=Apart(), **HERE), Table(), 2)
+    assert not passes
+    fit(FedGKD(module=Apart(), **HERE), Table((8, 5)), 2)
+    # the trial, and in both rounds each client; in the second its teacher, too
+    assert sorted(n for n in passes if n in (5, 8)) == [5] * 3 + [8] * 3
+
+
 def test_a_method_that_ignores_the_modules_loss_fails() -> None:
     class Deaf(FedAvg):
         def client(self) -> Any:
