@@ -263,7 +263,7 @@ class FederatedClient(LightningModule):
         self.observe(y, outputs)
         if self.metrics is not None and outputs is not None:
             for metric in self.metrics.values():
-                cast(Metric, metric).update(outputs, y)
+                cast(Metric, metric).update(outputs, self.local_loss.for_metrics(y))
         self.report(y, loss=loss, **parts)
         return loss
 

@@ -43,6 +43,10 @@ class LocalLoss(ABC):
         """The loss of every sample or number, which evaluation takes the mean of."""
         return cross_entropy(outputs, y, reduction="none")
 
+    def for_metrics(self, y: Tensor) -> Tensor:
+        """Targets as torchmetrics take them: zeros and ones are whole numbers."""
+        return y.long() if self.targets == "labels" else y
+
 
 class CrossEntropy(LocalLoss):
     """The plain one."""

@@ -90,7 +90,7 @@ class Recorder:
             return
         size = options.get("batch_size") or self.size
         total, seen = self.sums.get(name, (torch.zeros(()), 0))
-        given = torch.as_tensor(value).detach().double().mean().cpu()
+        given = torch.as_tensor(value).detach().cpu().double().mean()
         self.sums[name] = (total + given * size, seen + size)
 
     def values(self) -> dict[str, float]:

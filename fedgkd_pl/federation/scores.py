@@ -121,9 +121,7 @@ class Scores(nn.Module):
             require(one, key, "must give one number, such as by an average")
 
     def _whole(self, y: Tensor) -> Tensor:
-        """Targets as metrics take them."""
-        labels = self.local_loss is not None and self.local_loss.targets == "labels"
-        return y.long() if labels else y
+        return y if self.local_loss is None else self.local_loss.for_metrics(y)
 
     def reset(self) -> None:
         """Starts anew."""

@@ -32,7 +32,7 @@ from fedgkd_pl.errors import SettingError
 from fedgkd_pl.methods.fedgkd import distillation
 from torch import nn
 from torch.optim import SGD
-from torchmetrics.classification import MulticlassAUROC, MultilabelF1Score
+from torchmetrics.classification import MulticlassAUROC, MultilabelAUROC, MultilabelF1Score
 from torchmetrics.regression import R2Score
 
 from tests.conftest import Table, fit, linear
@@ -143,8 +143,10 @@ data:
 def test_samples_with_several_labels() -> None:
     data = arrays(y=LABELS)
     f1 = MultilabelF1Score(num_labels=3, average="micro")
-    model = FedAvg(net(3), loss=BinaryCrossEntropy(), metrics={"micro": f1}, **SETTINGS)
+    metrics = {"micro": f1, "auroc": MultilabelAUROC(num_labels=3)}  # which takes no floats
+    model = FedAvg(net(3), loss=BinaryCrossEntropy(), metrics=metrics, **SETTINGS)
     fit(model, data, 3)
+    assert model.report["client/failed"] == 0 and 0 < model.report["client/auroc_mean"] < 1
     x, y = data.test.inputs, data.test.targets
     logits = model.net(x).detach()
     assert model.report["test/acc"] == pytest.approx(
