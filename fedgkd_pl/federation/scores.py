@@ -198,7 +198,11 @@ class ModuleScores(Scores):
     def try_out(self, module: LightningModule, data: "FederatedDataModule", split: str) -> None:
         """Finds out what is measured of a split, on two samples and a copy of the module."""
         examples = data.test[:2].to(module.device)
-        batch = (examples.transform(examples.inputs, None), examples.targets)
+        x = examples.transform(examples.inputs, None)
+        for weight in module.parameters():  # of another precision than the data
+            x = x.to(weight) if x.is_floating_point() and weight.is_floating_point() else x
+            break
+        batch = (x, examples.targets)
         trial, stage = deepcopy(module).eval(), stage_of(module, split)
         trial._trainer = module._trainer
         try:

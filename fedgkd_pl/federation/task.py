@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 # a class of every sample, a class of every pixel, labels of which several may be right, numbers
 Task = Literal["classes", "dense", "labels", "values"]
 TASKS: tuple[Task, ...] = ("classes", "dense", "labels", "values")
+PRECISIONS = {
+    torch.float64: "64-true",
+    torch.bfloat16: "bf16-true",
+    torch.float16: "16-true",
+}
 NEEDED = {
     "classes": "class numbers, which are integers; floats: SquaredError, BinaryCrossEntropy",
     "labels": "a column of zeros and ones for every label, as float32",
@@ -94,10 +99,10 @@ def _try_module(server: "FederatedServer", data: "FederatedDataModule") -> None:
     client.num_classes, client.run_seed, client.local_loss = data.num_classes, 0, server.local_loss
     client.needs_outputs = server.needs_outputs
     weights = {name: tensor.detach().cpu() for name, tensor in net.state_dict().items()}
-    kinds = {weight.dtype for weight in weights.values() if weight.is_floating_point()}
-    half = "64-true" if torch.float64 in kinds else "32-true"
+    kinds = {weight.dtype for weight in weights.values()}
+    precision = next((text for kind, text in PRECISIONS.items() if kind in kinds), "32-true")
     own = ClientData(some, SingleClientIndex(0, len(some)), len(some), 0)
-    job = Job(client, own, cpu, {"max_epochs": 1, "precision": half}, {})
+    job = Job(client, own, cpu, {"max_epochs": 1, "precision": precision}, {})
     try:
         with quiet(), warnings.catch_warnings():
             warnings.simplefilter("ignore")

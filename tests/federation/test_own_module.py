@@ -146,6 +146,15 @@ def test_workers_and_a_resume_change_nothing(workers: int, tmp_path: Path) -> No
     assert same(second.global_state(), whole.global_state())
 
 
+@pytest.mark.parametrize("precision", ["64-true", "bf16-true", "bf16-mixed"])
+def test_a_module_trains_again_in_its_precision(precision: Any) -> None:
+    """After the first fit its weights have another type than the data."""
+    model = FedGKD(module=classifier(), **HERE)
+    for _ in range(2):
+        fit(model, digits(), 1, precision=precision)
+        assert model.report["client/failed"] == 0
+
+
 def test_hooks_of_the_module_are_called() -> None:
     calls: list[str] = []
 
