@@ -52,9 +52,9 @@ class ImageTransform:
             columns = torch.where(flip, columns.flip(1), columns)
         columns = corner[1] + columns
         padded = pad(images, [self.padding] * 4)
-        sample = torch.arange(batch, device=device).view(batch, 1, 1, 1)
-        channel = torch.arange(channels, device=device).view(1, channels, 1, 1)
-        return padded[sample, channel, rows[:, None, :, None], columns[:, None, None, :]]
+        pixels = rows[:, :, None] * padded.shape[3] + columns[:, None, :]
+        pixels = pixels.view(batch, 1, -1).expand(batch, channels, -1)
+        return padded.flatten(2).gather(2, pixels).view(images.shape)
 
 
 class Scale:
