@@ -5,6 +5,7 @@ from typing import Any
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.callback import FederatedCallback
 from fedgkd_pl.federation.message import State
+from fedgkd_pl.federation.precision import evaluating
 from fedgkd_pl.federation.scores import Scores
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.federation.teachers import FrozenNet, MovingMean, TeacherBuffer
@@ -108,7 +109,7 @@ class AveragedModel(FederatedCallback):
         """Evaluates on the batch that the global model was evaluated on."""
         if self.net and self.scores:
             now = pl_module.datamodule.eval_splits()[dataloader_idx]
-            with trainer.precision_plugin.val_step_context():
+            with evaluating(trainer.precision_plugin, pl_module.device):
                 for split, scores in self.scores.items():
                     if split != now:
                         scores.pause(self.net.net)

@@ -12,6 +12,7 @@ from fedgkd_pl.data.index import ClientIndex, Indices
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.callback import FederatedCallback
 from fedgkd_pl.federation.own_module import has_outputs
+from fedgkd_pl.federation.precision import evaluating
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.federation.teachers import FrozenNet
 from fedgkd_pl.runs.files import RunFiles
@@ -231,7 +232,7 @@ def features_of(server: FederatedServer, rows: Indices) -> Tensor:
     batches = Batches(examples, data.eval_batch_size)
 
     def outputs(run: Callable[[Tensor], Tensor]) -> Tensor:
-        with seeded(data.seed), precision.val_step_context():
+        with seeded(data.seed), evaluating(precision, server.device):
             return torch.cat([run(precision.convert_input(x)).float().cpu() for x, _ in batches])
 
     try:

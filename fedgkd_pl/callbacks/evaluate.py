@@ -9,6 +9,7 @@ from fedgkd_pl.data.examples import Batches, Examples
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.callback import FederatedCallback
 from fedgkd_pl.federation.message import State
+from fedgkd_pl.federation.precision import evaluating
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.federation.task import require_classes
 from fedgkd_pl.federation.teachers import FrozenNet
@@ -46,7 +47,7 @@ class SplitRunner:
         batches = self.batches
         if rows is not None:
             batches = Batches(batches.examples.view(rows), batches.batch_size)
-        with self.precision.val_step_context():
+        with evaluating(self.precision, self.device):
             logits = [self.net(self.precision.convert_input(x)) for x, _ in batches]
         return torch.cat([batch.cpu().double() for batch in logits])
 

@@ -10,6 +10,7 @@ from fedgkd_pl.data.examples import Batches, Examples
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.federation.callback import FederatedCallback
 from fedgkd_pl.federation.message import ClientUpdate, State
+from fedgkd_pl.federation.precision import evaluating
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.federation.task import require_classes
 from fedgkd_pl.plots.feature_maps import encode_feature_map
@@ -163,11 +164,11 @@ def _evaluate(
     batch_size = trainer.datamodule.eval_batch_size  # type: ignore[attr-defined]
     everything, drawn = examples.to(device), examples[torch.from_numpy(rows)].to(device)
     right, features = 0, []
-    with plugin.val_step_context():
+    with evaluating(plugin, device):
         for x, y in Batches(everything, batch_size):
             right += int((net(plugin.convert_input(x)).argmax(1) == y).sum())
         for x, _ in Batches(drawn, batch_size):
-            features.append(net.features(plugin.convert_input(x)).double().cpu().numpy())
+            features.append(net.features(plugin.convert_input(x)).cpu().double().numpy())
     return np.concatenate(features), right / len(examples)
 
 

@@ -1,6 +1,7 @@
 """Batched image transforms that run where the batch is."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -20,8 +21,8 @@ class ImageTransform:
     def __init__(
         self, mean: Sequence[float], std: Sequence[float], padding: int = 4, flip: bool = True
     ) -> None:
-        self.mean = torch.tensor(mean, dtype=torch.float32).view(1, -1, 1, 1)
-        self.std = torch.tensor(std, dtype=torch.float32).view(1, -1, 1, 1)
+        self.mean = tuple(mean)
+        self.std = tuple(std)
         self.padding = padding
         self.flip = flip
 
@@ -38,14 +39,15 @@ class ImageTransform:
         """
         if generator is not None:
             images = self._augment(images, generator)
-        mean, std = self.mean.to(images.device), self.std.to(images.device)
+        mean, std = (by_channel(values, images.device) for values in (self.mean, self.std))
         return images.float().div_(255).sub_(mean).div_(std)
 
     def _augment(self, images: Tensor, generator: torch.Generator) -> Tensor:
         batch, channels, height, width = images.shape
         device, shifts = images.device, 2 * self.padding + 1
-        corner = torch.randint(shifts, (2, batch, 1), generator=generator).to(device)
-        flip = torch.rand(batch, 1, generator=generator, dtype=torch.float32).to(device) < 0.5
+        corner = torch.randint(shifts, (2, batch, 1), generator=generator)
+        flip = torch.rand(batch, 1, generator=generator, dtype=torch.float32) < 0.5
+        corner, flip = (drawn.to(device, non_blocking=True) for drawn in (corner, flip))
         rows = corner[0] + torch.arange(height, device=device)
         columns = torch.arange(width, device=device).expand(batch, width)
         if self.flip:
@@ -55,6 +57,12 @@ class ImageTransform:
         pixels = rows[:, :, None] * padded.shape[3] + columns[:, None, :]
         pixels = pixels.view(batch, 1, -1).expand(batch, channels, -1)
         return padded.flatten(2).gather(2, pixels).view(images.shape)
+
+
+@lru_cache
+def by_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """A number for every channel of images, moved to a device once."""
+    return torch.tensor(values, dtype=torch.float32, device=device).view(1, -1, 1, 1)
 
 
 class Scale:

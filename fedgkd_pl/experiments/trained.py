@@ -45,7 +45,8 @@ def load_trained(folder: RunFolder, ckpt_path: str, settings: Sequence[str] = ()
     model.load_state_dict(checkpoint["state_dict"])
     model.to(made.trainer.strategy.root_device)
     if not is_own_module(model.net):  # as in a run
-        channels_last(model.net, model.some_inputs(data))
+        device = made.trainer.strategy.root_device
+        channels_last(model.net, model.some_inputs(data), device)
     return made
 
 

@@ -13,7 +13,7 @@ import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.errors import RunFailed, SettingError, require
 from fedgkd_pl.federation.own_module import is_own_module
-from fedgkd_pl.federation.performance import slow_precision
+from fedgkd_pl.federation.precision import check_instructions, slow_precision
 from fedgkd_pl.federation.task import check_task
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import (
@@ -121,8 +121,9 @@ def check_learned(server: "FederatedServer") -> None:
             raise RunFailed(f"after round {done} the global model's {split}/loss is {loss}")
 
 
-def warn_of_precision(trainer: Trainer) -> None:
-    """Warns of a precision that is slower here than the usual one."""
+def check_precision(trainer: Trainer) -> None:
+    """Refuses one that would end the process; warns of one that is slower than the usual."""
+    check_instructions(str(trainer.precision), trainer.strategy.root_device)
     if slow_precision(trainer.precision, trainer.strategy.root_device):
         text = "trainer.precision: this hardware only emulates %s, which is slower than 32-true"
         log.warning(text, trainer.precision)

@@ -14,6 +14,7 @@ import torch
 from fedgkd_pl.data.examples import ClientData
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.federation.own_module import ModuleHooks, is_own_module
+from fedgkd_pl.federation.precision import plain_precision
 from fedgkd_pl.seeds import derive, seeded
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch import Trainer
@@ -21,6 +22,10 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 
 if TYPE_CHECKING:
     from fedgkd_pl.federation.client import FederatedClient
+
+
+# of 16-mixed, at a client's first step: at torch's 65,536 every client would skip its first steps
+LOSS_SCALE = 1024.0
 
 
 @dataclass
@@ -102,8 +107,15 @@ class ClientTrainer:
 class StayOnDevice(SingleDeviceStrategy):
     """A module that stays on its device from client to client.
 
-    Lightning's own moves it to the host after every ``fit`` and empties the GPU's cache.
+    Lightning's own moves it to the host after every ``fit`` and empties the GPU's cache before
+    and after it.
     """
+
+    def setup(self, trainer: Trainer) -> None:
+        """Sets the accelerator up for the first client only."""
+        super().setup(trainer)
+        assert self.accelerator is not None
+        self.accelerator.setup = lambda trainer: None  # type: ignore[method-assign]
 
     def teardown(self) -> None:
         """Drops the client's optimizer, and that is all."""
@@ -128,23 +140,9 @@ def restart(trainer: Trainer) -> None:
     # the loss scale of one client's half precision must not reach the next
     scaler = getattr(trainer.precision_plugin, "scaler", None)
     if scaler is not None:
-        trainer.precision_plugin.scaler = type(scaler)(device=scaler._device)  # type: ignore[attr-defined]
-
-
-@contextmanager
-def plain_precision(device: torch.device) -> Iterator[None]:
-    """As a new process would be: no autocast, float32 by default.
-
-    A round runs within the precision of the server's Trainer. A client in the same process must
-    not: its own Trainer opens what its forward pass needs, and no more than that.
-    """
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
-    try:
-        with torch.autocast(device.type, enabled=False), torch.autocast("cpu", enabled=False):
-            yield
-    finally:
-        torch.set_default_dtype(before)
+        trainer.precision_plugin.scaler = type(scaler)(  # type: ignore[attr-defined]
+            device=scaler._device, init_scale=min(scaler._init_scale, LOSS_SCALE)
+        )
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
+import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.examples import Batch
 from fedgkd_pl.errors import SettingError, require
@@ -85,7 +86,8 @@ class GlobalModel(LightningModule):
         """Class probabilities."""
         classes = has_outputs(self.net) and self.local_loss.targets == "classes"
         require(classes, "predict", "needs the logits of classes, which this model does not have")
-        return self.forward(batch[0]).softmax(dim=1)
+        with torch.autocast(self.device.type, enabled=False):
+            return self.forward(batch[0]).softmax(dim=1)
 
     def on_validation_epoch_end(self) -> None:
         """Logs the round's metrics."""
@@ -103,7 +105,8 @@ class GlobalModel(LightningModule):
             self.report |= values
         for name, value in (values | {"step": self.round} if fitting else values).items():
             bar = name in BAR or (name in OTHER_BAR and "acc" not in self.score_names)
-            self.log(name, float(value), prog_bar=bar, on_step=False, on_epoch=True, batch_size=1)
+            number = torch.tensor(float(value))  # a float would be copied to the device
+            self.log(name, number, prog_bar=bar, on_step=False, on_epoch=True, batch_size=1)
 
     @property
     def score_names(self) -> Collection[str]:
@@ -114,7 +117,9 @@ class GlobalModel(LightningModule):
         for other, scores in self.scores.items():
             if other != split:  # a module has the same metrics for all splits
                 cast(Scores, scores).pause(self.net)
-        cast(Scores, self.scores[split]).step(self.net, batch, batch_idx, split)
+        # whatever autocast clients train in
+        with torch.autocast(self.device.type, enabled=False):
+            cast(Scores, self.scores[split]).step(self.net, batch, batch_idx, split)
 
     def _log_metrics(self, split: str) -> None:
         values, confusion = cast(Scores, self.scores[split]).finish(self.net)

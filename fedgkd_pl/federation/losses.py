@@ -17,6 +17,7 @@ from typing import Literal
 
 import torch
 from fedgkd_pl.errors import require
+from fedgkd_pl.federation.precision import wide
 from torch import Tensor
 from torch.nn.functional import (
     binary_cross_entropy_with_logits,
@@ -160,6 +161,6 @@ class AbsoluteError(_MeanOfEach):
 
 def _adjusted(logits: Tensor, y: Tensor, shift: Tensor, counts: Tensor) -> Tensor:
     """Autocast's logits are shifted in float32 at least; the gradient of absent classes is 0."""
-    wide = logits if logits.dtype == torch.float64 else logits.float()
-    shifted = wide + torch.where(counts > 0, shift, 0).to(wide)
+    logits = wide(logits)
+    shifted = logits + torch.where(counts > 0, shift, 0).to(logits)
     return cross_entropy(shifted.masked_fill(counts == 0, float("-inf")), y)

@@ -17,14 +17,21 @@ from fedgkd_pl.errors import require
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+CUBLAS = "CUBLAS_WORKSPACE_CONFIG"  # which decides whether its sums are reproducible
 
-def channels_last(net: nn.Module, inputs: Tensor) -> None:
+
+def channels_last(net: nn.Module, inputs: Tensor, device: torch.device | None = None) -> None:
     """Lays out the weights of convolutions for channels-last images, if the net can take them so.
 
     A net that flattens by ``view`` cannot, nor one with convolutions of other dimensions: they stay
-    as they are. Copies of a net have its layout.
+    as they are. So do nets with GroupNorm where its kernels would copy every image to the other
+    layout and back. Copies of a net have its layout. ``device``: where it will train, if not where
+    the inputs are.
     """
     if inputs.dim() != 4 or not any(isinstance(module, nn.Conv2d) for module in net.modules()):
+        return
+    grouped = any(isinstance(module, nn.GroupNorm) for module in net.modules())
+    if grouped and (device or inputs.device).type not in ("cpu", "xpu"):
         return
     layout = {"memory_format": torch.channels_last}
     try:
@@ -141,6 +148,8 @@ def numerics() -> dict[str, Any]:
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
         "benchmark": torch.backends.cudnn.benchmark,
+        "cudnn": [torch.backends.cudnn.deterministic, torch.backends.cudnn.allow_tf32],
+        "cublas": os.environ.get(CUBLAS),
         "matmul": torch.get_float32_matmul_precision(),
     }
 
@@ -151,6 +160,9 @@ def set_numerics(settings: dict[str, Any], threads: int) -> None:
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(settings["deterministic"], warn_only=settings["warn_only"])
     torch.backends.cudnn.benchmark = settings["benchmark"]
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.allow_tf32 = settings["cudnn"]
+    if settings["cublas"] is not None:
+        os.environ[CUBLAS] = settings["cublas"]
     torch.set_float32_matmul_precision(settings["matmul"])
 
 
@@ -161,20 +173,6 @@ def missing_compiler(device: torch.device) -> str:
     usual = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
     name = os.environ.get("CXX", usual)  # as torch looks for it
     return "" if shutil.which(name) else f"a C++ compiler ({name})"
-
-
-def slow_precision(precision: str, device: torch.device) -> bool:
-    """Whether this hardware only emulates a precision, which makes it slower."""
-    if device.type == "cpu":
-        if not torch.backends.mkldnn.is_available():
-            return "16" in precision
-        ops = torch.ops.mkldnn
-        if "bf16" in precision:
-            return not ops._is_mkldnn_bf16_supported()
-        return precision.startswith("16") and not ops._is_mkldnn_fp16_supported()
-    if device.type == "cuda" and "bf16" in precision:
-        return not torch.cuda.is_bf16_supported(including_emulation=False)
-    return False
 
 
 @contextmanager

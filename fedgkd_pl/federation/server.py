@@ -16,10 +16,10 @@ from fedgkd_pl.federation.callback import FederatedCallback, call_hooks, warn_of
 from fedgkd_pl.federation.checks import (
     check_learned,
     check_method,
+    check_precision,
     check_trainer,
     first_not_finite,
     warn_of_eval_mode,
-    warn_of_precision,
 )
 from fedgkd_pl.federation.client_trainer import Job
 from fedgkd_pl.federation.divergence import Divergence
@@ -230,9 +230,10 @@ class FederatedServer(SavedModel):
         self.check(data)
         if stage == "fit":
             self._check_fit(data)
-        warn_of_precision(self.trainer)
+        check_precision(self.trainer)
         if not is_own_module(self.net):  # whose step may not be able to, though its forward is
-            channels_last(self.net, self.some_inputs(data))
+            device = self.trainer.strategy.root_device
+            channels_last(self.net, self.some_inputs(data), device)
         # A round is an epoch of one batch, and what is logged is logged per epoch.
         warnings.filterwarnings("ignore", "The number of training batches \\(1\\) is smaller")
         super().setup(stage)

@@ -2,15 +2,15 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from copy import deepcopy
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
 from fedgkd_pl.data.examples import Batch, Batches, Examples
 from fedgkd_pl.federation.callback import call_hooks
-from fedgkd_pl.federation.client_trainer import plain_precision
-from fedgkd_pl.federation.own_module import is_own_module
-from fedgkd_pl.federation.teachers import FrozenNet
+from fedgkd_pl.federation.own_module import is_own_module, outputs_of
+from fedgkd_pl.federation.precision import plain_precision
 from fedgkd_pl.seeds import derive, seeded
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
@@ -144,20 +144,19 @@ def as_input(x: Tensor, like: Tensor) -> Tensor:
 def validation_scores(server: "FederatedServer") -> tuple[float, float]:
     """The accuracy and the mean loss of the global model on the validation set."""
     data, like = server.datamodule, next(server.net.parameters())
-    net = FrozenNet(server.net)
-    net.load(server.global_state(), server.device)
-    if is_own_module(net.net):
+    net = deepcopy(server.net).requires_grad_(False).eval()
+    if is_own_module(net):
         scores = server.new_scores(data).to(server.device)
         batches = Batches(data.val.to(server.device), data.eval_batch_size)
         with torch.no_grad():
             for index, (x, y) in enumerate(batches):
-                scores.step(net.net, (as_input(x, like), y), index, "val")
-        values = scores.finish(net.net)[0]
+                scores.step(net, (as_input(x, like), y), index, "val")
+        values = scores.finish(net)[0]
         return values.get("acc", 0.0), values["loss"]
     hits, loss = 0, 0.0
     with torch.no_grad():
         for x, y in Batches(data.val.to(server.device), data.eval_batch_size):
-            logits = net(as_input(x, like))
+            logits = outputs_of(net, as_input(x, like))
             loss += nn.functional.cross_entropy(logits, y, reduction="sum").item()
             hits += int((logits.argmax(1) == y).sum())
     return hits / len(data.val), loss / len(data.val)

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterable
 from copy import deepcopy
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from fedgkd_pl.federation.aggregate import WeightedMean
@@ -12,6 +12,7 @@ from fedgkd_pl.federation.own_module import outputs_of
 from torch import Tensor, nn
 
 T = TypeVar("T")
+TeacherPrecision = Literal["same", "bf16"]
 
 
 class Recent(deque[T]):
@@ -97,14 +98,26 @@ class FrozenNet:
 
     Not a module on purpose: a teacher held as a submodule would enter the client's ``state_dict``
     and be put into train mode with it.
+
+    Args:
+        net: copied.
+        precision: ``bf16`` answers in bfloat16 whatever the student trains in, ``same`` in that.
     """
 
-    def __init__(self, net: nn.Module) -> None:
+    def __init__(self, net: nn.Module, precision: TeacherPrecision = "same") -> None:
         self.net = deepcopy(net).cpu().requires_grad_(False).eval()
+        self.precision: TeacherPrecision = precision
+        self._loaded: tuple[State, torch.device] | None = None
 
     def load(self, state: State, device: torch.device) -> None:
-        """Takes a model's weights and buffers, for batches on a device."""
-        self.net.to(device).load_state_dict(state)
+        """Takes a model's weights and buffers, for batches on a device.
+
+        The same model for the next client of a round is there already: a model that travels is
+        never changed.
+        """
+        if self._loaded is None or self._loaded[0] is not state or self._loaded[1] != device:
+            self.net.to(device).load_state_dict(state)
+            self._loaded = state, device
 
     @torch.no_grad()
     def features(self, x: Tensor) -> Tensor:
@@ -115,4 +128,7 @@ class FrozenNet:
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
         """The teacher's logits, without a gradient."""
-        return outputs_of(self.net, x)
+        if self.precision == "same":
+            return outputs_of(self.net, x)
+        with torch.autocast(x.device.type, torch.bfloat16):
+            return outputs_of(self.net, x)

@@ -29,6 +29,7 @@ from fedgkd_pl.data.examples import Batches, Examples
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.answers import Spec, Specs
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
+from fedgkd_pl.federation.precision import wide
 from fedgkd_pl.federation.server_training import (
     KeptOptimizer,
     as_input,
@@ -246,7 +247,7 @@ def labelled_batches(
 
 def soft_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """−Σ_c y_c log max(q_c, 10⁻⁷), a mean over the batch."""
-    return -(labels * logits.softmax(1).clamp(min=1e-7).log()).sum(1).mean()
+    return -(labels * wide(logits).softmax(1).clamp(min=1e-7).log()).sum(1).mean()
 
 
 @torch.no_grad()

@@ -18,6 +18,7 @@ from fedgkd_pl.errors import require
 from fedgkd_pl.federation.answers import Spec, Specs
 from fedgkd_pl.federation.client import OUTPUTS, Objective
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
+from fedgkd_pl.federation.precision import wide
 from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax
@@ -175,8 +176,9 @@ class FedDistillClient(FedAvgClient):
             means, holds = (message.tensors["logits"][name] for name in ("means", "holds"))
             if state:
                 means, holds = means - state["means"], holds - state["holds"]
-            self.known = holds > 0.5
-            self.targets = (means / holds.clamp(min=1)[:, None]).to(means.dtype)
+            self.known = (holds > 0.5).to(self.device)
+            targets = (means / holds.clamp(min=1)[:, None]).to(means.dtype)
+            self.targets = targets.to(self.device)
 
     def objective(self, x: Tensor, y: Tensor, teacher_output: Tensor | None) -> Objective:
         """CE(w) + c · KL(softmax t(y) ‖ h(w))."""
@@ -184,7 +186,7 @@ class FedDistillClient(FedAvgClient):
         parts[OUTPUTS] = logits
         if self.targets is None:
             return loss, parts
-        kd = label_distillation(logits, y, self.targets.to(logits), self.known.to(y.device))
+        kd = label_distillation(logits, y, self.targets, self.known)
         return loss + self.coefficient * kd, {**parts, "kd": kd}
 
     def observe(self, y: Tensor, outputs: Tensor | None) -> None:
@@ -222,6 +224,6 @@ def label_distillation(logits: Tensor, y: Tensor, targets: Tensor, known: Tensor
 
     ``targets`` and ``known`` are by label: the others' mean logits, and whether there are any.
     """
-    log_p, log_q = log_softmax(targets[y], dim=1), log_softmax(logits, dim=1)
+    log_p, log_q = log_softmax(wide(targets[y]), dim=1), log_softmax(wide(logits), dim=1)
     divergence = (log_p.exp() * (log_p - log_q)).sum(dim=1)
     return (divergence * known[y]).sum() / len(y)

@@ -22,6 +22,7 @@ from fedgkd_pl.errors import require
 from fedgkd_pl.federation.answers import Spec, Specs
 from fedgkd_pl.federation.client import Objective
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
+from fedgkd_pl.federation.precision import wide
 from fedgkd_pl.federation.teachers import FrozenNet
 from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
 from fedgkd_pl.methods.fedgkd import distillation
@@ -230,7 +231,7 @@ class FedGenClient(FedAvgClient):
     def observe(self, y: Tensor, outputs: Tensor | None) -> None:
         """Counts the labels."""
         assert self.counts is not None
-        self.counts += torch.bincount(y, minlength=self.num_classes)
+        self.counts.index_add_(0, y, torch.ones_like(y))  # unlike bincount, without waiting
 
     def objective(self, x: Tensor, y: Tensor, teacher_output: Tensor | None) -> Objective:
         """CE(w) + α_t · CE(head(G(ỹ)), ỹ) + β_t · KL(head(G(y)) ‖ h(w, x))."""
@@ -238,12 +239,13 @@ class FedGenClient(FedAvgClient):
             return super().objective(x, y, teacher_output)
         logits = self.net(x)
         choice = torch.randint(len(self.labels), (self.generated,))
-        fake = self.labels[choice].to(y.device)
+        fake = self.labels[choice].to(y.device, non_blocking=True)
         size = (self.generated + len(y), self.noise)
-        noise = torch.rand(size, dtype=torch.float32).to(logits)  # the same at every precision
+        noise = torch.rand(size, dtype=torch.float32)  # the same at every precision
+        noise = noise.to(self.weights, non_blocking=True)
         both = self._generate(noise, torch.cat([fake, y]))
         head = self.net.classifier
-        learnt = cross_entropy(head(both[: self.generated]), fake)  # type: ignore[operator]
+        learnt = cross_entropy(wide(head(both[: self.generated])), fake)  # type: ignore[operator]
         target = head(both[self.generated :]).detach()  # type: ignore[operator]
         kd = distillation(logits, target)
         alpha, beta = self.weights

@@ -17,8 +17,9 @@ from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.client import Objective
 from fedgkd_pl.federation.message import Message, State
+from fedgkd_pl.federation.precision import wide
 from fedgkd_pl.federation.server_training import validation_scores
-from fedgkd_pl.federation.teachers import FrozenNet, Recent, TeacherBuffer
+from fedgkd_pl.federation.teachers import FrozenNet, Recent, TeacherBuffer, TeacherPrecision
 from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax
@@ -31,6 +32,7 @@ class FedGKDVote(FedAvg):
         net: the model to learn; any module from inputs to logits.
         lam: λ, the weight of all teachers together (paper: 0.1).
         buffer_size: M, how many global models teach (paper: 5; 3 for text).
+        teacher_precision: ``bf16`` asks the teachers in bfloat16; see :class:`FedGKD`.
         kwargs: those of :class:`FedAvg`.
     """
 
@@ -47,12 +49,14 @@ class FedGKDVote(FedAvg):
         net: nn.Module | None = None,
         lam: float = 0.1,
         buffer_size: int = 5,
+        teacher_precision: TeacherPrecision = "same",
         **kwargs: Any,
     ) -> None:
         super().__init__(net, **kwargs)
         require(0 <= lam < float("inf"), "lam", "must not be negative", lam)
         require(buffer_size >= 1, "buffer_size", "must be at least 1", buffer_size)
         self.lam = lam
+        self.teacher_precision: TeacherPrecision = teacher_precision
         self.buffer = TeacherBuffer(maxlen=buffer_size)
         self.losses: Recent[float] = Recent(maxlen=buffer_size)  # of the buffer's models
 
@@ -91,11 +95,15 @@ class FedGKDVote(FedAvg):
 
     def client(self) -> "FedGKDVoteClient":
         """The client half."""
-        return FedGKDVoteClient(self.net, self.optimizer, self.scheduler)
+        return FedGKDVoteClient(
+            *(self.net, self.optimizer, self.scheduler), teacher_precision=self.teacher_precision
+        )
 
 
 class FedGKDVoteClient(FedAvgClient):
     """The client half of FedGKD-Vote."""
+
+    teacher_precision: TeacherPrecision = "same"
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -108,7 +116,7 @@ class FedGKDVoteClient(FedAvgClient):
         teachers = voters(message)
         self.half_gammas = self.as_tensor([half_gamma for half_gamma, _ in teachers])
         while len(self.teachers) < len(teachers):
-            self.teachers.append(FrozenNet(self.net))
+            self.teachers.append(FrozenNet(self.net, self.teacher_precision))
         for teacher, (_, model) in zip(self.teachers, teachers, strict=False):
             teacher.load(model, self.device)
 
@@ -121,7 +129,7 @@ class FedGKDVoteClient(FedAvgClient):
             return None
         weighted = []
         for half_gamma, teacher in zip(self.half_gammas, self.teachers, strict=False):
-            log_p = log_softmax(teacher(x), dim=1)
+            log_p = log_softmax(wide(teacher(x)), dim=1)
             p = half_gamma * log_p.exp()
             weighted.append(torch.cat([p, (p * log_p).sum(1, keepdim=True)], dim=1))
         return torch.stack(weighted).sum(0)
@@ -132,7 +140,7 @@ class FedGKDVoteClient(FedAvgClient):
             return super().objective(x, y, teacher_output)
         logits, ce, parts = self.task_loss(x, y)
         mixture, own = teacher_output[:, :-1], teacher_output[:, -1]
-        kd = (own - (mixture * log_softmax(logits, dim=1)).sum(1)).mean()
+        kd = (own - (mixture * log_softmax(wide(logits), dim=1)).sum(1)).mean()
         return ce + kd, {**parts, "kd": kd}
 
 

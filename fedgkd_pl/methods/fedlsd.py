@@ -17,6 +17,7 @@ import torch
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.client import Objective
 from fedgkd_pl.federation.message import Message, State
+from fedgkd_pl.federation.precision import wide
 from fedgkd_pl.federation.teachers import FrozenNet
 from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
 from fedgkd_pl.methods.fedgkd import distillation
@@ -136,8 +137,8 @@ class FedLSDClient(GlobalTeacherClient):
         logits, ce, parts = self.task_loss(x, y)
         own = 1.0
         if self.form == "convex":
-            p = (teacher_output / self.tau).softmax(1)
-            kd = -(p * log_softmax(logits / self.tau, dim=1)).sum(1).mean()
+            p = (wide(teacher_output) / self.tau).softmax(1)
+            kd = -(p * log_softmax(wide(logits) / self.tau, dim=1)).sum(1).mean()
             own = 1 - self.beta
         else:
             kd = distillation(logits, teacher_output, temperature=self.tau)

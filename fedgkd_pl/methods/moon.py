@@ -15,6 +15,7 @@ from fedgkd_pl.errors import require
 from fedgkd_pl.federation.answers import Specs
 from fedgkd_pl.federation.client import Objective
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
+from fedgkd_pl.federation.precision import wide
 from fedgkd_pl.federation.teachers import FrozenNet
 from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
 from fedgkd_pl.models.heads import require_classifier, require_projection
@@ -102,6 +103,7 @@ class MOONClient(FedAvgClient):
 
 def contrast(z: Tensor, positive: Tensor, negative: Tensor, tau: float) -> Tensor:
     """−log of the positive's share, a mean over the batch; only ``z`` has a gradient."""
+    z, positive, negative = wide(z), wide(positive), wide(negative)
     similarity = torch.stack(
         [cosine_similarity(z, positive, dim=1), cosine_similarity(z, negative, dim=1)], dim=1
     )

@@ -17,7 +17,11 @@ FREE = (
 )
 # Settings that older runs do not have, and the value at which nothing changes for them: there they
 # are left out, so that such runs can be resumed and stand beside new ones.
-ADDED = {"data.init_args.client_test_fraction": 0, "data.init_args.client_val_fraction": 0}
+ADDED = {
+    "data.init_args.client_test_fraction": 0,
+    "data.init_args.client_val_fraction": 0,
+    "model.init_args.teacher_precision": "same",
+}
 
 
 def fixed_settings(settings: Any) -> dict[str, Any]:

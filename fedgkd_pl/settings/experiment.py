@@ -17,6 +17,7 @@ from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.federation.checks import check_trainer
 from fedgkd_pl.federation.own_module import is_own_module
+from fedgkd_pl.federation.precision import faster_precision
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.processes.signals import Stopped, stop_behind
 from fedgkd_pl.runs.events import rewind
@@ -132,6 +133,7 @@ class Experiment:
                 check_net(start.checkpoint, self.model)
             if self.keeps_files:
                 self._make_folder()
+            self._suggest()
             self.trainer.fit(
                 self.model,
                 datamodule=self.data,
@@ -217,6 +219,13 @@ class Experiment:
             self.trainer.logger = _RunLogger(
                 path.parent.parent, path.parent.name, path.name, default_hp_metric=False
             )
+
+    def _suggest(self) -> None:
+        """Names a precision that is faster here, unless the user has chosen one."""
+        chosen = self.settings["trainer"]["precision"]
+        faster = faster_precision(self.model.net, self.trainer.strategy.root_device)
+        if chosen is None and faster and self.start.file is None:
+            print(f"hint:  --trainer.precision {faster} is faster on this CPU (docs/speed.md)")
 
     def _tell(self, folder: RunFolder) -> None:
         """Prints how it went and where to look."""

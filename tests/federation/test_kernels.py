@@ -25,8 +25,8 @@ from fedgkd_pl.federation.performance import (
     fused,
     is_channels_last,
     missing_compiler,
-    slow_precision,
 )
+from fedgkd_pl.federation.precision import has_bf16, slow_precision
 from fedgkd_pl.methods.fedavg import FedAvgClient
 from fedgkd_pl.methods.fedgkd import FedGKDClient
 from torch import Tensor, nn
@@ -428,7 +428,7 @@ def test_emulated_precision_is_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert not slow_precision("32-true", CPU) and not slow_precision("64-true", CPU)
-    emulates = not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    emulates = not has_bf16()
     assert slow_precision("bf16-mixed", CPU) is emulates
     for slow in (True, False):
         monkeypatch.setattr(checks, "slow_precision", lambda *_, slow=slow: slow)

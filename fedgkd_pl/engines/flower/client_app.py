@@ -82,7 +82,8 @@ class Node:
         experiment.check(reaches_clients=False)
         model, data = experiment.model, experiment.data
         self.num_clients = data.num_clients
-        channels_last(model.net, model.some_inputs(data))  # as the server's
+        device = experiment.trainer.strategy.root_device
+        channels_last(model.net, model.some_inputs(data), device)  # as the server's
         job = model.job(experiment.trainer, data)
         engine = model.engine
         assert isinstance(engine, FlowerEngine)

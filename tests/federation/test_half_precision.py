@@ -1,0 +1,230 @@
+"""Half precision: told, guarded, and without loss where that is free."""
+
+import logging
+import signal
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fedgkd_pl import MLP, FedAvg, FedGKD, FedGKDVote, LocalEngine, ResNet8
+from fedgkd_pl.errors import SettingError
+from fedgkd_pl.federation import precision
+from fedgkd_pl.federation.client_trainer import restart
+from fedgkd_pl.federation.performance import channels_last, is_channels_last, numerics, set_numerics
+from fedgkd_pl.federation.teachers import FrozenNet
+from fedgkd_pl.methods.feddistill import label_distillation
+from fedgkd_pl.methods.fedgkd import distillation
+from fedgkd_pl.methods.moon import contrast
+from lightning.pytorch import Trainer
+from lightning.pytorch.plugins import MixedPrecision
+from torch import Tensor, nn
+
+from tests.conftest import Table, fit
+
+CPU = torch.device("cpu")
+X86 = {"architecture": "x86_64"}
+
+
+def some(*shape: int, seed: int) -> Tensor:
+    """Numbers as autocast's net gives them."""
+    random = torch.Generator().manual_seed(seed)
+    return (3 * torch.randn(shape, generator=random)).bfloat16()
+
+
+def log_softmax(logits: Any) -> Any:
+    return logits - np.log(np.exp(logits).sum(1, keepdims=True))
+
+
+def test_losses_are_computed_in_float32_under_autocast() -> None:
+    """Of bfloat16's eight bits, a KL of nearly equal answers would have none left."""
+    q, p = some(16, 10, seed=0), some(16, 10, seed=1)
+    s, t = q.double().numpy(), p.double().numpy()
+    y = torch.arange(16) % 10
+    log_q, log_p = log_softmax(s), log_softmax(t)
+    kl = (np.exp(log_p) * (log_p - log_q)).sum() / 16
+    means = some(10, 10, seed=2).float()
+    log_t = log_softmax(means.double().numpy())[y]
+    labels = (np.exp(log_t) * (log_t - log_q)).sum() / 16
+    a, b, c = (some(16, 6, seed=seed).double().numpy() for seed in (3, 4, 5))
+
+    def cosine(u: Any, v: Any) -> Any:
+        return (u * v).sum(1) / np.sqrt((u * u).sum(1) * (v * v).sum(1))
+
+    pair = np.stack([cosine(a, b), cosine(a, c)], 1) / 0.5
+    with torch.autocast("cpu", torch.bfloat16):
+        found = {
+            "kl": (distillation(q, p), kl),
+            "mse": (distillation(q, p, "mse"), ((s - t) ** 2).mean()),
+            "labels": (label_distillation(q, y, means, torch.ones(10)), labels),
+            "contrast": (
+                contrast(*(some(16, 6, seed=seed) for seed in (3, 4, 5)), 0.5),
+                -log_softmax(pair)[:, 0].mean(),
+            ),
+        }
+    for name, (value, expected) in found.items():
+        assert value.dtype == torch.float32, name
+        assert value.item() == pytest.approx(expected, rel=1e-5), name
+
+
+def test_votes_are_mixed_in_float32_under_autocast() -> None:
+    client = FedGKDVote(MLP(4, [3], num_classes=3), lam=0.5).client()
+    teacher = FrozenNet(client.net)
+    client.teachers, client.half_gammas = [teacher, teacher], torch.tensor([0.2, 0.3])
+    x = torch.linspace(-1, 1, 8).view(2, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        mixture = client.teach(x)
+        logits = teacher(x)
+    assert mixture is not None and mixture.dtype == torch.float32
+    log_p = log_softmax(logits.double().numpy())
+    assert mixture[:, :3].numpy() == pytest.approx(0.5 * np.exp(log_p), abs=1e-6)
+    assert mixture[:, 3].numpy() == pytest.approx(0.5 * (np.exp(log_p) * log_p).sum(1), abs=1e-6)
+
+
+def test_the_global_model_is_evaluated_in_float32() -> None:
+    """So that its scores do not depend on what its clients train in."""
+    torch.manual_seed(0)
+    model, data = FedAvg(MLP(4, [16], num_classes=3), engine=LocalEngine(1)), Table(sizes=(30, 30))
+    trainer = fit(model, data, rounds=1, precision="bf16-mixed")
+    examples = data.test
+    with torch.no_grad():
+        logits = model.net(examples.transform(examples.inputs, None))
+        expected = nn.functional.cross_entropy(logits, examples.targets).item()
+        with torch.autocast("cpu", torch.bfloat16):
+            rounded = model.net(examples.transform(examples.inputs, None))
+        assert rounded.dtype == torch.bfloat16
+    assert trainer.callback_metrics["test/loss"].item() == pytest.approx(expected, rel=1e-6)
+    said = torch.cat([torch.as_tensor(batch) for batch in trainer.predict(model, data) or ()])
+    assert torch.allclose(said, logits.softmax(1), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("known", "native"),
+    [
+        (X86 | {"avx512_f": True}, False),  # which oneDNN takes for enough
+        (X86 | {"avx512_f": True, "avx512_bf16": True}, True),
+        (X86 | {"amx_bf16": True}, True),
+        ({"architecture": "aarch64"}, True),
+    ],
+)
+def test_bfloat16_needs_instructions(
+    known: dict[str, object], native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("oneDNN has no bfloat16 here")
+    monkeypatch.setattr(precision, "_capabilities", lambda: known)
+    assert precision.has_bf16() is native
+    assert precision.slow_precision("bf16-mixed", CPU) is not native
+    assert precision.faster_precision(ResNet8(), CPU) == ("bf16-mixed" if native else "")
+    assert precision.faster_precision(MLP(), CPU) == "", "too small to gain"
+
+
+KILLED = f"import os; os.kill(os.getpid(), {int(signal.SIGILL)})"
+
+
+def test_amx_that_is_not_permitted_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child of this test ends as one with a forbidden instruction does."""
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    monkeypatch.setattr(precision, "PROBE", KILLED)
+    precision.check_instructions("bf16-mixed", CPU)  # no AMX: nothing to try
+    monkeypatch.setattr(precision, "_capabilities", lambda: X86 | {"amx_tile": True})
+    precision.check_instructions("32-true", CPU)
+    with pytest.raises(SettingError, match=r"precision: .*ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16"):
+        fit(FedAvg(MLP(4, [4], num_classes=3)), Table(), rounds=1, precision="bf16-mixed")
+    monkeypatch.setattr(precision, "PROBE", "raise SystemExit(1)")
+    precision.check_instructions("bf16-mixed", CPU)  # another failure is not this one
+    monkeypatch.setattr(precision, "PROBE", KILLED)
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+    precision.check_instructions("bf16-mixed", CPU)
+
+
+@pytest.mark.parametrize("method", [FedGKD, FedGKDVote])
+def test_a_teacher_in_bfloat16(method: Any) -> None:
+    """It answers in bfloat16, and a float32 student's loss is off by its rounding alone."""
+    torch.manual_seed(0)
+    net = MLP(4, [16], num_classes=3)
+    other = {name: weight + 0.1 for name, weight in net.state_dict().items()}
+    x, y = torch.randn(32, 4), torch.arange(32) % 3
+    gradients = []
+    for kind in ("same", "bf16"):
+        client = method(deepcopy(net), teacher_precision=kind).client()
+        teacher = FrozenNet(client.net, client.teacher_precision)
+        teacher.load(other, CPU)
+        client.teacher, client.teachers, client.distil = teacher, [teacher], True
+        client.half_gammas = torch.tensor([0.1])
+        assert teacher(x).dtype == (torch.bfloat16 if kind == "bf16" else torch.float32)
+        loss, parts = client.objective(x, y, client.teach(x))
+        assert loss.dtype == torch.float32 and parts["kd"] > 0
+        loss.backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in client.net.parameters()]))
+    apart = (gradients[0] - gradients[1]).norm() / gradients[0].norm()
+    assert 0 < apart < 2e-3
+
+
+@pytest.mark.parametrize(("given", "starts_at"), [(65536.0, 1024.0), (16.0, 16.0)])
+def test_every_client_in_16_mixed_starts_at_a_scale_that_fits(
+    given: float, starts_at: float
+) -> None:
+    """At torch's first scale of 65,536, a gradient of 1 is beyond float16: its step is skipped."""
+    plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=given))
+    trainer = Trainer(plugins=[plugin], accelerator="cpu", logger=False, barebones=True)
+    for _ in range(2):
+        restart(trainer)
+        scaler = plugin.scaler
+        assert scaler is not None
+        weight = nn.Parameter(torch.ones(1))
+        scaled = scaler.scale((weight * torch.ones(1)).sum())
+        assert scaled.item() == starts_at and torch.tensor(starts_at).half().isfinite()
+        scaler._scale = torch.tensor(2.0)  # as a client may leave it
+
+
+def test_a_teacher_is_loaded_once_for_all_clients_of_a_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a GPU, every time is a copy of the whole model."""
+    loads: list[int] = []
+    net = MLP(4, [4], num_classes=3)
+    frozen = FrozenNet(net)
+    monkeypatch.setattr(frozen.net, "load_state_dict", lambda state: loads.append(id(state)))
+    first, second = net.state_dict(), net.state_dict()
+    for state in (first, first, second, first):
+        frozen.load(state, CPU)
+    assert loads == [id(first), id(second), id(first)]
+
+
+def test_channels_last_is_for_devices_whose_group_norm_keeps_it() -> None:
+    x = torch.zeros(2, 3, 32, 32)
+    for norm, kind, last in (
+        ("group", "cpu", True),
+        ("group", "cuda", False),
+        ("batch", "cuda", True),
+        ("group", "xpu", True),
+    ):
+        net = ResNet8(norm=norm)
+        channels_last(net, x, torch.device(kind))
+        assert is_channels_last(net) is last, (norm, kind)
+
+
+def test_what_decides_numbers_on_a_gpu_reaches_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = numerics()
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.allow_tf32 = True, False
+    told = numerics()
+    try:
+        set_numerics(before | {"cublas": None}, 1)
+        monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+        set_numerics(told, 1)
+        assert numerics() == told
+        assert told["cublas"] == ":16:8" and told["cudnn"] == [True, False]
+    finally:
+        set_numerics(before, 1)
+
+
+def test_slow_and_fast_are_told_apart_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(precision, "_capabilities", lambda: X86 | {"avx512_f": True})
+    with caplog.at_level(logging.WARNING, "fedgkd_pl"):
+        fit(FedAvg(MLP(4, [4], num_classes=3)), Table(), rounds=1, precision="bf16-mixed")
+    assert "only emulates bf16-mixed" in caplog.text
