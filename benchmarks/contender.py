@@ -57,7 +57,9 @@ class Case:
         small: the CNN of the small-work case.
         workers: processes.
         warm: rounds before the first that counts.
-        double: in double precision, in which rounding hides no other work.
+        precision: of training; ``64-true`` where rounding shall hide no other work.
+        teacher: precision of FedGKD's teacher.
+        cpu: answer seconds of this process's CPU, not of the clock.
     """
 
     method: str
@@ -72,18 +74,23 @@ class Case:
     small: bool = False
     workers: int = 2
     warm: int = 1
-    double: bool = False
+    precision: str = "32-true"
+    teacher: str = "same"
+    cpu: bool = False
 
 
 _SMALL: dict[str, Any] = {
     **dict(clients=small_work.CLIENTS, cohort=small_work.COHORT, samples=small_work.SAMPLES),
     **dict(epochs=small_work.EPOCHS, batch=small_work.BATCH, small=True),
 }
+# one client in this process, measured by its CPU time: what runs beside it matters less
+_ONE: dict[str, Any] = dict(clients=1, cohort=1, workers=1, cpu=True)
+_HALF: dict[str, Any] = {**_ONE, "precision": "bf16-mixed"}
 _LONG: dict[str, Any] = {"samples": 256, "epochs": 20}  # what a cache saves depends on the epochs
 CASES = {
     "plain": Case("plain"),
-    "plain, double": Case("plain", double=True, warm=1),
-    "FedAvg, double": Case("FedAvg", double=True, warm=1),
+    "plain, double": Case("plain", precision="64-true", warm=1),
+    "FedAvg, double": Case("FedAvg", precision="64-true", warm=1),
     "plain, our kernels": Case("plain", tuned=True),
     "plain, our kernels, compiled": Case("plain", tuned=True, compile=True, warm=2),
     "FedAvg": Case("FedAvg"),
@@ -100,6 +107,18 @@ CASES = {
     "FedAvg, small": Case("FedAvg", **_SMALL, workers=1),
     "plain, small, two processes": Case("plain", **_SMALL),
     "FedAvg, small, two processes": Case("FedAvg", **_SMALL),
+    "plain, alone": Case("plain", **_ONE),
+    "plain, alone, again": Case("plain", **_ONE),
+    "plain, alone, bf16": Case("plain", **_HALF),
+    "FedAvg, alone": Case("FedAvg", **_ONE),
+    "FedAvg, alone, bf16": Case("FedAvg", **_HALF),
+    "FedAvg, alone, augmented": Case("FedAvg", **_ONE, augment=True),
+    "FedAvg, alone, augmented, bf16": Case("FedAvg", **_HALF, augment=True),
+    "FedGKD, alone, augmented": Case("FedGKD", **_ONE, augment=True, warm=2),
+    "FedGKD, alone, augmented, bf16": Case("FedGKD", **_HALF, augment=True, warm=2),
+    "FedGKD, alone, augmented, bf16 teacher": Case(
+        "FedGKD", **_ONE, augment=True, teacher="bf16", warm=2
+    ),
 }
 
 
@@ -173,14 +192,15 @@ class _Paced(Callback):
 
     def __init__(self, case: Case, file: str) -> None:
         self.warm, self.file = case.warm, file
+        self.clock = time.process_time if case.cpu else time.perf_counter
 
     def on_train_batch_start(self, trainer: Trainer, module: Any, *_: Any) -> None:
         if module.round > self.warm and not sys.stdin.readline():
             os._exit(0)  # the workers end with this process
-        self.start = time.perf_counter()
+        self.start = self.clock()
 
     def on_train_batch_end(self, trainer: Trainer, module: Any, *_: Any) -> None:
-        seconds = time.perf_counter() - self.start
+        seconds = self.clock() - self.start
         if module.round == 1:
             torch.save(module.net.state_dict(), self.file)
         if module.round >= self.warm:
@@ -210,7 +230,9 @@ def run_plain(case: Case, file: str) -> None:
         clip=0.0 if case.small else 10.0,
         tuned=case.tuned,
         compile=case.compile,
-        dtype=torch.float64 if case.double else torch.float32,
+        dtype=torch.float64 if case.precision == "64-true" else torch.float32,
+        half=case.precision == "bf16-mixed",
+        cpu=case.cpu,
     )
     plain = Plain(work, case.workers)
     sampler = np.random.default_rng(0)
@@ -228,7 +250,8 @@ def run_plain(case: Case, file: str) -> None:
 
 def run_ours(case: Case, file: str) -> None:
     """A method of ours, under a real Trainer."""
-    method = {"FedAvg": FedAvg, "FedGKD": partial(FedGKD, buffer_size=5), "FedGKDVote": FedGKDVote}
+    gkd = partial(FedGKD, buffer_size=5, teacher_precision=case.teacher)  # type: ignore[arg-type]
+    method = {"FedAvg": FedAvg, "FedGKD": gkd, "FedGKDVote": FedGKDVote}
     sgd = (
         partial(SGD, lr=0.05)
         if case.small
@@ -244,7 +267,7 @@ def run_ours(case: Case, file: str) -> None:
     trainer = Trainer(
         max_epochs=1_000_000,
         **BARE,
-        precision="64-true" if case.double else "32-true",
+        precision=case.precision,
         gradient_clip_val=None if case.small else 10.0,
         callbacks=[_Paced(case, file)],
     )
