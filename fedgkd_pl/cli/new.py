@@ -29,7 +29,7 @@ def new_project(folder: str) -> None:
         folder: its last part is the project's name, from which the module's follows.
     """
     target = Path(os.path.abspath(folder))
-    module = module_of(target.name)
+    module = module_of(target.name if folder else "")
     there = os.path.lexists(target)
     empty = not there or (target.is_dir() and not any(target.iterdir()))
     require(empty, "folder", "there is one already, and it is not empty", folder)

@@ -1,4 +1,4 @@
-"""What `--import my_project` brings in; a config names it as my_project.MyNet and so on."""
+"""What `--import my_project` brings in, for configs to name."""
 
 from my_project.data import MyData
 from my_project.method import MyMethod

@@ -23,7 +23,7 @@ class MyData(Arrays):
         super().__init__(x, y, class_names=list("0123456789"), **kwargs)
 
 
-# Files need no class of your own. Instead of my_project.MyData, config.yaml may name one of these:
+# Files need no class of your own. config.yaml may name one of these instead of MyData:
 #   data: {class_path: CSVTable, init_args: {path: cars.csv, label: kind, num_clients: 10}}
 #   data: {class_path: ImageFolders, init_args: {path: photos, size: 32, num_clients: 10}}
 # More (Parquet, Hugging Face, texts, a torch Dataset, a file for every client): docs/data.md of
