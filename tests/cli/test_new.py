@@ -50,8 +50,8 @@ def test_the_printed_commands_work(
     assert code == 0, err
     assert "| MyMethod |" in (project / "runs/study/table.md").read_text()
 
-    code, _, err = run(*fit[1:], "--data.class_names", "null")
-    told = "error: data.class_names: no such setting: MyData sets it itself\n"
+    code, _, err = run(*fit[1:], "--data.inputs", "x.npy")
+    told = "error: data.inputs: no such setting: MyData sets it itself\n"
     assert (code, err) == (2, told)
 
     assert test == ["pytest"]

@@ -32,5 +32,10 @@ tensorboard --logdir runs
 `runs/study/table.md` and `table.tex` are the table of the study, `runs/study/report.html` is a page with curves. Two seeds
 show that everything works; to claim a lead, take three or more, which are then tested.
 
+`compare` skips what is finished and resumes what was interrupted. It sees a change of settings, but not one of your code:
+then give the study another `name` in `study.yaml`, or delete `runs/study`.
+
+If your code raises an error within a client, the run says what, and `failures.csv` in its folder says where.
+
 A class in a new file needs a line in `my_project/__init__.py`. All hooks of a method, all sources of data, and how a
 LightningModule takes the place of the net: docs/extending.md, docs/data.md and docs/modules.md of fedgkd_pl.

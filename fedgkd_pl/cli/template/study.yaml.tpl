@@ -1,4 +1,5 @@
 # MyMethod beside FedAvg and FedGKD; fedgkd-pl compare study.yaml --import my_project
+name: study # runs/study; when your code has changed, take another: finished runs are kept
 config: config.yaml # what all have in common
 seeds: [0, 1]
 measures: [best, final, last10]

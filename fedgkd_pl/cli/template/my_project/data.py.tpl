@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 from fedgkd_pl import Arrays
 from sklearn.datasets import load_digits
 
@@ -13,18 +14,18 @@ class MyData(Arrays):
     are cut into clients is said in config.yaml: `num_clients`, `partition`, `participation`.
     """
 
-    name = "digits"  # in tables and file names
+    name = "my-data"  # in tables and file names
 
     def __init__(self, **kwargs: Any) -> None:
-        # Your own arrays go here: a row of x for every sample, and its class number in y.
+        # Your own arrays go here, a row for every sample and its class number, from 0:
         # x, y = np.load("x.npy"), np.load("y.npy")
         x, y = load_digits(return_X_y=True)
-        x = (x / 16).astype("float32")
-        super().__init__(x, y, class_names=list("0123456789"), **kwargs)
+        x = np.float32(x / 16)  # numbers around 1 are best for the net
+        super().__init__(x, y, **kwargs)
 
 
 # Files need no class of your own. config.yaml may name one of these instead of MyData:
 #   data: {class_path: CSVTable, init_args: {path: cars.csv, label: kind, num_clients: 10}}
 #   data: {class_path: ImageFolders, init_args: {path: photos, size: 32, num_clients: 10}}
 # More (Parquet, Hugging Face, texts, a torch Dataset, a file for every client): docs/data.md of
-# fedgkd_pl.
+# fedgkd_pl. The `inputs` and `classes` of MyNet must fit.
