@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 from fedgkd_pl import FederatedData
+from fedgkd_pl.cli.new import TEMPLATE
 from fedgkd_pl.experiments.study import read_study
 from fedgkd_pl.settings.files import resolve
 from fedgkd_pl.settings.help import parameters
@@ -102,6 +103,7 @@ def test_files_that_a_page_names_exist(page: str) -> None:
     places = [REPO, REPO / "fedgkd_pl", REPO / "configs"]
     for name in set(re.findall(r"`([a-z_]+/[\w/]+\.(?:py|csv|yaml))`", text)):
         exists = any((place / name).is_file() for place in places)
+        exists = exists or (TEMPLATE / f"{name}.tpl").is_file()  # of fedgkd-pl new
         assert exists or name.endswith(("/anchored.py", "/anchored.yaml")), name  # an example
     assert set(re.findall(r"`(test_\w+\.py)`", text)) <= tests
 

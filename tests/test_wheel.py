@@ -42,6 +42,11 @@ def test_the_installed_wheel_trains_from_an_empty_folder(tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     summary = json.loads((empty / "runs/quickstart/version_0/summary.json").read_text())
     assert summary["rounds"] == 2
+    done = call("-m", "fedgkd_pl", "new", "mine", cwd=empty, PYTHONPATH=str(site))
+    assert done.returncode == 0, done.stderr
+    for file in (REPO / "fedgkd_pl" / "cli" / "template").rglob("*.tpl"):
+        name = str(file.relative_to(REPO / "fedgkd_pl" / "cli" / "template")).removesuffix(".tpl")
+        assert (empty / "mine" / name.replace("my_project", "mine")).is_file(), name
 
 
 @pytest.mark.slow

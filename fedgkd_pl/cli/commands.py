@@ -113,6 +113,13 @@ def _export(arguments: Any, settings: list[str]) -> int:
     return 0
 
 
+def _new(arguments: Any, _: Any) -> int:
+    from fedgkd_pl.cli.new import new_project
+
+    new_project(arguments.folder)
+    return 0
+
+
 def _flower(arguments: Any, settings: list[str]) -> int:
     from fedgkd_pl.engines.base import needs
 
@@ -202,6 +209,10 @@ def _add_flower(flower: Parser) -> None:
     flower.add_argument("folder", help="of the app; must not exist yet")
 
 
+def _add_new(new: Parser) -> None:
+    new.add_argument("folder", help="of the project, and its name; must be new or empty")
+
+
 COMMANDS = {
     "fit": Command(
         "train: every round of the config; --resume DIR goes on with an interrupted run",
@@ -274,6 +285,17 @@ COMMANDS = {
             "one of fedgkd-pl fit that does not decide the result, such as --data.data_dir DIR or "
             "--import MODULE.",
             "allow_abbrev": False,
+        },
+    ),
+    "new": Command(
+        "write a project of your own that trains at once: net, data, method, study, test",
+        _new,
+        _add_new,
+        parser={
+            "description": "Writes a small project: a net, data and a method in three short files "
+            "to change, a config, a study that compares the method with FedAvg and FedGKD, and a "
+            "test. It trains as it is, without a download. fedgkd-pl new my-project makes the "
+            "folder my-project with the module my_project, and prints the commands to go on with."
         },
     ),
     "flower": Command(

@@ -193,6 +193,8 @@ def _near(name: str, message: str) -> str:
     path = path or _first(r"Option .*?class_path='([\w.]+)'", flat) or ""
     module, _, class_ = path.rpartition(".")
     names = _arguments(getattr(sys.modules.get(module), class_, None))
+    if name in names:  # of a base class, to which it gives its own
+        return f": {class_} sets it itself"
     has = f" of {class_}, which has {', '.join(sorted(names))}" if names else ""
     return _guess(name, names) or has
 

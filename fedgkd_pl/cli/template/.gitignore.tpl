@@ -1,0 +1,2 @@
+runs/
+__pycache__/

@@ -1,0 +1,174 @@
+"""``fedgkd-pl new``: what it writes trains, compares and tests itself; bad names write nothing."""
+
+import ast
+import csv
+import errno
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fedgkd_pl.cli.new import TEMPLATE, new_project
+from fedgkd_pl.storage import files
+
+from tests.conftest import script
+from tests.support.faults import warm_script
+from tests.support.runs import Run
+
+LONGEST = "A" + 39 * "a"  # forty letters
+
+
+def commands(out: str) -> list[list[str]]:
+    """What was printed to go on with."""
+    return [shlex.split(line) for line in out.splitlines() if line.startswith("  ")]
+
+
+def test_the_printed_commands_work(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, out, err = run("new", "first-steps")
+    assert code == 0 and not err
+    change, fit, compare, test = commands(out)
+
+    assert change == ["cd", "first-steps"]
+    project = tmp_path / "first-steps"
+    monkeypatch.chdir(project)
+
+    assert fit[:2] == ["fedgkd-pl", "fit"]
+    code, _, err = run(*fit[1:], "--rounds", "2")
+    assert code == 0, err
+    with (project / "runs/first-steps/version_0/metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2 and float(rows[1]["test/acc"]) > 0.2
+    assert float(rows[1]["client/kd_mean"]) > 0
+
+    assert compare[:2] == ["fedgkd-pl", "compare"]
+    code, out, err = run(*compare[1:], "--dry_run")  # checks net, data and method of every cell
+    assert code == 0 and out.count("waiting") == 6, err
+    code, _, err = run(*compare[1:], "--rounds", "1", "--only", "method=MyMethod", "--only=seed=0")
+    assert code == 0, err
+    assert "| MyMethod |" in (project / "runs/study/table.md").read_text()
+
+    code, _, err = run(*fit[1:], "--data.inputs", "x.npy")
+    told = "error: data.inputs: no such setting: MyData sets it itself\n"
+    assert (code, err) == (2, told)
+
+    assert test == ["pytest"]
+    done = warm_script("import sys, pytest\nsys.exit(pytest.main([]))\n", project)
+    assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout
+
+
+def test_its_own_test_notices_a_wrong_method(tmp_path: Path) -> None:
+    new_project(str(tmp_path / "wrong"))
+    method = tmp_path / "wrong" / "wrong" / "method.py"
+    text = method.read_text(encoding="utf-8")
+    assert text.count("(trust * kl)") == 1
+    method.write_text(text.replace("(trust * kl)", "kl"), encoding="utf-8")
+    lines = "import sys, pytest\nsys.exit(pytest.main(['-k', 'equation']))\n"
+    done = warm_script(lines, tmp_path / "wrong")
+    assert done.returncode == 1 and "1 failed" in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize("name", ["x", "Two-Words", "my-project-my_project", LONGEST])
+def test_the_name_is_the_only_difference(name: str, tmp_path: Path) -> None:
+    module = name.lower().replace("-", "_")
+    new_project(str(tmp_path / name))
+    written = {file for file in (tmp_path / name).rglob("*") if file.is_file()}
+    assert len(written) == len(list(TEMPLATE.rglob("*.tpl"))) == 10
+    for file in written:
+        found = file.relative_to(tmp_path / name).as_posix()
+        source = found.replace(module, "my_project", 1) if found.startswith(module) else found
+        text = (TEMPLATE / f"{source}.tpl").read_text(encoding="utf-8")
+        text = text.replace("my-project", "\0").replace("my_project", module).replace("\0", name)
+        assert file.read_text(encoding="utf-8") == text, found
+    for words in (["check"], ["format", "--check"]):
+        ruff = [sys.executable, "-m", "ruff", *words, "--no-cache", str(tmp_path / name)]
+        done = subprocess.run(ruff, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_method_has_at_most_thirty_lines_and_the_net_fifteen() -> None:
+    for name, most in ("method", 30), ("net", 15):
+        tree = ast.parse((TEMPLATE / "my_project" / f"{name}.py.tpl").read_text(encoding="utf-8"))
+        bodies = [ast.unparse(node) for node in tree.body if isinstance(node, ast.ClassDef)]
+        lines = [line for line in "\n".join(bodies).splitlines() if line.strip()]
+        assert 5 < len(lines) <= most
+
+
+def test_torch_is_not_imported(tmp_path: Path) -> None:
+    lines = "from fedgkd_pl.cli.main import main\nassert main(['new', 'quick']) == 0\n"
+    done = script(f"import sys\n{lines}assert 'torch' not in sys.modules\n", tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_empty_folder_is_taken_and_needs_no_cd(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path / "mine")
+    code, out, _ = run("new", ".")
+    assert code == 0 and (tmp_path / "mine/mine/net.py").is_file()
+    assert [words[1] for words in commands(out)[:2]] == ["fit", "compare"]
+    code, out, _ = run("new", "../a folder/other")
+    assert code == 0 and commands(out)[0] == ["cd", str(tmp_path / "a folder/other")]
+
+
+BAD = ["", "/", "1st", "my project", "my.project", "my-", "ünï", "a\nb", LONGEST + "a"]
+TAKEN = ["class", "None-", "json", "Torch", "fedgkd-pl", "tests", "runs"]
+
+
+@pytest.mark.parametrize("name", [*BAD, *TAKEN])
+def test_a_bad_name_is_one_line(run: Run, tmp_path: Path, name: str) -> None:
+    code, out, err = run("new", name and f"{tmp_path}/{name}" if name != "/" else name)
+    assert code == 2 and not out and not list(tmp_path.iterdir())
+    assert err.startswith("error: folder: ") and len(err.splitlines()) == 1, err
+
+
+@pytest.mark.parametrize("words", [("new",), ("new", "a", "b"), ("new", "a", "--rounds", "1")])
+def test_bad_flags(run: Run, tmp_path: Path, words: tuple[str, ...]) -> None:
+    code, _, err = run(*words)
+    assert code == 2 and err.startswith("error: ") and len(err.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_there_stays(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("years of work")
+    (tmp_path / "file").write_text("more of it")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for name in ("mine", "file", "link"):
+        code, out, err = run("new", name)
+        told = f"error: folder: there is one already, and it is not empty (got {name})\n"
+        assert (code, out, err) == (2, "", told)
+    assert {file.name for file in tmp_path.rglob("*")} == {"mine", "thesis.tex", "file", "link"}
+
+
+def test_where_nothing_can_be_written(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    code, out, err = run("new", "file/mine")
+    told = f"error: {tmp_path}/file/mine: Not a directory\n"
+    assert (code, out, err) == (4, "", told)
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_full_disk_leaves_no_half_project(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    def full(step: str, target: Path) -> None:
+        if target.name == "net.py":
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    if there:
+        (tmp_path / "mine").mkdir()
+    monkeypatch.setattr(files, "reached", full)
+    code, _, err = run("new", "mine")
+    told = f"error: {tmp_path}/mine/mine/net.py: No space left on device\n"
+    assert (code, err) == (4, told)
+    assert [file.name for file in tmp_path.rglob("*")] == (["mine"] if there else [])
+
+
+def test_the_help_says_what_is_written(run: Run) -> None:
+    code, out, _ = run("new", "--help")
+    assert code == 0 and all(word in out for word in ("net", "data", "method", "study", "test"))
+    assert "  new " in run("--help")[1]
