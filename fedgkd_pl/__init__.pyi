@@ -82,6 +82,7 @@ from .federation.message import Message as Message
 from .federation.optimizers import Adaptive as Adaptive
 from .federation.pretraining import SimCLR as SimCLR
 from .federation.server import FederatedServer as FederatedServer
+from .federation.teachers import FrozenNet as FrozenNet
 from .methods.cfd import CFD as CFD
 from .methods.fedaux import FedAUX as FedAUX
 from .methods.fedavg import FedAvg as FedAvg

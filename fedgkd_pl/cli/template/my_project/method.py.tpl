@@ -11,9 +11,8 @@ the loops are FedAvg's. docs/extending.md of fedgkd_pl lists what else a method 
 
 from typing import Any
 
-from fedgkd_pl import FedAvg, FedAvgClient
+from fedgkd_pl import FedAvg, FedAvgClient, FrozenNet
 from fedgkd_pl.errors import require
-from fedgkd_pl.federation.teachers import FrozenNet
 from torch import nn
 
 
