@@ -65,7 +65,10 @@ from .experiments.personalize import personalize as personalize
 from .experiments.runs import Run as Run
 from .experiments.runs import find_runs as find_runs
 from .experiments.runs import read_run as read_run
+from .experiments.trained import Predictions as Predictions
+from .experiments.trained import Trained as Trained
 from .experiments.trained import export as export
+from .experiments.trained import load_run as load_run
 from .federation.answers import Spec as Spec
 from .federation.callback import FederatedCallback as FederatedCallback
 from .federation.client import FederatedClient as FederatedClient

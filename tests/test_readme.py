@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import fedgkd_pl
 import numpy as np
@@ -29,6 +30,7 @@ PAGES = ["README.md", "CONTRIBUTING.md", *DOCS]
 EXPERIMENTS = (REPO / "docs" / "experiments.md").read_text(encoding="utf-8")
 EXTENDING = (REPO / "docs" / "extending.md").read_text(encoding="utf-8")
 MODULES = (REPO / "docs" / "modules.md").read_text(encoding="utf-8")
+MODEL = (REPO / "docs" / "model.md").read_text(encoding="utf-8")
 DATA = (REPO / "docs" / "data.md").read_text(encoding="utf-8")
 FEDERATED = [value.__name__ for name, value in vars(FederatedData).items() if "from_" in name]
 PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
@@ -191,6 +193,51 @@ def test_the_examples_of_modules(
     (tmp_path / "lit.yaml").write_text(config.replace("my_lit", "tests.support.lit"))
     code, _, err = run("fit", "--import", "tests.support.lit", "--config", "lit.yaml")
     assert code == 0, err
+
+
+ALONE = """
+import sys
+sys.modules["fedgkd_pl"] = None
+from sklearn.datasets import load_digits
+images = load_digits().data[:5]
+"""
+
+
+def test_the_examples_of_model(
+    run: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the page's order, those that say so without the package; the run is shorter."""
+    monkeypatch.chdir(tmp_path)
+    session: dict[str, Any] = {"__name__": "model"}
+    alone = ALONE
+    have_onnx = find_spec("onnxscript") is not None
+    for kind, block in re.findall(r"```(sh|python)\n(.*?)```", MODEL, re.DOTALL):
+        lines = [line for line in block.splitlines() if line.strip()]
+        assert len(lines) <= 7, block
+        if kind == "sh":
+            for line in lines:
+                if have_onnx or "onnx" not in line:
+                    short = ("--model.local_epochs", "1") if " fit " in line else ()
+                    code, _, err = run(*line.split()[1:], *short)
+                    assert code == 0, err
+        elif "# without fedgkd_pl" not in block:
+            exec(compile(block, "docs/model.md", "exec"), session)
+        elif have_onnx or "onnx" not in block:
+            if not find_spec("onnxruntime"):
+                ours = "onnx.reference import ReferenceEvaluator as"
+                block = block.replace("onnxruntime import", ours)
+            alone += block
+    done = warm_script(alone, tmp_path)
+    assert done.returncode == 0, done.stderr
+    labels = session["found"].labels.tolist()
+    assert session["logits"].argmax(1).tolist() == labels
+    for name in ("digit.png.predictions.csv", "digits.csv"):
+        assert (tmp_path / name).is_file()
+    (few,) = re.findall(r"three files are enough: `(.*?)`.*?`(.*?)`.*?`(.*?)`", MODEL, re.DOTALL)
+    (tmp_path / "few").mkdir()
+    for name in few:
+        (tmp_path / "runs/quickstart/version_0" / name).rename(tmp_path / "few" / name)
+    assert fedgkd_pl.load_run("few").predict(session["images"]).labels.tolist() == labels
 
 
 def test_a_method_of_extending_from_the_command_line(

@@ -48,9 +48,7 @@ class ModelExport(FederatedCallback):
         require(len(formats) > 0, "formats", f"must be some of {', '.join(FILES)}", formats)
         for form in formats:
             require(form in FILES, "formats", f"must be of {', '.join(FILES)}", form)
-        have_onnx = all(find_spec(package) for package in ("onnx", "onnxscript"))
-        install = "onnx needs pip install 'fedgkd-pl[export]'"
-        require("onnx" not in formats or have_onnx, "formats", install)
+            check_packages(form, "formats")
         self.formats = tuple(formats)
         self.checked = False
 
@@ -58,7 +56,7 @@ class ModelExport(FederatedCallback):
         """Refuses a net that a format cannot hold."""
         for form in self.formats:
             if form != "safetensors" and not self.checked:
-                exported(model, data, form)
+                exported(model.net, model.some_inputs(data), form)
         self.checked = True
 
     def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
@@ -67,24 +65,31 @@ class ModelExport(FederatedCallback):
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         for form in self.formats:
-            commit(folder / FILES[form], [exported(pl_module, pl_module.datamodule, form)])
+            inputs = pl_module.some_inputs(pl_module.datamodule)
+            commit(folder / FILES[form], [exported(pl_module.net, inputs, form)])
 
 
-def exported(server: FederatedServer, data: FederatedDataModule, form: Format) -> bytes:
-    """The global model as a file's content, traced with inputs of the data."""
-    net = deepcopy(server.net).cpu().requires_grad_(False).eval()
+def check_packages(form: Format, key: str) -> None:
+    """Refuses a format whose packages are not installed."""
+    have_onnx = all(find_spec(package) for package in ("onnx", "onnxscript"))
+    install = "onnx needs pip install 'fedgkd-pl[export]'"
+    require(form != "onnx" or have_onnx, key, install)
+
+
+def exported(net: nn.Module, inputs: Tensor, form: Format, key: str = "formats") -> bytes:
+    """A net as a file's content, traced with some inputs."""
+    net = deepcopy(net).cpu().requires_grad_(False).eval()
     net.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     if form == "safetensors":
         return to_safetensors(net.state_dict())
-    inputs = server.some_inputs(data).cpu()
-    inputs = torch.cat([inputs, inputs])  # a batch of one, or a view, is traced as if all were
+    inputs = torch.cat([inputs.cpu()] * 2)  # a batch of one, or a view, is traced as if all were
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # of torch about itself
             return _torchscript(net, inputs) if form == "torchscript" else _graph(net, inputs, form)
     except Exception as error:  # a net of the user's may fail in any way
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise SettingError("formats", f"{form} cannot hold this net: {reason}") from error
+        raise SettingError(key, f"{form} cannot hold this net: {reason}") from error
 
 
 def _torchscript(net: nn.Module, inputs: Tensor) -> bytes:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from fedgkd_pl.cli.predict import add_which, which_of
 from fedgkd_pl.experiments.draw import KINDS
 
 
@@ -46,6 +47,12 @@ def _of_trainer(command: str) -> Callable[[Any, list[str]], int]:
         return run(command, argv)
 
     return run
+
+
+def _predict(_: Any, argv: list[str]) -> int:
+    from fedgkd_pl.cli.predict import run
+
+    return run(Parser, argv)
 
 
 def _partition(_: Any, argv: list[str]) -> int:
@@ -108,8 +115,9 @@ def _export(arguments: Any, settings: list[str]) -> int:
     from fedgkd_pl.processes.command import quiet_libraries
 
     quiet_libraries()
-    own = (arguments.format, arguments.ckpt_path, arguments.average, arguments.output)
-    print(f"wrote {export(arguments.run, *own, settings)}")
+    which = which_of(arguments)
+    file = export(arguments.run, arguments.format, which, False, arguments.output, settings)
+    print(f"wrote {file}")
     return 0
 
 
@@ -200,8 +208,7 @@ def _add_export(parser: Parser) -> None:
         default="safetensors",
         help="weights alone (safetensors, default), or the net itself",
     )
-    _add_checkpoint(parser)
-    parser.add_argument("--average", action="store_true", help="what AveragedModel made, instead")
+    add_which(parser)
     parser.add_argument("--output", help="the file; model.… in the run's folder")
 
 
@@ -226,8 +233,8 @@ COMMANDS = {
         "show who would hold what, before anything is trained: table, JSON, chart", _partition
     ),
     "predict": Command(
-        "write the predictions of a run or checkpoint on the test set beside it",
-        _of_trainer("predict"),
+        "what a run's model says of new inputs (--input FILE_OR_FOLDER), or of its test set",
+        _predict,
     ),
     "configs": Command(
         "list the configurations that come with the package", _configs, lambda parser: None
@@ -281,9 +288,9 @@ COMMANDS = {
         takes_settings=True,
         parser={
             "description": "Writes the model of a run, finished or stopped, in a format that other "
-            "programs read. Its inputs are what the dataset's transform gives. Any further flag is "
-            "one of fedgkd-pl fit that does not decide the result, such as --data.data_dir DIR or "
-            "--import MODULE.",
+            "programs read; docs/model.md shows how. Needs the run's folder alone, not its data. "
+            "The net's inputs are what the dataset's transform gives. Any further flag is one of "
+            "fedgkd-pl fit that does not decide the result, such as --import MODULE.",
             "allow_abbrev": False,
         },
     ),

@@ -15,6 +15,7 @@ from fedgkd_pl.data.index import stratified
 from fedgkd_pl.data.own import OwnSplits, keep_own, own_of_owners
 from fedgkd_pl.data.partition import IID, Partition
 from fedgkd_pl.data.public import PublicData
+from fedgkd_pl.data.raw import Reading
 from fedgkd_pl.data.validation import check_splits
 from fedgkd_pl.errors import require
 from fedgkd_pl.seeds import default_seed, derive
@@ -65,6 +66,7 @@ class FederatedDataModule(LightningDataModule):
     name: str
     num_classes: int  # 0 where targets are numbers
     class_names: Sequence[str] = ()  # in the order of the labels; empty: they have only numbers
+    reading: Reading | None = None  # how samples lie in files; None: as arrays, like in memory
     # how the validation part is taken where load() gives none: "stratified", drawn by the seed from
     # every class alike (from every owner where they are the clients), or "last", the last samples
     val_split: Literal["stratified", "last"] = "stratified"

@@ -11,7 +11,7 @@ from math import isfinite, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.errors import SettingError
 from fedgkd_pl.runs.accuracy import AVERAGE, average_summary
 from fedgkd_pl.runs.folder import CONFIG, METRICS, PARTITION, SUMMARY, RunFolder
 from fedgkd_pl.storage.reading import MB, printable, read_bytes, read_json
@@ -55,22 +55,10 @@ class Run:
             imports: your modules, where the net or the method is yours.
             average: the model of :class:`~fedgkd_pl.AveragedModel` instead of the global one.
         """
-        from fedgkd_pl.settings.build import build
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-        from torch.random import fork_rng
+        from fedgkd_pl.experiments.trained import load_net
 
-        folder = RunFolder(self.folder)
-        file = folder.average if average else folder.model
-        text = f"no {file.name} in the run: train with AveragedModel"
-        require(not average or file.exists(), "average", text, self.folder)
-        with fork_rng([]):  # the initial weights are drawn, and replaced
-            made = build(folder.config, imports=imports, seed_everything=False)
-        try:
-            made.model.net.load_state_dict(load_file(file))
-        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-            raise self.damaged(file.name) from error
-        return made.model.net.eval()
+        flags = [word for module in imports for word in ("--import", module)]
+        return load_net(RunFolder(self.folder), "average" if average else "last", flags)
 
     @cached_property
     def columns(self) -> dict[str, dict[int, float]]:

@@ -24,6 +24,7 @@ from fedgkd_pl.plots.partition import bubble_chart
 from fedgkd_pl.processes.signals import stop_behind
 from fedgkd_pl.runs.accuracy import Row, accuracy_summary, average_summary, loss_summary
 from fedgkd_pl.runs.folder import ERROR, EVENTS, FAILURES, METRICS, MODEL, PARTITION, SUMMARY
+from fedgkd_pl.runs.inputs import inputs_files
 from fedgkd_pl.storage.checkpoint import RECORD
 from fedgkd_pl.storage.files import check_held, commit, write_text
 from fedgkd_pl.storage.tensors import to_safetensors
@@ -37,6 +38,7 @@ COLUMNS = ["round", "client", "reason", "traceback"]  # of failures.csv
 class RunFiles(FederatedCallback):
     """Writes ``partition.json``, ``metrics.csv``, ``global.safetensors`` and ``summary.json``.
 
+    ``model.json`` says how raw inputs become the net's, and what its classes are called.
     Where clients fail, ``failures.csv`` says which and why. All rows travel in the checkpoint, so
     a resumed run's files are those of a run that was never stopped.
 
@@ -96,6 +98,9 @@ class RunFiles(FederatedCallback):
                 trainer.logger.log_metrics(values, int(row["round"]))
             trainer.logger.experiment.flush()
         self._write(trainer, PARTITION, json.dumps(summary) + "\n")
+        server = _server(pl_module)
+        for name, text in inputs_files(server, server.datamodule).items():
+            self._write(trainer, name, text)
 
     def on_client_failed(
         self, trainer: Trainer, pl_module: LightningModule, failure: ClientFailure, _: int

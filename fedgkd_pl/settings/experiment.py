@@ -240,6 +240,8 @@ class Experiment:
         print(f"wrote {folder.path}")
         if self.own_logger:
             print(f"look:  tensorboard --logdir {folder.path.parent}")
+        if score == "acc":
+            print(f"use:   fedgkd-pl predict {quote(str(folder.path))} --input FILE")
 
     @contextmanager
     def whole_keys(self) -> Iterator[None]:

@@ -49,7 +49,7 @@ def read_request(command: str, argv: Sequence[str], modules: Sequence[str] = ())
 
 
 def _of_run(argv: Sequence[str]) -> Sequence[str]:
-    """``RUN [--ckpt_path last|best|FILE]`` as flags: the run's own settings, and the file."""
+    """``RUN [--last|--best|--ckpt_path FILE]`` as flags: the run's own settings, and the file."""
     if argv[0].startswith("-"):
         return argv
     from fedgkd_pl.runs.resume import checkpoint_of  # which imports torch
@@ -57,15 +57,18 @@ def _of_run(argv: Sequence[str]) -> Sequence[str]:
     folder = RunFolder(Path(argv[0]))
     require(isfile(folder.config), "run", f"no run was begun there: no {CONFIG}", argv[0])
     rest: list[str] = []
-    name = "last"
+    names: list[str] = []
     waiting = iter(argv[1:])
     for word in waiting:
         flag, _, value = word.partition("=")
         if flag == "--ckpt_path":
-            name = value or next(waiting, "")
+            names.append(value or next(waiting, ""))
+        elif word in ("--last", "--best"):
+            names.append(word[2:])
         else:
             rest.append(word)
-    file = checkpoint_of(folder, name)
+    require(len(names) <= 1, "ckpt_path", "one model at a time", " and ".join(names))
+    file = checkpoint_of(folder, names[0] if names else "last")
     return ["--config", str(folder.config), "--ckpt_path", str(file), *rest]
 
 

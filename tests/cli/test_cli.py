@@ -32,6 +32,7 @@ def test_what_a_run_leaves(run: Run, tmp_path: Path) -> None:
         "global.safetensors",
         *("features.tsv", "features_of.tsv", "hparams.yaml", "projector_config.pbtxt"),
         "metrics.csv",
+        "model.json",
         "partition.json",
         "summary.json",
         next(folder.glob("events.out.tfevents.*")).name,

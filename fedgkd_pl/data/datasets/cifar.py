@@ -11,6 +11,7 @@ import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.downloads import extract, fetch, read_checked
 from fedgkd_pl.data.examples import Examples, Splits
+from fedgkd_pl.data.raw import Pictures
 from fedgkd_pl.data.transforms import ImageTransform
 from fedgkd_pl.errors import SettingError, require
 
@@ -34,6 +35,7 @@ class CIFAR10(FederatedDataModule):
         *("airplane", "automobile", "bird", "cat", "deer"),
         *("dog", "frog", "horse", "ship", "truck"),
     )
+    reading = Pictures()
     val_split = "last"
     MEAN = (0.4914, 0.4822, 0.4465)
     STD = (0.2470, 0.2435, 0.2616)

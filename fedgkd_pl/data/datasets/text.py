@@ -10,6 +10,7 @@ import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.downloads import read_checked, read_text
 from fedgkd_pl.data.examples import Examples, Splits
+from fedgkd_pl.data.raw import Words
 from fedgkd_pl.data.validation import check_splits
 from fedgkd_pl.errors import SettingError, StorageError, require
 from fedgkd_pl.storage.files import commit
@@ -95,6 +96,8 @@ class TextDataModule(FederatedDataModule):
         for tensor in ids:
             if tensor.ndim != 2 or tensor.shape[1] > self.max_length or int(tensor.min()) < 0:
                 raise ValueError("not token ids")
+        text = bytes(tensors.get("tokenizer", torch.empty(0)).tolist()).decode()
+        self.reading = Words("text", self.tokenizer, self.max_length, text)
         transform = TrimPadding(self.pad_id)
         examples = {
             split: Examples(tensors[f"{split}/ids"], tensors[f"{split}/labels"], transform)
@@ -133,6 +136,8 @@ class TextDataModule(FederatedDataModule):
             tensors[f"{split}/ids"] = encode(tokenizer, texts, self.max_length)
             tensors[f"{split}/labels"] = torch.tensor(labels, dtype=torch.int64)
         tensors["pad_id"] = torch.tensor(tokenizer.pad_token_id)
+        text = vocabulary_of(tokenizer).encode()
+        tensors["tokenizer"] = torch.tensor(list(text), dtype=torch.uint8)
         return to_safetensors(tensors)
 
 
@@ -158,6 +163,27 @@ def encode(tokenizer: Any, texts: list[str], max_length: int) -> Tensor:
     )
     ids: Tensor = encoded["input_ids"].int()
     return ids
+
+
+def vocabulary_of(tokenizer: Any) -> str:
+    """A tokenizer's own file, ``tokenizer.json``; empty for one that has none."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return "" if backend is None else str(backend.to_str())
+
+
+def saved_tokenizer(file: Path, pad_id: int) -> Any:
+    """The tokenizer of a ``tokenizer.json``, which pads with ``pad_id``."""
+    try:
+        from transformers import PreTrainedTokenizerFast
+    except ImportError as error:
+        raise SettingError("tokenizer", "text needs pip install 'fedgkd-pl[text]'", file) from error
+    try:
+        tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(file))
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_id)
+        tokenizer(["a text"], padding="longest")
+    except Exception as error:  # a damaged one fails in any way
+        raise SettingError("tokenizer", "is damaged", file) from error
+    return tokenizer
 
 
 def load_tokenizer(name: str) -> Any:

@@ -8,6 +8,7 @@ import torch
 from fedgkd_pl.data.examples import Examples, Splits
 from fedgkd_pl.data.mapped import as_tensor
 from fedgkd_pl.data.partition import ByKey, Partition
+from fedgkd_pl.data.raw import Pictures
 from fedgkd_pl.data.sources.arrays import NAMES, as_labels, read_array, transform_for
 from fedgkd_pl.data.sources.base import OwnData, children, owners_of, parts_of
 from fedgkd_pl.data.sources.images import check_size, decode, list_images, normalised
@@ -62,6 +63,7 @@ class ClientFiles(OwnData):
         self.path = path
         self.label = label
         self.columns = columns
+        self.used: list[str] = []  # which columns were read
         self.standardise = standardise
         self.size = size
         self.grayscale = grayscale
@@ -87,9 +89,11 @@ class ClientFiles(OwnData):
         parts = (examples["train"], examples.get("test"), examples.get("val"))
         splits = self.split(*parts, keys, test_keys)
         if kind == "folder":
+            self.reading = Pictures(resize=self.size is not None)
             return normalised(splits, self.fitting(splits), augment=False)
         if kind == ".csv":
-            return standardised(splits, self.fitting(splits).inputs, self.standardise)
+            fitting = self.fitting(splits).inputs
+            splits, self.reading = standardised(splits, fitting, self.used, self.standardise)
         return splits
 
     def _tables(self, files: dict[str, list[Path]], sizes: dict[str, list[int]]) -> Any:
@@ -102,6 +106,7 @@ class ClientFiles(OwnData):
         columns = self.columns
         if columns is None:
             columns = [name for name in cells["train"][0][1] if name != self.label]
+        self.used = columns
         examples = {}
         for split, each in cells.items():
             targets = [self.row_targets(of_file, file) for file, of_file in labels[split]]

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from fedgkd_pl.data.examples import Examples, Splits
 from fedgkd_pl.data.mapped import as_tensor
+from fedgkd_pl.data.raw import Pictures
 from fedgkd_pl.data.sources.arrays import transform_for
 from fedgkd_pl.data.sources.base import number_owners
 from fedgkd_pl.data.sources.images import check_size, decode, normalised
@@ -119,7 +120,7 @@ class HuggingFace(OwnTexts):
         values = {split: rows[self.columns[0]] for split, rows in cells.items()}
         if single and isinstance(first, str):
             self._no_gaps(values, str)
-            examples = self.tokenise(values, targets)
+            examples = self.tokenise(values, targets, self.columns[0])
         elif single and hasattr(first, "convert"):  # an image of Pillow's
             self._no_gaps(values, type(first))
             pixels = decode([i for images in values.values() for i in images], *self._form())
@@ -139,9 +140,10 @@ class HuggingFace(OwnTexts):
             }
         splits = self.split(examples["train"], examples.get("test"), examples.get("val"), keys)
         if single and hasattr(first, "convert"):
+            self.reading = Pictures(resize=self.size is not None)
             return normalised(splits, self.fitting(splits), augment=False)
         if not single or not isinstance(first, str | list):
-            return standardised(splits, self.fitting(splits).inputs, standardise=True)
+            splits, self.reading = standardised(splits, self.fitting(splits).inputs, self.columns)
         return splits
 
     def _form(self) -> tuple[Any, bool]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from fedgkd_pl.data.examples import Examples, Splits
+from fedgkd_pl.data.raw import Pictures
 from fedgkd_pl.data.reading import SampleError
 from fedgkd_pl.data.sources.base import OwnData, children, parts_of
 from fedgkd_pl.data.sources.dataset import check_workers, lazy_examples
@@ -62,6 +63,7 @@ class ImageFolders(OwnData):
         self.size = size
         self.grayscale = grayscale
         self.augment = augment
+        self.reading = Pictures(resize=size is not None)
 
     def load(self) -> Splits:
         """See :meth:`FederatedDataModule.load`."""

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 from fedgkd_pl.data.examples import Examples, Splits
+from fedgkd_pl.data.raw import Cells
 from fedgkd_pl.data.sources.base import OwnData, number_owners, read_text
 from fedgkd_pl.data.transforms import Scale
 from fedgkd_pl.errors import SettingError, require
-from numpy.typing import NDArray
 from torch import Tensor
 
 Columns = Mapping[str, Sequence[Any]]  # the cells of every column
@@ -82,7 +82,9 @@ class CSVTable(OwnData):
             file = Path(self.test_path).expanduser()
             test = self._examples(self.read(file, "test_path"), columns, file)
         splits = self.split(train, test, keys=keys)
-        return standardised(splits, self.fitting(splits).inputs, self.standardise)
+        fitting = self.fitting(splits).inputs
+        splits, self.reading = standardised(splits, fitting, columns, self.standardise)
+        return splits
 
     def _examples(self, cells: Columns, columns: Sequence[str], file: Path) -> Examples:
         if self.regression:
@@ -108,18 +110,23 @@ class ParquetTable(CSVTable):
 
     def read(self, file: Path, key: str) -> Columns:
         """The columns of a file."""
-        try:
-            from pyarrow import parquet
-        except ImportError as error:
-            reason = "Parquet needs pip install 'fedgkd-pl[parquet]'"
-            raise SettingError(key, reason, file) from error
-        require(file.is_file(), key, f"{file}: there is no such file")
         wanted = [self.label, *(self.columns or ()), *([self.owner] if self.owner else [])]
-        try:
-            table = parquet.read_table(file, columns=wanted if self.columns else None)
-        except Exception as error:  # a damaged file fails in any way
-            raise SettingError(key, f"{file} cannot be read ({error!s:.100})") from error
-        return {name: table[name].to_numpy() for name in table.column_names}
+        return read_parquet(file, key, wanted if self.columns else None)
+
+
+def read_parquet(file: Path, key: str, columns: list[str] | None = None) -> Columns:
+    """The cells of some columns of a file, by default of all."""
+    try:
+        from pyarrow import parquet
+    except ImportError as error:
+        reason = "Parquet needs pip install 'fedgkd-pl[parquet]'"
+        raise SettingError(key, reason, file) from error
+    require(file.is_file(), key, f"{file}: there is no such file")
+    try:
+        table = parquet.read_table(file, columns=columns)
+    except Exception as error:  # a damaged file fails in any way
+        raise SettingError(key, f"{file} cannot be read ({error!s:.100})") from error
+    return {name: table[name].to_numpy() for name in table.column_names}
 
 
 def read_csv(file: Path, key: str = "path") -> dict[str, list[str]]:
@@ -189,20 +196,28 @@ def _is_number(cell: Any) -> bool:
     return True
 
 
-def standardised(splits: Splits, fitting: Tensor, standardise: bool) -> Splits:
-    """The splits as float32, by default with mean 0 and deviation 1 over ``fitting``.
+def standardised(
+    splits: Splits, fitting: Tensor, columns: Sequence[str], standardise: bool = True
+) -> tuple[Splits, Cells]:
+    """The splits as float32, by default with mean 0 and deviation 1 over ``fitting``; and by what.
 
     A column that is constant there is only shifted.
     """
-    mean: NDArray[np.float64] | float = 0.0
-    deviation: NDArray[np.float64] | float = 1.0
+    mean, deviation = np.zeros(len(columns)), np.ones(len(columns))
     if standardise:
         mean, spread = fitting.numpy().mean(axis=0), fitting.numpy().std(axis=0)
         deviation = np.where(spread > 0, spread, 1.0)
+    cells = Cells(tuple(columns), tuple(mean.tolist()), tuple(deviation.tolist()))
 
     def change(examples: Examples) -> Examples:
-        values = ((examples.inputs.numpy() - mean) / deviation).astype(np.float32)
-        return replace(examples, inputs=torch.from_numpy(values))
+        return replace(examples, inputs=scaled(examples.inputs, cells))
 
     val = None if splits.val is None else change(splits.val)
-    return replace(splits, train=change(splits.train), test=change(splits.test), val=val)
+    changed = replace(splits, train=change(splits.train), test=change(splits.test), val=val)
+    return changed, cells
+
+
+def scaled(values: Tensor, cells: Cells) -> Tensor:
+    """Rows of a table, float64, as they are stored."""
+    mean, deviation = np.asarray(cells.mean), np.asarray(cells.deviation)
+    return torch.from_numpy(((values.numpy() - mean) / deviation).astype(np.float32))

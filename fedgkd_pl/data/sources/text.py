@@ -4,8 +4,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedgkd_pl.data.datasets.text import TrimPadding, check_tokens, encode, load_tokenizer
+from fedgkd_pl.data.datasets.text import (
+    TrimPadding,
+    check_tokens,
+    encode,
+    load_tokenizer,
+    vocabulary_of,
+)
 from fedgkd_pl.data.examples import Examples, Splits
+from fedgkd_pl.data.raw import Words
 from fedgkd_pl.data.sources.base import OwnData, children, number_owners, parts_of, read_text
 from fedgkd_pl.data.sources.tables import column, read_csv
 from fedgkd_pl.errors import require
@@ -29,11 +36,13 @@ class OwnTexts(OwnData):
         self.tokens: tuple[int, int] | None = None  # the padding and the largest id
 
     def tokenise(
-        self, texts: Mapping[str, list[str]], targets: Mapping[str, Tensor]
+        self, texts: Mapping[str, list[str]], targets: Mapping[str, Tensor], column: str
     ) -> dict[str, Examples]:
-        """The examples of every split."""
+        """The examples of every split; ``column`` is that of the texts, in a table."""
         require(self.tokenizer is not None, "tokenizer", "texts need one")
         tokenizer = load_tokenizer(str(self.tokenizer))
+        text = vocabulary_of(tokenizer)
+        self.reading = Words(column, str(self.tokenizer), self.max_length, text)
         ids = {
             split: encode(tokenizer, content, self.max_length) for split, content in texts.items()
         }
@@ -106,7 +115,7 @@ class TextFiles(OwnTexts):
                         keys = number_owners(column(cells, self.owner, "owner", file))
                 texts[split] = column(cells, self.text, "text", file)
                 targets[split] = self.row_targets(labels, file)
-        examples = self.tokenise(texts, targets)
+        examples = self.tokenise(texts, targets, self.text)
         return self.split(examples["train"], examples.get("test"), examples.get("val"), keys)
 
 

@@ -1,0 +1,122 @@
+"""What a run's model takes and gives: ``model.json``, by which it is used without the data."""
+
+import json
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from fedgkd_pl.data.datamodule import FederatedDataModule
+from fedgkd_pl.data.inputs import LARGEST, RawInputs, describe_inputs, read_inputs
+from fedgkd_pl.data.mapped import DTYPES
+from fedgkd_pl.data.raw import Words
+from fedgkd_pl.errors import SettingError
+from fedgkd_pl.federation.server import FederatedServer
+from fedgkd_pl.federation.task import TASKS, Task, task_of
+from fedgkd_pl.models.text import TextClassifier
+from fedgkd_pl.runs.folder import INPUTS, TOKENIZER
+from fedgkd_pl.storage.reading import MB, printable, read_json
+from torch import Tensor
+
+FORMAT = 1
+MOST = 100_000  # classes
+KINDS = (*DTYPES, "bfloat16")
+
+
+@dataclass(frozen=True)
+class ModelInputs:
+    """What a model takes and gives.
+
+    Attributes:
+        task: what was learned.
+        num_classes: 0 where that is numbers.
+        class_names: in the order of the net's outputs; empty where they have only numbers.
+        shape: of one input as the net sees it; of texts, the longest.
+        dtype: of inputs as the net sees them.
+        raw: from raw inputs to those.
+        encoder: the settings of a text net's encoder; None for other nets.
+    """
+
+    task: Task
+    num_classes: int
+    class_names: list[str]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    raw: RawInputs
+    encoder: dict[str, Any] | None = None
+
+    def example(self) -> Tensor:
+        """Two inputs as the net might see them, which are nobody's."""
+        shape = (2, *self.shape)
+        if self.dtype.is_floating_point:
+            generator = torch.Generator().manual_seed(0)
+            return torch.rand(shape, generator=generator).to(self.dtype)
+        pad_id = getattr(self.raw.transform, "pad_id", 1)
+        return torch.full(shape, 0 if pad_id else 1, dtype=self.dtype)
+
+
+def inputs_files(server: FederatedServer, data: FederatedDataModule) -> dict[str, str]:
+    """The files that say it, by name."""
+    inputs = server.some_inputs(data)
+    shape = list(inputs.shape[1:])
+    if isinstance(data.reading, Words):
+        shape = list(data.test.inputs.shape[1:])  # which a batch may be cut from
+    content = {
+        "format": FORMAT,
+        "task": task_of(server, data),
+        "num_classes": data.num_classes,
+        "class_names": [str(name) for name in data.class_names],
+        "net": {"shape": shape, "dtype": str(inputs.dtype).removeprefix("torch.")},
+        "raw": describe_inputs(data),
+    }
+    if isinstance(server.net, TextClassifier):
+        content["encoder"] = json.loads(server.net.encoder.config.to_json_string())
+    files = {INPUTS: json.dumps(content) + "\n"}
+    if isinstance(data.reading, Words) and data.reading.vocabulary:
+        files[TOKENIZER] = data.reading.vocabulary
+    return files
+
+
+def read_model(folder: Path) -> ModelInputs | None:
+    """What a run's folder says; it may be a stranger's. None where it says nothing."""
+    file = folder / INPUTS
+    if not file.exists():
+        return None
+    try:
+        return parse_model(read_json(file, 16 * MB), folder / TOKENIZER)
+    except SettingError:  # of the tokenizer
+        raise
+    except OSError as error:
+        raise SettingError("run", f"{INPUTS}: {error.strerror}", file) from error
+    except ValueError as error:
+        raise SettingError("run", f"not a {INPUTS} of fedgkd-pl", file) from error
+
+
+def parse_model(content: Any, vocabulary: Path | None = None) -> ModelInputs:
+    """What :func:`inputs_files` wrote; ValueError for anything that it would not write."""
+    match content:
+        case {
+            "format": int(form),
+            "task": str(task),
+            "num_classes": int(number),
+            "class_names": list(names),
+            "net": {"shape": list(shape), "dtype": str(dtype)},
+            "raw": raw,
+        }:
+            pass
+        case _:
+            raise ValueError("has other keys")
+    known = form == FORMAT and task in TASKS and 0 <= number <= MOST
+    named = len(names) in (0, number) and all(isinstance(name, str) for name in names)
+    sides = all(type(side) is int and side > 0 for side in shape) and prod(shape) < LARGEST
+    if not (known and named and sides and dtype in KINDS):
+        raise ValueError("has values out of range")
+    encoder = content.get("encoder")
+    if not isinstance(encoder, dict | None):
+        raise ValueError("has another encoder")
+    (task,) = (each for each in TASKS if each == task)
+    plain = [printable(name, 100) for name in names]
+    inputs = read_inputs(raw, vocabulary)
+    kind = getattr(torch, dtype)
+    return ModelInputs(task, number, plain, tuple(shape), kind, inputs, encoder)
