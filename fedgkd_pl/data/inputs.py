@@ -142,8 +142,7 @@ def _described(examples: Examples) -> dict[str, Any]:
     transform: Any = examples.transform
     kind = type(transform)  # not a subclass, which may do anything
     if kind is ImageTransform:
-        mean, std = transform.mean.flatten().tolist(), transform.std.flatten().tolist()
-        return {"kind": "normalise", "mean": mean, "std": std}
+        return {"kind": "normalise", "mean": [*transform.mean], "std": [*transform.std]}
     if kind is Scale:
         sides = None if transform.shape is None else transform(examples[:1].inputs, None).shape[1:]
         return {"kind": "scale", "maximum": float(transform.maximum), "shape": sides}
