@@ -59,7 +59,7 @@ def feature_map(maps: Sequence[FeatureMapData]) -> "Figure":
             for number in range(classes):
                 mine = points[data.labels == number]
                 axes.scatter(
-                    mine[:, 0], mine[:, 1], s=7, linewidths=0, alpha=0.8, **_class_style(number)
+                    mine[:, 0], mine[:, 1], s=7, linewidths=0, **_class_style(number)
                 )
             axes.set(title=literal(title), xticks=[], yticks=[])
             boxed(axes)
