@@ -212,31 +212,22 @@ def bar_panels(
         paper: the paper's numbers, by panel and label.
         chosen: the colour of every label, where it must be that of other figures.
     """
-    numbers = {
-        title: {
-            label: tuple(float(each[0]) for each in mean_and_std(np.array([seeds]).T))
-            for label, seeds in values.items()
-            if len(seeds)
-        }
-        for title, values in panels.items()
-    }
     means: dict[str, list[float]] = {}
-    for found in numbers.values():
-        for label, (mean, _) in found.items():
-            means.setdefault(label, []).append(mean)
+    for values in panels.values():
+        for label, seeds in values.items():
+            if len(seeds):
+                means.setdefault(label, []).append(float(np.mean(seeds)))
     order = sorted(means, key=lambda label: float(np.mean(means[label])))
     one = len(panels) == 1
     size = (6.2 if one else 3.5, 1.2 + 0.34 * max(2, len(order)))
     figure, grid = make_panels(len(panels), columns, size)
     chosen = chosen or colours(means)
     furthest = 0.0
-    for axes, (title, found) in zip(grid, numbers.items(), strict=True):
-        theirs = {label: v for label, v in (paper or {}).get(title, {}).items() if label in found}
+    for axes, (title, values) in zip(grid, panels.items(), strict=True):
+        theirs = {k: v for k, v in (paper or {}).get(title, {}).items() if values.get(k)}
         for row, label in enumerate(order):
-            if label in found:
-                several = len(panels[title][label]) > 1
-                beside = theirs.get(label, 0.0)
-                reach = _bar(axes, row, *found[label], several, chosen[label], beside)
+            if shown := values.get(label):
+                reach = _bar(axes, row, shown, chosen[label], theirs.get(label, 0.0))
                 furthest = max(furthest, reach)
         if theirs:
             diamond: dict[str, Any] = {"marker": "D", "s": 30, "linewidths": 1.0, "zorder": 4}
@@ -253,10 +244,10 @@ def bar_panels(
     return figure
 
 
-def _bar(
-    axes: "Axes", row: int, mean: float, std: float, several: bool, colour: str, paper: float
-) -> float:
+def _bar(axes: "Axes", row: int, seeds: Sequence[float], colour: str, paper: float) -> float:
     """Draws a bar, with whiskers if it is of several seeds, and its number; how far it reaches."""
+    mean, std = (float(each) for each in mean_and_std(seeds))
+    several = len(seeds) > 1
     axes.barh(row, mean, height=0.68, color=colour)
     if several:
         axes.errorbar(mean, row, xerr=std, fmt="none", ecolor=TEXT, elinewidth=1.4, capsize=3)

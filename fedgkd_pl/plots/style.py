@@ -138,7 +138,7 @@ def to_svg(figure: "Figure", prefix: str) -> str:
 
 
 def opaque(figure: "Figure") -> "Figure":
-    """The figure on white, for TensorBoard: it drops the alpha channel, and with it smooth edges."""
+    """The figure on white, for TensorBoard: letters are jagged where it drops the alpha channel."""
     figure.set_facecolor("white")
     return figure
 
