@@ -26,6 +26,7 @@ demo: $(STAMP)  ## FedGKD beside FedAvg on real digits, in a minute
 	@$(BIN)/fedgkd-pl report runs/demo/fedgkd runs/demo/fedavg
 	@echo
 	@echo "Look at the curves:  $(BIN)/tensorboard --logdir runs/demo"
+	@echo "                     http://localhost:6006/#custom_scalars"
 
 digits: $(STAMP)  ## every method on the digits, three seeds: tables, figures, a page; minutes
 	@$(BIN)/fedgkd-pl compare studies/digits.yaml --jobs 2

@@ -19,7 +19,7 @@ from fedgkd_pl.federation.checks import check_trainer
 from fedgkd_pl.federation.own_module import is_own_module
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.processes.signals import Stopped, stop_behind
-from fedgkd_pl.runs.events import rewind
+from fedgkd_pl.runs.events import how_to_look, rewind
 from fedgkd_pl.runs.files import RunFiles
 from fedgkd_pl.runs.folder import PREDICTIONS, RunFolder
 from fedgkd_pl.runs.keep import BestRound, LastRound
@@ -230,7 +230,7 @@ class Experiment:
                 print(f"{name} best {best:.4f} (round {found['best_round']}), final {last}")
         print(f"wrote {folder.path}")
         if self.own_logger:
-            print(f"look:  tensorboard --logdir {folder.path.parent}")
+            print(how_to_look(folder.path.parent))
 
     @contextmanager
     def whole_keys(self) -> Iterator[None]:
