@@ -32,7 +32,7 @@ from fedgkd_pl.storage.files import check_held, write_text
 from filelock import BaseFileLock
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 SPLITS = ("val", "test")
@@ -212,11 +212,16 @@ class Experiment:
                 callback.source = start.file.parent
             if isinstance(callback, BestRound | LastRound) and callback.dirpath is None:
                 callback.dirpath = str(folder.checkpoints)
+        path = folder.path
         if self.own_logger:
-            path = folder.path
             self.trainer.logger = _RunLogger(
                 path.parent.parent, path.parent.name, path.name, default_hp_metric=False
             )
+        given = self.settings["trainer"]["logger"]
+        given = given if isinstance(given, list) else [given]
+        if len(given) == len(self.trainer.loggers):
+            pairs = zip(self.trainer.loggers, given, strict=True)
+            self.trainer.loggers = [_with_the_run(*pair, path) for pair in pairs]
 
     def _tell(self, folder: RunFolder) -> None:
         """Prints how it went and where to look."""
@@ -276,6 +281,13 @@ class _RunLogger(TensorBoardLogger):
     def save(self) -> None:
         check_held(Path(self.log_dir))
         super().save()
+
+
+def _with_the_run(logger: Logger, settings: Any, folder: Path) -> Logger:
+    """Lightning's CSV files go into the run's folder, unless they have a name of their own."""
+    if type(logger) is not CSVLogger or logger.name:
+        return logger
+    return CSVLogger(**settings["init_args"] | {"save_dir": folder, "name": "csv"})
 
 
 class _OnlyFinish(Callback):
