@@ -7,7 +7,7 @@ ENGINES := tests/engines/test_ray.py tests/engines/test_flower.py tests/engines/
 # Where it is set, each of some thirty processes of the tests compiles the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo digits bench test test-long test-engines test-faults test-ray test-flower fuzz test-slow lint papers results format wheel clean
+.PHONY: help setup demo digits bench test test-long test-page test-engines test-faults test-ray test-flower fuzz test-slow lint papers results format wheel clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -26,6 +26,7 @@ demo: $(STAMP)  ## FedGKD beside FedAvg on real digits, in a minute
 	@$(BIN)/fedgkd-pl report runs/demo/fedgkd runs/demo/fedavg
 	@echo
 	@echo "Look at the curves:  $(BIN)/tensorboard --logdir runs/demo"
+	@echo "                     http://localhost:6006/#custom_scalars"
 
 digits: $(STAMP)  ## every method on the digits, three seeds: tables, figures, a page; minutes
 	@$(BIN)/fedgkd-pl compare studies/digits.yaml --jobs 2
@@ -41,6 +42,9 @@ test: $(STAMP)  ## the tests: minutes (more: make test-long test-engines test-sl
 
 test-long: $(STAMP)  ## the methods that make test leaves out of its longest tests: minutes
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m long --durations 10 $(ENGINES:%=--ignore %) tests
+
+test-page: $(STAMP)  ## the report's page in a headless Chromium, light, dark and narrow (apt-get install chromium)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -v -m page tests/experiments/test_page.py
 
 test-faults: $(STAMP)  ## 50 kills, signals and stops per method, full disks: an hour
 	@FEDGKD_TRIALS=50 $(BIN)/python -m pytest -v tests/runs/test_faults.py \

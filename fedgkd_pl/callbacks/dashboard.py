@@ -108,6 +108,7 @@ class Dashboard(FederatedCallback):
 
     def _draw(self, trainer: Trainer, server: FederatedServer) -> None:
         from fedgkd_pl.plots.figures import confusion_chart
+        from fedgkd_pl.plots.style import opaque
 
         number, confusion = self.undrawn["round"], self.undrawn["confusion"]
         self.undrawn = {}
@@ -118,7 +119,7 @@ class Dashboard(FederatedCallback):
             data = server.datamodule
             title = f"{data.name}, round {number}"
             chart = confusion_chart(confusion.numpy(), title, data.class_names)
-            logger.experiment.add_figure(CONFUSION, chart, number)
+            logger.experiment.add_figure(CONFUSION, opaque(chart), number)
             written.add((CONFUSION, number))
 
     def _points(self, folder: Path) -> set[tuple[str, int]]:

@@ -15,6 +15,7 @@ from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.federation.task import require_classes
 from fedgkd_pl.plots.feature_maps import encode_feature_map
 from fedgkd_pl.plots.plane import FeatureMapData, Floats, feature_map
+from fedgkd_pl.plots.style import opaque
 from fedgkd_pl.runs.files import output_folder
 from fedgkd_pl.runs.folder import FEATURE_MAPS
 from fedgkd_pl.seeds import seeded
@@ -103,7 +104,7 @@ class FeatureMap(FederatedCallback):
         commit(file, [encode_feature_map(data)])
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
-                logger.experiment.add_figure("features", feature_map([data]), data.round)
+                logger.experiment.add_figure("features", opaque(feature_map([data])), data.round)
 
     def _look(
         self, trainer: Trainer, server: FederatedServer, answer: ClientUpdate

@@ -17,6 +17,7 @@ from fedgkd_pl.experiments.scheduler import PRELOAD, Task, begin, run_tasks, sou
 from fedgkd_pl.experiments.study import Cell, Study, read_study
 from fedgkd_pl.experiments.tables import every_run, make_tables
 from fedgkd_pl.processes.start import context, ending_with_parent
+from fedgkd_pl.runs.events import how_to_look
 from fedgkd_pl.runs.folder import RunFolder
 from fedgkd_pl.runs.settings import fixed_settings
 from fedgkd_pl.storage.files import check_folder, lock, write_text
@@ -219,5 +220,5 @@ def _tell(study: Study, tasks: list[Task], top: Path) -> int:
     for task in failed:
         print(f"error: {task.cell.name}: {task.reason}", file=sys.stderr)
     files = "results.csv, table.md, table.tex" + (", report.html" if results else "")
-    print(f"wrote {top}: {files}\nlook:  tensorboard --logdir {top}")
+    print(f"wrote {top}: {files}", how_to_look(top), sep="\n")
     return 3 if failed else 0

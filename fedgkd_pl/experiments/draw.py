@@ -98,7 +98,7 @@ def panels_of(
 ) -> dict[str, dict[str, list[dict[int, float]]]]:
     """A column of ``metrics.csv``, times a factor, by data, method and seed."""
     panels: dict[str, dict[str, list[dict[int, float]]]] = {}
-    for group in sorted(groups, key=lambda group: group.panel):
+    for group in groups:
         seeds = [run.columns.get(column, {}) for run in group.runs.values()]
         known = [{number: factor * value for number, value in s.items()} for s in seeds if s]
         if known:

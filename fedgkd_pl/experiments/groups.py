@@ -1,5 +1,6 @@
 """Runs that differ in nothing but the seed, and how such groups differ."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -140,7 +141,7 @@ def dataset_name(run: Run) -> str:
 
 
 def make_groups(runs: Iterable[Run]) -> list[Group]:
-    """The runs, grouped and named."""
+    """The runs, grouped and named; in the order of their data, α and other numbers by size."""
     by_key: dict[tuple[Any, ...], Group] = {}
     for run in runs:
         settings = {k: v for k, v in fixed_settings(run.settings).items() if k != "seed_everything"}
@@ -161,7 +162,14 @@ def make_groups(runs: Iterable[Run]) -> list[Group]:
         )
         for group in groups
     ]
-    return [_with_folder(group, named) for group in named]
+    ordered = sorted(named, key=lambda group: by_number(group.panel))
+    return [_with_folder(group, ordered) for group in ordered]
+
+
+def by_number(text: str) -> list[Any]:
+    """A key to sort by, so that α 0.5 comes before α 2, and α 2 before α 10."""
+    parts = re.split(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)", text)
+    return [(float(part), "") if n % 2 else (-1.0, part) for n, part in enumerate(parts) if part]
 
 
 def shared_settings(groups: Sequence[Group]) -> dict[str, Any]:
@@ -196,7 +204,8 @@ def _named(name: str, group: Group, others: Sequence[Group], of_data: bool) -> s
     for key, value in group.settings.items():
         differs = any(other.settings.get(key) != value for other in others)
         if differs and key.startswith("data") == of_data:
-            parts.append(printable(f"{symbol(key.rpartition('.')[2])} {value}"))
+            shown = str(value).removesuffix(".0") if isinstance(value, float) else value
+            parts.append(printable(f"{symbol(key.rpartition('.')[2])} {shown}"))
     if len({other.rounds for other in others}) > 1 and not of_data:
         parts.append(f"{group.rounds} rounds")
     return ", ".join(parts)

@@ -8,7 +8,7 @@ from fedgkd_pl.experiments.groups import Group
 from fedgkd_pl.experiments.protocol import Footnotes
 from fedgkd_pl.experiments.runs import ACCURACIES, AVERAGES, Run
 from fedgkd_pl.experiments.significance import spread
-from fedgkd_pl.experiments.tables import FEWER, measure_name
+from fedgkd_pl.experiments.tables import fewer, measure_name
 
 Row = dict[str, str]
 LOSSES = "the test loss, not in %: what it learns has no accuracy"
@@ -19,7 +19,7 @@ def overview(groups: Sequence[Group], notes: Footnotes | None = None) -> list[Ro
     notes = notes or Footnotes()
     measures = measures_of(run for group in groups for run in group.runs.values())
     rows = []
-    for group in sorted(groups, key=lambda group: group.panel):
+    for group in groups:
         summaries = [run.summary for run in group.runs.values()]
         seconds = [s["wall_seconds"] / s["rounds"] for s in summaries if s.get("wall_seconds")]
         rows.append(
@@ -60,12 +60,7 @@ def _over_seeds(group: Group, measure: str, notes: Footnotes) -> str:
     """Mean ± standard deviation; where some of the seeds have no such number, of how many."""
     values = group.values(measure)
     part = f" ({len(values)} of {len(group.runs)})" if 0 < len(values) < len(group.runs) else ""
-    return spread(values) + part + notes.mark(_fewer(measure, list(group.runs.values())))
-
-
-def _fewer(measure: str, runs: Sequence[Run]) -> str:
-    short = any(run.summary["rounds"] < 10 and run.measure(measure) is not None for run in runs)
-    return FEWER if measure.endswith("last10") and short else ""
+    return spread(values) + part + notes.mark(fewer(measure, group.runs.values()))
 
 
 def _unit(runs: Iterable[Run]) -> str:
@@ -81,7 +76,7 @@ def run_row(run: Run, notes: Footnotes, measures: Sequence[str]) -> Row:
         **{key: str(run.summary[key]) for key in ("dataset", "seed", "rounds")},
         **{
             measure_name(name): spread([] if (v := run.measure(name)) is None else [v])
-            + notes.mark(_fewer(name, [run]))
+            + notes.mark(fewer(name, [run]))
             for name in measures
         },
         "MB down": f"{run.summary['bytes_down'] / 1e6:.1f}",

@@ -151,6 +151,12 @@ class Run:
             value = nan if saved is None else 100 * float(saved)
         return value if isfinite(value) else None
 
+    def tested(self, measure: str) -> int:
+        """In how many rounds the model was tested that a measure is of."""
+        of_average = measure.startswith(OF_AVERAGE)
+        column = AVERAGE if of_average else "test/loss" if self.has_loss_only else "test/acc"
+        return len(self.columns.get(column, ())) or int(self.summary["rounds"])
+
     @property
     def has_loss_only(self) -> bool:
         """Whether it is measured by its test loss: what it learns has no accuracy."""

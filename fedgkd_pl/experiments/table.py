@@ -123,8 +123,8 @@ class Table:
                 for value in row
             )
             body += "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
-        table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        table = f"<div class=scroll>{table}</div>"
+        table = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+        table = f"<div class=scroll><table class=left{len(self.left)}>{table}</table></div>"
         if not self.title:
             return table
         notes = "".join(f"<li>{escape(note)}</li>" for note in self.notes)

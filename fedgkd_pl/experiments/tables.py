@@ -1,6 +1,6 @@
 """A study's results as tables, beside the paper's."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from statistics import mean
@@ -15,7 +15,6 @@ from fedgkd_pl.experiments.table import Table, Value
 
 Labels = tuple[str, ...]
 Results = Sequence[tuple[Cell, Run]]
-FEWER = "of runs with fewer than ten rounds, the mean of all they have"
 NAMES = {"best": "best", "final": "final", "last10": "last 10", "at_best_val": "at best val"}
 
 
@@ -61,7 +60,7 @@ def make_tables(study: Study, results: Results) -> list[Table]:
     groups = [study.measures] if "measure" in laid_out else [[m] for m in study.measures]
     tables = []
     for measures in groups:
-        axes = {axis: list(labels) for axis, labels in study.axes.items()}
+        axes = {axis: _in_order(labels) for axis, labels in study.axes.items()}
         axes["measure"] = list(measures)
         rows = list(product(*(axes[axis] for axis in study.rows)))
         columns = list(product(*(axes[axis] for axis in study.columns)))
@@ -103,6 +102,15 @@ def make_tables(study: Study, results: Results) -> list[Table]:
             )
         )
     return tables
+
+
+def _in_order(labels: Iterable[str]) -> list[str]:
+    """Numbers by size, as in the figures; anything else as the study has it."""
+    labels = list(labels)
+    try:
+        return sorted(labels, key=float)
+    except ValueError:
+        return labels
 
 
 def _too_short(results: Results, measures: Sequence[str]) -> list[str]:
@@ -175,7 +183,7 @@ def _entries(study: Study, results: Results) -> dict[Labels, Entry]:
     entries: dict[Labels, Entry] = {}
     names = {dataset_name(run) for _, run in results}
     of_data = {"dataset": names.pop()} if len(names) == 1 else {}  # where that is no axis
-    for labels in product(*study.axes.values()):
+    for labels in product(*map(_in_order, study.axes.values())):
         for measure in study.measures:
             chosen = dict(zip(study.axes, labels, strict=True))
             runs = {cell.seed: run for cell, run in results if cell.labels == chosen}
@@ -200,9 +208,19 @@ def _remarks(study: Study, runs: Mapping[int, Run], measure: str) -> list[str]:
     remarks = []
     if len(runs) < len(study.seeds):
         remarks.append(f"of seed{'s' * (len(runs) > 1)} {', '.join(map(str, runs))} only")
-    if measure.endswith("last10") and any(run.summary["rounds"] < 10 for run in runs.values()):
-        remarks.append(FEWER)
-    return [*remarks, diverged(runs)]
+    return [*remarks, fewer(measure, runs.values()), diverged(runs)]
+
+
+def fewer(measure: str, runs: Iterable[Run]) -> str:
+    """A remark on *last 10* where runs were tested in fewer rounds than ten; otherwise empty."""
+    if not measure.endswith("last10"):
+        return ""
+    numbers = {run.tested(measure) for run in runs if run.measure(measure) is not None}
+    short = sorted(number for number in numbers if number < 10)
+    if not short:
+        return ""
+    other = "" if len(short) == len(numbers) else " of some seeds"
+    return f"the mean of {' or '.join(map(str, short))} rounds{other}: no more were tested"
 
 
 def _groups(study: Study, entries: Mapping[Labels, Entry]) -> dict[Labels, dict[str, Entry]]:

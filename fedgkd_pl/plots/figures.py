@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from fedgkd_pl.errors import require
 from fedgkd_pl.plots.style import (
+    BLUE,
     NAMED,
-    OKABE_ITO,
+    RUST,
     TEXT,
     colours,
     grey,
@@ -21,10 +22,12 @@ from fedgkd_pl.plots.style import (
 from numpy.typing import ArrayLike, NDArray
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Curves = Mapping[str, Sequence[Mapping[int, float]]]  # label → seeds → round → value
 Shares = Mapping[str, Mapping[float, Sequence[float]]]  # label → participation → a value a seed
+Values = Mapping[str, Sequence[float]]  # label → a value a seed
 Floats = NDArray[np.float64]
 
 WRITTEN = 12  # a confusion matrix of more classes than this has no numbers in its cells
@@ -50,15 +53,19 @@ def curve_panels(
     columns: int = 3,
     ylabel: str = "test accuracy, %",
     smooth: int = 1,
+    chosen: Mapping[str, str] | None = None,
 ) -> "Figure":
     """:func:`learning_curves` side by side, a panel per title; they share the y-axis.
 
     Where one line is far above the others, as that of a run that diverges, the axis is logarithmic.
+
+    Args:
+        chosen: the colour of every label, where it must be that of other figures.
     """
     require(smooth >= 1, "smooth", "must be at least 1", smooth)
     size = (5.6, 3.6) if len(panels) == 1 else (3.1, 2.6)
     figure, grid = make_panels(len(panels), columns, size)
-    chosen = colours(label for curves in panels.values() for label in curves)
+    chosen = chosen or colours(label for curves in panels.values() for label in curves)
     for axes, (title, curves) in zip(grid, panels.items(), strict=True):
         for label, seeds in curves.items():
             rounds, values = _table(seeds, smooth)
@@ -138,14 +145,13 @@ def client_accuracies(
     rounds = sorted(by_round)
     values = [by_round[number] for number in rounds]
     figure, (axes,) = make_panels(1, 1, (5.6, 3.4))
-    blue, *_, red, _, _ = OKABE_ITO
     low, high = list(map(min, values)), list(map(max, values))
-    axes.fill_between(rounds, low, high, color=blue, alpha=0.15, linewidth=0, label="min to max")
+    axes.fill_between(rounds, low, high, color=BLUE, alpha=0.15, linewidth=0, label="min to max")
     x = np.repeat(np.array(rounds, dtype=float), [len(each) for each in values])
     y = np.array([value for each in values for value in each])
-    axes.scatter(x, y, s=12, color=blue, alpha=0.55, linewidths=0, label="a client")
+    axes.scatter(x, y, s=12, color=BLUE, linewidths=0, label="a client")
     mean = [float(np.mean(each)) for each in values]
-    axes.plot(rounds, mean, color=red, linewidth=1.8, label="mean")
+    axes.plot(rounds, mean, color=RUST, linewidth=1.8, label="mean")
     axes.set_title(literal(title))
     whole_numbers(axes.xaxis)
     label_panels([axes], 1, "communication round", ylabel)
@@ -177,7 +183,7 @@ def _table(seeds: Sequence[Mapping[int, float]], smooth: int) -> tuple[list[int]
 
 
 def bars(
-    values: Mapping[str, Sequence[float]],
+    values: Values,
     title: str = "",
     xlabel: str = "test accuracy, %",
     paper: Mapping[str, float] | None = None,
@@ -188,44 +194,68 @@ def bars(
         values: for every label a value per seed; labels without any are left out.
         paper: the paper's number of a label, drawn as a diamond.
     """
-    numbers = {
-        label: mean_and_std(np.array([seeds]).T) for label, seeds in values.items() if len(seeds)
-    }
-    order = sorted(numbers, key=lambda label: float(numbers[label][0][0]))
-    mean = np.array([numbers[label][0][0] for label in order])
-    spread = np.array([numbers[label][1][0] for label in order])
-    theirs = {label: value for label, value in (paper or {}).items() if label in numbers}
-    figure, (axes,) = make_panels(1, 1, (6.2, 1.2 + 0.34 * max(2, len(order))))
-    chosen = colours(values)
-    several = [len(values[label]) > 1 for label in order]
-    y = np.arange(len(order))
-    axes.barh(y, mean, height=0.68, color=[chosen[label] for label in order], alpha=0.85)
-    if any(several):
-        reach = np.where(several, spread, np.nan)
-        axes.errorbar(mean, y, xerr=reach, fmt="none", ecolor=TEXT, elinewidth=1.4, capsize=3)
-    if theirs:
-        rows = [order.index(label) for label in theirs]
-        style: dict[str, Any] = {"marker": "D", "s": 30, "linewidths": 1.0, "zorder": 4}
-        style |= {"facecolors": "white", "edgecolors": "black", "label": "paper"}
-        axes.scatter(list(theirs.values()), rows, **style)
-        legend(figure, [axes])
-    furthest = [max(m + s, theirs.get(n, 0.0)) for m, s, n in zip(mean, spread, order, strict=True)]
-    for row, reach_to in enumerate(furthest):
-        deviation = f" ± {_short(spread[row])}" if several[row] else ""
-        axes.annotate(
-            f"{_short(mean[row])}{deviation}",
-            (reach_to, row),
-            xytext=(7, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize="small",
-            color=TEXT,
-        )
-    axes.set(yticks=y, yticklabels=list(map(literal, order)), xlabel=xlabel, title=literal(title))
-    axes.set_xlim(0, max(furthest, default=1.0) * 1.24 or 1.0)  # room for the numbers
-    axes.tick_params(axis="y", length=0)
-    axes.grid(visible=False, axis="y")
+    return bar_panels({title: values}, 1, xlabel, {title: paper or {}})
+
+
+def bar_panels(
+    panels: Mapping[str, Values],
+    columns: int = 3,
+    xlabel: str = "test accuracy, %",
+    paper: Mapping[str, Mapping[str, float]] | None = None,
+    chosen: Mapping[str, str] | None = None,
+) -> "Figure":
+    """:func:`bars` side by side, a panel per title; they share both axes.
+
+    Labels are in one order, by their mean over the panels that have them.
+
+    Args:
+        paper: the paper's numbers, by panel and label.
+        chosen: the colour of every label, where it must be that of other figures.
+    """
+    means: dict[str, list[float]] = {}
+    for values in panels.values():
+        for label, seeds in values.items():
+            if len(seeds):
+                means.setdefault(label, []).append(float(np.mean(seeds)))
+    order = sorted(means, key=lambda label: float(np.mean(means[label])))
+    one = len(panels) == 1
+    size = (6.2 if one else 3.5, 1.2 + 0.34 * max(2, len(order)))
+    figure, grid = make_panels(len(panels), columns, size)
+    chosen = chosen or colours(means)
+    furthest = 0.0
+    for axes, (title, values) in zip(grid, panels.items(), strict=True):
+        theirs = {k: v for k, v in (paper or {}).get(title, {}).items() if values.get(k)}
+        for row, label in enumerate(order):
+            if shown := values.get(label):
+                reach = _bar(axes, row, shown, chosen[label], theirs.get(label, 0.0))
+                furthest = max(furthest, reach)
+        if theirs:
+            diamond: dict[str, Any] = {"marker": "D", "s": 30, "linewidths": 1.0, "zorder": 4}
+            diamond |= {"facecolors": "white", "edgecolors": "black", "label": "paper"}
+            axes.scatter(list(theirs.values()), list(map(order.index, theirs)), **diamond)
+        axes.set(yticks=range(len(order)), yticklabels=list(map(literal, order)))
+        axes.set(title=literal(title), ylim=(-0.6, len(order) - 0.4))
+        axes.tick_params(axis="y", length=0)
+        axes.grid(visible=False, axis="y")
+    for axes in grid:
+        axes.set_xlim(0, furthest * (1.24 if one else 1.6) or 1.0)  # room for the numbers
+    label_panels(grid, columns, xlabel, "")
+    legend(figure, grid)
     return figure
+
+
+def _bar(axes: "Axes", row: int, seeds: Sequence[float], colour: str, paper: float) -> float:
+    """Draws a bar, with whiskers if it is of several seeds, and its number; how far it reaches."""
+    mean, std = (float(each) for each in mean_and_std(seeds))
+    several = len(seeds) > 1
+    axes.barh(row, mean, height=0.68, color=colour)
+    if several:
+        axes.errorbar(mean, row, xerr=std, fmt="none", ecolor=TEXT, elinewidth=1.4, capsize=3)
+    reach = max(mean + std, paper)
+    text = f"{_short(mean)} ± {_short(std)}" if several else _short(mean)
+    beside: dict[str, Any] = {"xytext": (7, 0), "textcoords": "offset points", "va": "center"}
+    axes.annotate(text, (reach, row), fontsize="small", color=TEXT, **beside)
+    return reach
 
 
 def _short(value: float) -> str:

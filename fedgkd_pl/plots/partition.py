@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from fedgkd_pl.plots.style import NAMED, literal
+from fedgkd_pl.plots.style import NAMED, RUST, literal, make_panels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,29 +20,24 @@ def bubble_chart(counts: Counts, title: str = "", names: Sequence[str] = ()) -> 
     Args:
         names: of the classes; by default, and where there are too many to write, their numbers.
     """
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     table = np.asarray(counts)[:SHOWN, :CLASSES]
     clients, classes = table.shape
     width, height = max(4.0, 0.3 * clients + 1.5), max(3.0, 0.3 * min(classes, 40) + 1.2)
-    figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.subplots()
+    figure, (axes,) = make_panels(1, 1, (width, height))
     x, y = np.nonzero(table)
     area = table[x, y] / max(1, table.max()) * min(260.0, 20000 / max(clients, classes))
-    axes.scatter(x, y, s=area, color="tab:red", alpha=0.75, linewidths=0)
+    axes.scatter(x, y, s=area, color=RUST, linewidths=0)
     axes.set(
         xlabel="client" if clients == len(counts) else f"client (first {clients})",
         ylabel="class",
         xlim=(-0.8, clients - 0.2),
         ylim=(-0.8, classes - 0.2),
     )
-    if title:
-        axes.set_title(literal(title), fontsize="medium")
+    axes.set_title(literal(title))
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(integer=True))
     if len(names) == classes <= NAMED:
         axes.set_yticks(range(classes), list(map(literal, names)))
-    axes.set_axisbelow(True)
-    axes.grid(alpha=0.2)
     return figure

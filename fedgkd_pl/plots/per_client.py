@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from fedgkd_pl.plots.style import OKABE_ITO, TEXT, label_panels, legend, literal, make_panels
+from fedgkd_pl.plots.style import BLUE, RUST, TEXT, label_panels, legend, literal, make_panels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,7 +34,7 @@ def per_client(
         for client, value in other.items():
             x = place[client]
             axes.plot([x, x], [first[1][client], value], color=TEXT, alpha=0.5, linewidth=0.9)
-    styles = ((OKABE_ITO[0], "o", 1.8), (OKABE_ITO[3], "s", 1.0))  # equal ones: a square in a disc
+    styles = ((BLUE, "o", 1.8), (RUST, "s", 1.0))  # equal ones: a square in a disc
     size = 22 if len(order) <= NUMBERED else 7
     for (label, of_clients), (colour, symbol, larger) in zip(values.items(), styles, strict=False):
         places = [place[client] for client in of_clients]
@@ -44,7 +44,7 @@ def per_client(
         dots: dict[str, Any] = {"color": colour, "marker": symbol, "linewidths": 0, "zorder": 3}
         axes.scatter(places, y, s=larger * size, label=literal(text), **dots)
         for height, dash in ((mean, "-"), (worst, ":")):
-            axes.axhline(height, color=colour, linestyle=dash, linewidth=1.3, alpha=0.85)
+            axes.axhline(height, color=colour, linestyle=dash, linewidth=1.3)
     axes.set_title(literal(title))
     shown = list(map(str, order)) if len(order) <= NUMBERED else []
     axes.set_xticks(range(len(shown)), shown, rotation=90 if len(shown) > 20 else 0)

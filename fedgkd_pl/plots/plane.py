@@ -58,9 +58,7 @@ def feature_map(maps: Sequence[FeatureMapData]) -> "Figure":
         for axes, (title, points) in zip(grid[column::columns], titles.items(), strict=True):
             for number in range(classes):
                 mine = points[data.labels == number]
-                axes.scatter(
-                    mine[:, 0], mine[:, 1], s=7, linewidths=0, alpha=0.8, **_class_style(number)
-                )
+                axes.scatter(mine[:, 0], mine[:, 1], s=7, linewidths=0, **_class_style(number))
             axes.set(title=literal(title), xticks=[], yticks=[])
             boxed(axes)
     if classes <= 2 * len(PALETTE):

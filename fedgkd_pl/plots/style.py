@@ -1,9 +1,10 @@
 """How every figure looks: colours of methods, panels, legends, files.
 
 The background is transparent and all text mid-grey, so that one file reads on light and on dark
-pages. Colours are Okabe and Ito's (https://jfly.uni-koeln.de/color/) but for black and yellow,
-which vanish on one of the two; three more are as far from all others to colour-blind eyes. A method
-has the same colour in every figure. Nothing here touches pyplot, which keeps global state.
+pages. Every colour has a contrast of 3:1 or more to both, and any two are as far from each other to
+colour-blind eyes as those of Okabe and Ito (https://jfly.uni-koeln.de/color/), some of which vanish
+on one of the two. A method has the same colour in every figure. Nothing here touches pyplot, which
+keeps global state.
 """
 
 import io
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TEXT = "#7D7D7D"  # the grey with the same contrast, 4:1, to white and to a dark page (#1E1E1E)
-OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7")
-PALETTE = (*OKABE_ITO, "#7A5C1E", "#9030F0", "#5A5A5A")
+BLUE, AMBER, GREEN, RUST, VIOLET = "#2070B0", "#C88000", "#40A070", "#B84810", "#8080E8"
+PINK, BROWN, PURPLE, GREY = "#C078A8", "#886840", "#9830F0", "#707070"
+PALETTE = (BLUE, AMBER, GREEN, RUST, VIOLET, PINK, BROWN, PURPLE, GREY)
 NAMED = 40  # of more classes than this, a figure shows the numbers
 FORMATS = (".svg", ".png", ".pdf")
 
@@ -38,15 +40,15 @@ class Style(NamedTuple):
 
 # By the ``colour`` of a method. Colours that are near each other to some eyes have other dashes.
 STYLES = (
-    Style("#5A5A5A"),
-    Style("#56B4E9", "--", "s"),
-    Style("#CC79A7", ":", "D"),
-    Style("#E69F00", "--", "^"),
-    Style("#7A5C1E", "-", "v"),
-    Style("#9030F0", "-", "<"),
-    Style("#0072B2", "-", ">"),
-    Style("#009E73", "-.", "P"),
-    Style("#D55E00", "--", "h"),
+    Style(GREY),
+    Style(VIOLET, "--", "s"),
+    Style(PINK, ":", "D"),
+    Style(AMBER, "--", "^"),
+    Style(BROWN, "-", "v"),
+    Style(PURPLE, "-", "<"),
+    Style(BLUE, "-", ">"),
+    Style(GREEN, "-.", "P"),
+    Style(RUST, "-.", "h"),
 )
 DASHES = ("-", "--", ":", "-.")
 SYMBOLS = "*Xpd8"  # of methods beyond STYLES
@@ -118,6 +120,8 @@ def save(figure: "Figure", path: str | Path) -> None:
 def to_svg(figure: "Figure", prefix: str) -> str:
     """A figure as an ``<svg>`` element to put into a page.
 
+    Its text takes the page's colour ``--figure``, if there is one.
+
     Args:
         prefix: the element's id; all ids inside begin with it, so that two figures of one page
             do not take each other's clip paths.
@@ -129,7 +133,14 @@ def to_svg(figure: "Figure", prefix: str) -> str:
     text = re.sub(r'\bid="', f'id="{prefix}-', text)
     text = re.sub(r'(url\(#|href="#)', rf"\g<1>{prefix}-", text)
     text = text.replace("*{", f"#{prefix} *{{")  # its style sheet is the figure's, not the page's
+    text = re.sub(TEXT, f"var(--figure, {TEXT.lower()})", text, flags=re.IGNORECASE)
     return text.replace("<svg ", f'<svg id="{prefix}" ', 1)
+
+
+def opaque(figure: "Figure") -> "Figure":
+    """The figure on white, for TensorBoard: letters are jagged where it drops the alpha channel."""
+    figure.set_facecolor("white")
+    return figure
 
 
 def render(figure: "Figure", format: str) -> bytes:

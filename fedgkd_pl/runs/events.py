@@ -1,10 +1,11 @@
-"""TensorBoard's files of a run that is resumed."""
+"""TensorBoard: how to look at runs, and the files of one that is resumed."""
 
 import io
 import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from fedgkd_pl.runs.folder import EVENTS
@@ -13,6 +14,12 @@ from fedgkd_pl.storage.files import commit
 log = logging.getLogger("fedgkd_pl")
 # written anew: when the run ends, and by Dashboard when it goes on, with its callbacks of now
 FINAL = ("hp/", "_hparams_/", "custom_scalars__config__")
+
+
+def how_to_look(folder: Path) -> str:
+    """The command, and the address of the charts: TensorBoard opens on single tags (Time Series)."""
+    address = "http://localhost:6006/#custom_scalars"
+    return f"look:  tensorboard --logdir {quote(str(folder))}\n       {address}"
 
 
 def rewind(folder: Path, rows: list[dict[str, float]]) -> None:

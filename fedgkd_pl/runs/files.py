@@ -21,6 +21,7 @@ from fedgkd_pl.federation.divergence import diverged_round
 from fedgkd_pl.federation.message import ClientFailure
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.plots.partition import bubble_chart
+from fedgkd_pl.plots.style import opaque
 from fedgkd_pl.processes.signals import stop_behind
 from fedgkd_pl.runs.accuracy import Row, accuracy_summary, average_summary, loss_summary
 from fedgkd_pl.runs.folder import ERROR, EVENTS, FAILURES, METRICS, MODEL, PARTITION, SUMMARY
@@ -91,7 +92,7 @@ class RunFiles(FederatedCallback):
         summary = _server(pl_module).datamodule.summary()
         if isinstance(trainer.logger, TensorBoardLogger) and not begun:
             names = summary.get("class_names", ())
-            chart = bubble_chart(summary["counts"], summary["dataset"], names)
+            chart = opaque(bubble_chart(summary["counts"], summary["dataset"], names))
             trainer.logger.experiment.add_figure("partition", chart)
             for row in self.rows.values():  # of the run that this one goes on from
                 values = {name: value for name, value in row.items() if name != "round"}

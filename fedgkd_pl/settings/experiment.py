@@ -20,7 +20,7 @@ from fedgkd_pl.federation.own_module import is_own_module
 from fedgkd_pl.federation.precision import faster_precision
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.processes.signals import Stopped, stop_behind
-from fedgkd_pl.runs.events import rewind
+from fedgkd_pl.runs.events import how_to_look, rewind
 from fedgkd_pl.runs.files import RunFiles
 from fedgkd_pl.runs.folder import PREDICTIONS, RunFolder
 from fedgkd_pl.runs.keep import BestRound, LastRound
@@ -33,7 +33,7 @@ from fedgkd_pl.storage.files import check_held, write_text
 from filelock import BaseFileLock
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 SPLITS = ("val", "test")
@@ -214,11 +214,16 @@ class Experiment:
                 callback.source = start.file.parent
             if isinstance(callback, BestRound | LastRound) and callback.dirpath is None:
                 callback.dirpath = str(folder.checkpoints)
+        path = folder.path
         if self.own_logger:
-            path = folder.path
             self.trainer.logger = _RunLogger(
                 path.parent.parent, path.parent.name, path.name, default_hp_metric=False
             )
+        given = self.settings["trainer"]["logger"]
+        given = given if isinstance(given, list) else [given]
+        if len(given) == len(self.trainer.loggers):
+            pairs = zip(self.trainer.loggers, given, strict=True)
+            self.trainer.loggers = [_with_the_run(*pair, path) for pair in pairs]
 
     def _suggest(self) -> None:
         """Names a precision that is faster here, unless the user has chosen one."""
@@ -239,7 +244,7 @@ class Experiment:
                 print(f"{name} best {best:.4f} (round {found['best_round']}), final {last}")
         print(f"wrote {folder.path}")
         if self.own_logger:
-            print(f"look:  tensorboard --logdir {folder.path.parent}")
+            print(how_to_look(folder.path.parent))
         if score == "acc":
             print(f"use:   fedgkd-pl predict {quote(str(folder.path))} --input FILE")
 
@@ -287,6 +292,13 @@ class _RunLogger(TensorBoardLogger):
     def save(self) -> None:
         check_held(Path(self.log_dir))
         super().save()
+
+
+def _with_the_run(logger: Logger, settings: Any, folder: Path) -> Logger:
+    """Lightning's CSV files go into the run's folder, unless they have a name of their own."""
+    if type(logger) is not CSVLogger or logger.name:
+        return logger
+    return CSVLogger(**settings["init_args"] | {"save_dir": folder, "name": "csv"})
 
 
 class _OnlyFinish(Callback):

@@ -16,6 +16,9 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 TOP = ("rounds", "name", "output_dir", "seed_everything", "model", "data", "trainer", "checkpoint")
 GROUPS = {"trainer": Trainer, "checkpoint": ModelCheckpoint}
+HINTS = {  # where another package's error does not say what to do
+    "UnsupportedModelRegistryStoreURIException": "needs the whole package: pip install mlflow",
+}
 NO_GROUP = "expected settings below it, key: value"
 NO_CLASS = "expected the name of a class"
 
@@ -106,6 +109,9 @@ def setting_error(error: Exception, settings: dict[str, Any]) -> SettingError:
     while cause := causes[-1].__cause__ or causes[-1].__context__:
         causes.append(cause)  # type: ignore[arg-type]
     cause = next((cause for cause in causes if isinstance(cause, SettingError)), None)
+    for each in causes if cause is None else ():
+        if hint := HINTS.get(type(each).__name__):
+            return SettingError(_raised_in(each, settings), hint)
     if cause is None:
         line = next(iter(str(causes[-1]).splitlines()), "")
         text = f"{type(causes[-1]).__name__}: {cut(line, 400)}"

@@ -432,7 +432,7 @@ def test_report_over_seeds(run: Run, tmp_path: Path) -> None:
         row,
         "",
         "- † settings not known (no config.yaml): the runs may differ in more than the seed",
-        "- ‡ of runs with fewer than ten rounds, the mean of all they have",
+        "- ‡ the mean of 3 rounds: no more were tested",
     ]
 
 

@@ -241,7 +241,7 @@ def test_ten_rounds_are_ten() -> None:
     values = {("1", "A"): [[0.5] * 9], ("1", "B"): [[0.5] * 10]}
     (table,) = make_tables(it, results(it, values))
     assert [text for text, _ in by(table)] == ["50.00 †", "50.00"]
-    assert table.notes[0] == "† of runs with fewer than ten rounds, the mean of all they have"
+    assert table.notes[0] == "† the mean of 9 rounds: no more were tested"
 
 
 # -- the paper's protocol ------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from fedgkd_pl.methods import MethodInfo, discover
 from fedgkd_pl.plots import figures as draw
 from fedgkd_pl.plots import plane, style
 from fedgkd_pl.plots.feature_maps import read_feature_map
+from fedgkd_pl.plots.partition import bubble_chart
 from lightning.pytorch import Callback, seed_everything
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -42,7 +43,8 @@ EYES = {
     "tritan": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602],
                [0.004733, 0.691367, 0.303900]],
 }  # fmt: skip
-PAGES = ("#FFFFFF", "#1E1E1E")
+PAGES = ("#FFFFFF", "#F7F8FA", "#16181B", "#1E1E1E")
+OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7")
 
 
 @pytest.fixture
@@ -82,9 +84,9 @@ def test_colours_can_be_told_apart_on_light_and_dark_pages() -> None:
     assert {each.colour for each in style.STYLES} == set(style.PALETTE)
     assert len(set(style.PALETTE)) == len({each.symbol for each in style.STYLES}) == 9
     for page in PAGES:
-        assert contrast(style.TEXT, page) > 4
-        assert all(contrast(value, page) > 2.2 for value in style.PALETTE)
-    okabe_ito = min(apart(a, b) for a, b in combinations(style.OKABE_ITO, 2))
+        assert contrast(style.TEXT, page) > 3.8
+        assert all(contrast(value, page) >= 3 for value in style.PALETTE)
+    okabe_ito = min(apart(a, b) for a, b in combinations(OKABE_ITO, 2))
     for one, other in combinations(style.STYLES, 2):
         far = apart(one.colour, other.colour)
         assert far >= okabe_ito > 16
@@ -92,10 +94,10 @@ def test_colours_can_be_told_apart_on_light_and_dark_pages() -> None:
 
 
 def test_a_method_has_one_colour_however_it_is_written() -> None:
-    assert style.style("FedGKD").colour == "#0072B2"
+    assert style.style("FedGKD").colour == "#2070B0"
     for name in ("FedGKD-Vote", "FedGKDVote", "fedgkd_vote", "fedgkd vote"):
-        assert style.style(name).colour == "#009E73"
-    assert style.style("FedGKDPlus").colour == style.style("FedGKD+").colour == "#D55E00"
+        assert style.style(name).colour == "#40A070"
+    assert style.style("FedGKDPlus").colour == style.style("FedGKD+").colour == "#B84810"
     assert (
         style.style("FedDistillPlus").colour
         == style.style("FedDistill+").colour
@@ -115,20 +117,20 @@ def test_further_methods_have_colours_again_with_other_dashes(
     known = discover()
     first = {name: info for name, info in known.items() if info.colour < 9}
     monkeypatch.setattr(style, "discover", lambda: first | more)
-    assert style.style("New9") == style.style("new method 9") == ("#5A5A5A", "--", "*")
-    assert style.style("New10") == ("#56B4E9", ":", "X")
+    assert style.style("New9") == style.style("new method 9") == ("#707070", "--", "*")
+    assert style.style("New10") == ("#8080E8", ":", "X")
     again = [*first, *(f"New{n}" for n in range(9, 18))]
     assert len({style.style(name)[:2] for name in again}) == 18
     assert all(style.style(name).colour in style.PALETTE for name in more)
     chosen = style.colours(["New9", "FedAvg", "New10"])
-    assert chosen["FedAvg"] == "#5A5A5A" and len(set(chosen.values())) == 3
+    assert chosen["FedAvg"] == "#707070" and len(set(chosen.values())) == 3
 
 
 def test_labels_of_one_figure_have_different_colours() -> None:
     names = ["FedGKD", *(f"γ = {gamma}" for gamma in range(8))]
     chosen = style.colours(names)
     assert list(chosen) == names and sorted(chosen.values()) == sorted(style.PALETTE)
-    assert chosen["FedGKD"] == "#0072B2"
+    assert chosen["FedGKD"] == "#2070B0"
     assert len(style.colours(str(number) for number in range(30))) == 30
 
 
@@ -209,7 +211,7 @@ def test_learning_curves_are_mean_and_deviation_over_seeds() -> None:
     assert list(gkd.get_xdata()) == rounds
     mean, std = values.mean(0), values.std(0, ddof=1)
     np.testing.assert_allclose(gkd.get_ydata(), mean)
-    assert (gkd.get_color(), prox.get_color()) == ("#0072B2", "#56B4E9")
+    assert (gkd.get_color(), prox.get_color()) == ("#2070B0", "#8080E8")
     assert (gkd.get_linestyle(), prox.get_linestyle()) == ("-", "--")
     (band,) = axes.collections  # none for one seed
     expected = points(rounds * 2, [*(mean - std), *(mean + std)])
@@ -255,7 +257,7 @@ def test_participation_is_mean_and_error_bars() -> None:
     np.testing.assert_allclose(line.get_ydata(), mean)
     ends = np.array([segment[:, 1] for segment in error.get_segments()])
     np.testing.assert_allclose(ends, np.stack([mean - std, mean + std], 1))
-    assert (line.get_color(), line.get_marker()) == ("#0072B2", ">")
+    assert (line.get_color(), line.get_marker()) == ("#2070B0", ">")
     assert list(avg[0].get_ydata()) == [7.0]
     assert list(axes.get_xticks()) == [0.1, 0.4, 1.0]
     three = draw.participation_panels({f"α = {a}": values for a in (1, 0.5, 0.1)})  # type: ignore
@@ -291,8 +293,8 @@ def test_bars_are_sorted_with_the_papers_numbers_beside() -> None:
     assert drawn == [style.style(name).colour for name in names]
     markers = next(c for c in axes.collections if c.get_label() == "paper")
     assert points(*markers.get_offsets().T) == {(51.5, 0), (70.0, 2)}  # type: ignore[union-attr]
-    errors = next(c for c in axes.collections if hasattr(c, "get_segments"))
-    ends = [s[:, 0].tolist() for s in errors.get_segments() if s.ndim == 2]  # one seed: none
+    errors = [c for c in axes.collections if hasattr(c, "get_segments")]  # one seed: none
+    ends = [s[:, 0].tolist() for each in errors for s in each.get_segments()]
     # deviations with ddof 1: of 50 and 54 √8, of 71 and 73 √2
     np.testing.assert_allclose(ends, [[52 - 8**0.5, 52 + 8**0.5], [72 - 2**0.5, 72 + 2**0.5]])
     written = [text.get_text() for text in axes.texts]
@@ -300,6 +302,56 @@ def test_bars_are_sorted_with_the_papers_numbers_beside() -> None:
     assert axes.get_xlim()[0] == 0
     assert not draw.bars({"a": [1.0]}).legends
     assert [t.get_text() for t in draw.bars({"a": [12345.6]}).axes[0].texts] == ["12,346"]
+
+
+def test_bars_of_several_panels_share_order_colours_and_axes() -> None:
+    """FedGKD has the mean 55 over both panels, FedAvg 50; MOON 40 in the one that has it."""
+    panels = {
+        "α 0.1": {"FedAvg": [20.0], "FedGKD": [30.0, 34.0], "MOON": [40.0]},
+        "α 1": {"FedGKD": [78.0], "FedAvg": [80.0]},
+    }
+    chosen = {"FedAvg": "#707070", "FedGKD": "#123456", "MOON": "#C078A8"}
+    paper = {"α 1": {"FedAvg": 81.0}}
+    figure = draw.bar_panels(panels, paper=paper, chosen=chosen)
+    assert [axes.get_title() for axes in figure.axes] == list(panels)
+    names = [text.get_text() for text in figure.axes[0].get_yticklabels()]
+    assert names == ["MOON", "FedAvg", "FedGKD"]
+    drawn = [
+        {
+            names[round(patch.get_y() + patch.get_height() / 2)]: (  # type: ignore[attr-defined]
+                patch.get_width(),  # type: ignore[attr-defined]
+                to_hex(patch.get_facecolor()),
+            )
+            for patch in axes.patches
+        }
+        for axes in figure.axes
+    ]
+    assert drawn[0] == {
+        **{"FedAvg": (20, "#707070"), "FedGKD": (32, "#123456"), "MOON": (40, "#c078a8")},
+    }
+    assert drawn[1] == {"FedAvg": (80, "#707070"), "FedGKD": (78, "#123456")}
+    assert len({(*axes.get_xlim(), *axes.get_ylim()) for axes in figure.axes}) == 1
+    (markers,) = (c for c in figure.axes[1].collections if c.get_label() == "paper")
+    assert points(*markers.get_offsets().T) == {(81.0, 1)}  # type: ignore[union-attr]
+
+
+def test_bubbles_read_on_light_and_dark_pages() -> None:
+    figure = bubble_chart([[3, 0], [1, 4]], "digits")
+    (axes,) = figure.axes
+    words = [axes.title, axes.xaxis.label, axes.yaxis.label, *axes.get_xticklabels()]
+    assert {to_hex(word.get_color()).upper() for word in words} == {style.TEXT}
+    assert figure.get_facecolor()[3] == axes.get_facecolor()[3] == 0
+    (colour,) = axes.collections[0].get_facecolor()  # type: ignore[union-attr]
+    assert colour[3] == 1 and all(contrast(to_hex(colour), page) >= 3 for page in PAGES)
+
+
+def test_pictures_of_tensorboard_are_smooth() -> None:
+    """It drops the alpha channel: the edges of letters must be mixed with white before."""
+    from torch.utils.tensorboard._utils import figure_to_image
+
+    image = np.asarray(figure_to_image(style.opaque(small())))
+    greys = image[0][(image[0] == image[1]) & (image[0] == image[2])]
+    assert len(np.unique(greys)) > 50, "only the text's own grey"
 
 
 def test_confusion_is_normalised_by_row() -> None:

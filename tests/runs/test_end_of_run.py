@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from fedgkd_pl import FedAvg, LocalEngine
+from fedgkd_pl.cli.main import main
 from fedgkd_pl.methods.fedavg import FedAvgClient
 from fedgkd_pl.processes.signals import Stopped, stop_behind
 from fedgkd_pl.runs.files import RunFiles
@@ -56,3 +57,18 @@ def test_the_stop_behind_an_error() -> None:
     one, other = ValueError(), ValueError()
     one.__cause__, other.__cause__ = other, one
     assert stop_behind(one) is None
+
+
+def test_a_run_says_where_its_charts_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TensorBoard opens on another plugin, unless the address names this one."""
+    from tensorboard.plugins.custom_scalar.custom_scalars_plugin import CustomScalarsPlugin
+
+    monkeypatch.chdir(tmp_path)
+    config = ("--config", "quickstart.yaml", "--output_dir", "my runs")
+    assert main(["fit", *config, "--rounds", "1", "--model.local_steps", "1"]) == 0
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "look:  tensorboard --logdir 'my runs/quickstart'",
+        f"       http://localhost:6006/#{CustomScalarsPlugin.plugin_name}",
+    ]

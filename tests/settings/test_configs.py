@@ -3,7 +3,9 @@
 import csv
 import json
 import re
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -36,21 +38,32 @@ LONG = {name for name in CIFAR if name[8:-5] not in FAMILIES}  # each trains on 
 def test_lightnings_loggers(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """What is installed logs; what is not is asked for in one line."""
+    """What is installed logs, with the run; what is not is asked for in one line."""
     monkeypatch.chdir(tmp_path)
     short = ("--rounds", "2", "--model.local_epochs", "1", "--trainer.enable_progress_bar", "false")
     config = ("--config", "quickstart.yaml", "--config", f"loggers/{name}.yaml")
-    code = main(["fit", *config, *short])
+    code = main(["fit", *config, *short, "--name", "mine"])
+    told = capfd.readouterr().err
     if name != "csv" and find_spec(name) is None:
-        told = capfd.readouterr().err
         assert code == 2 and told.startswith("error: trainer.logger: ModuleNotFoundError"), told
         assert not list(tmp_path.iterdir())
         return
-    assert code == 0
-    assert (tmp_path / "runs" / "quickstart" / "version_0" / "summary.json").exists()
+    if name == "mlflow" and find_spec("sqlalchemy") is None:  # mlflow-skinny
+        line = "error: trainer.logger: needs the whole package: pip install mlflow\n"
+        assert (code, told) == (2, line) and not list(tmp_path.iterdir())
+        return
+    assert code == 0, told
+    run = tmp_path / "runs" / "mine" / "version_0"
+    assert (run / "summary.json").exists()
     if name == "csv":
-        rows = list(csv.DictReader((tmp_path / "runs/csv/version_0/metrics.csv").open()))
-        assert [row["step"] for row in rows if row["test/acc"]] == ["1", "2"]
+        with (run / "csv" / "version_0" / "metrics.csv").open() as file:
+            steps = [row["step"] for row in csv.DictReader(file) if row["test/acc"]]
+        assert steps == ["1", "2"]
+        assert sorted(file.name for file in (tmp_path / "runs").iterdir()) == ["mine"]
+    if name == "mlflow":
+        with closing(sqlite3.connect(tmp_path / "runs" / "mlflow.db")) as base:
+            found = base.execute("select step from metrics where key = 'test/acc' order by step")
+            assert found.fetchall() == [(1,), (2,)]
 
 
 def test_the_configs_of_the_readme_are_there() -> None:
