@@ -2,12 +2,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
-FAST := not slow and not faults and not ray and not flower and not engines and not long
+FAST := not slow and not faults and not ray and not flower and not engines and not long and not device
 ENGINES := tests/engines/test_ray.py tests/engines/test_flower.py tests/engines/test_flower_net.py
 # Where it is set, each of some thirty processes of the tests compiles the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo digits bench test test-long test-page test-engines test-faults test-ray test-flower fuzz test-slow lint papers results format wheel clean
+.PHONY: help setup demo digits bench test test-long test-page test-device test-engines test-faults test-ray test-flower fuzz test-slow lint papers results format wheel clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -45,6 +45,11 @@ test-long: $(STAMP)  ## the methods that make test leaves out of its longest tes
 
 test-page: $(STAMP)  ## the report's page in a headless Chromium, light, dark and narrow (apt-get install chromium)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -v -m page tests/experiments/test_page.py
+
+SIM := $(CURDIR)/tests/support/device
+test-device: $(STAMP)  ## on a simulated accelerator, which it compiles (g++): minutes
+	@$(BIN)/python $(SIM)/simdevice.py
+	@PYTHONPATH=$(SIM) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --durations 10 -m device tests/device
 
 test-faults: $(STAMP)  ## 50 kills, signals and stops per method, full disks: an hour
 	@FEDGKD_TRIALS=50 $(BIN)/python -m pytest -v tests/runs/test_faults.py \

@@ -4,11 +4,10 @@ import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities.seed import isolate_rng
 from numpy.typing import NDArray
 
 Purpose = Literal[
@@ -43,21 +42,36 @@ def default_seed() -> int:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seeds the generators of torch (dropout), NumPy and Python inside, restores them outside."""
-    failed: BaseException | None = None
-    with isolate_rng():  # which would not restore them after an exception
-        if torch.accelerator.is_available():
+    """Seeds the generators of torch (dropout), NumPy and Python inside, restores them outside.
+
+    Those of an accelerator, too, if this process uses one.
+    """
+    accelerator = _accelerator()
+    devices = range(accelerator.device_count() if accelerator is not None else 0)
+    states = [accelerator.get_rng_state(device) for device in devices]
+    with kept_generators():
+        if accelerator is not None:  # else it would look for devices that are not there: 0.4 ms
             torch.manual_seed(seed)
-        else:  # manual_seed would look for devices that are not there: 0.4 ms
-            torch.default_generator.manual_seed(seed)
-        np.random.seed(seed % 2**32)
-        random.seed(seed)
+        seed_host(seed)
         try:
             yield
-        except BaseException as error:
-            failed = error
-    if failed is not None:
-        raise failed
+        finally:
+            for device, state in zip(devices, states, strict=True):
+                accelerator.set_rng_state(state, device)
+
+
+def _accelerator() -> Any:
+    """The module of the accelerator that this process uses, such as ``torch.cuda``, or None.
+
+    Asking initialises nothing: a worker that trains on the CPU must not take a GPU's memory, and
+    processes that are forked from it must be able to use one.
+    """
+    device = torch.accelerator.current_accelerator()
+    module: Any = None if device is None else torch.get_device_module(device)
+    if module is None:
+        return None
+    in_use = getattr(module, "is_initialized", module.is_available)  # MPS has only the second
+    return module if in_use() else None
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+import torch
 from fedgkd_pl.data.index import largest_first
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.answers import Specs
@@ -61,6 +62,11 @@ def needs(package: str, extra: str) -> None:
     """Raises an error that names our ``extra`` where an engine's package is not installed."""
     text = f"needs {package}, which is not installed: pip install 'fedgkd-pl[{extra}]'"
     require(find_spec(package) is not None, "engine", text)
+
+
+def devices_like(device: torch.device) -> int:
+    """How many accelerators of a device's kind this process can use."""
+    return int(torch.get_device_module(device).device_count())
 
 
 def cores() -> int:

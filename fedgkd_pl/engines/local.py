@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-import torch
-from fedgkd_pl.engines.base import Engine, Session, cores, schedule
+from fedgkd_pl.engines.base import Engine, Session, cores, devices_like, schedule
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.answers import failure
 from fedgkd_pl.federation.client_trainer import ClientTrainer, Job, quiet
@@ -20,7 +19,8 @@ class LocalEngine(Engine):
 
     Args:
         workers: 1 trains in this process; n in a pool of n processes; ``auto`` takes one per
-            client of a cohort as far as there are cores, or GPUs if the Trainer uses them.
+            client of a cohort as far as there are cores, or GPUs (accelerators of any kind) if
+            the Trainer uses them.
         threads: intra-op threads of each client's training; another number gives other rounding.
         timeout: seconds that a client may take, after which it is left out of the round.
     """
@@ -44,8 +44,9 @@ class LocalEngine(Engine):
         if self.workers != "auto":
             workers = self.workers
         else:
-            slots = {"cuda": torch.cuda.device_count(), "cpu": cores() // self.threads}
-            workers = max(1, min(slots.get(job.device.type, 1), cohort_size))
+            on_cpu = job.device.type == "cpu"
+            slots = cores() // self.threads if on_cpu else devices_like(job.device)
+            workers = max(1, min(slots, cohort_size))
         if workers == 1 and self.timeout is None:  # only another process can be stopped
             return InProcessSession(job, self.threads)
         from fedgkd_pl.engines.pool import PoolSession

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import cloudpickle
 import torch
-from fedgkd_pl.engines.base import Session, schedule
+from fedgkd_pl.engines.base import Session, devices_like, schedule
 from fedgkd_pl.engines.shared import Memory, SharedTensors
 from fedgkd_pl.engines.worker import Worker, read
 from fedgkd_pl.errors import RunFailed, SettingError
@@ -218,10 +218,10 @@ def _can_be_shared(value: object) -> bool:
 def _for_worker(job: Job, number: int) -> Job:
     """The job on the worker's own GPU, without the states, which travel with the tasks."""
     device = job.device
-    if device.type == "cuda":
+    if device.type != "cpu":
         first = device.index or 0  # the server's own, then the others
-        device = torch.device("cuda", (first + number) % torch.cuda.device_count())
-    return replace(job, device=device, states={})
+        device = torch.device(device.type, (first + number) % devices_like(device))
+    return replace(job.on(device), states={})
 
 
 def _work(

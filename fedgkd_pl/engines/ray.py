@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("fedgkd_pl")
 PATIENCE = 60.0  # seconds without a worker until a warning
 STARTING = 30.0  # seconds after which the workers are counted that have started
+GPUS = ("cuda", "xpu")  # what Ray shares out as GPUs, by torch's names
 
 
 class RayEngine(Engine):
@@ -54,7 +55,8 @@ class RayEngine(Engine):
             cores, or GPUs if a worker needs one.
         threads: intra-op threads of each client's training, and the cores that Ray keeps for it;
             another number gives other rounding.
-        gpus: of each worker; 0.25 lets four share one. By default 1 where the Trainer has a GPU.
+        gpus: of each worker; 0.25 lets four share one. By default 1 where the Trainer has a GPU;
+            0 trains on CPUs, wherever the server is.
         timeout: seconds that a client may take, after which it is left out of the round.
         retries: how often a client is trained again because its worker was lost.
     """
@@ -87,6 +89,8 @@ class RayEngine(Engine):
         """Joins the cluster, or starts one; see :meth:`Engine.check`."""
         import ray
 
+        if server._trainer is not None:
+            self.gpus_of_worker(server.trainer.strategy.root_device)
         if ray.is_initialized():  # it is the user's, who will also end it
             return
         self.joined = True
@@ -119,10 +123,18 @@ class RayEngine(Engine):
     def open(self, job: Job, cohort_size: int) -> Session:
         """See :meth:`Engine.open`; :meth:`check` has joined the cluster."""
         keep_memory()  # for evaluation
-        gpus = self.gpus
-        if gpus is None:
-            gpus = 1.0 if job.device.type == "cuda" else 0.0
+        gpus = self.gpus_of_worker(job.device)
+        if not gpus and job.device.type != "cpu":
+            log.warning("engine.gpus is 0: clients train on CPUs, not on %s", job.device.type)
         return RaySession(self, job, cohort_size, gpus)
+
+    def gpus_of_worker(self, server: torch.device) -> float:
+        """The GPUs of a worker, given where the server computes."""
+        if self.gpus is not None:
+            return self.gpus
+        text = f"Ray shares out no {server.type} devices: take 0 (clients on CPUs) or LocalEngine"
+        require(server.type in ("cpu", *GPUS), "gpus", text, self.gpus)
+        return 0.0 if server.type == "cpu" else 1.0
 
 
 @dataclass(eq=False)
@@ -166,9 +178,10 @@ class RaySession(Session):
         require(fit >= 1, "engine", f"no node of the Ray cluster has the {what} of a worker")
         self.room = fit
         number = min(fit, cohort_size) if engine.workers == "auto" else engine.workers
-        device = torch.device("cuda", 0) if gpus else torch.device("cpu")  # Ray shows no other
+        kind = job.device.type if job.device.type in GPUS else "cuda"
+        device = torch.device(kind, 0) if gpus else torch.device("cpu")  # Ray shows no other
         nobody = job.data.only(-1, job.data.examples.portable(torch.empty(0, dtype=torch.int64)))
-        packed = cloudpickle.dumps(replace(job, data=nobody, device=device, states={}))
+        packed = cloudpickle.dumps(replace(job.on(device), data=nobody, states={}))
         self.packed = ray.put(blob(packed))
         self.parts: dict[int, Any] = {}  # each client's data, from its first round on
         self.actor_class = ray.remote(RayWorker).options(

@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ from fedgkd_pl.federation.precision import plain_precision
 from fedgkd_pl.seeds import derive, seeded
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch import Trainer
+from lightning.pytorch.accelerators import Accelerator
+from lightning.pytorch.plugins import Precision
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 if TYPE_CHECKING:
@@ -37,6 +40,8 @@ class Job:
         trainer: other arguments of the client's Trainer, inherited from the server's.
         states: what clients keep between their rounds, by client id.
         compile: whether to compile the clients' steps.
+        accelerator: the server's, copied for the clients' Trainer; None for Lightning's own.
+        precision: the server's plugin, copied likewise; None for Lightning's own by its name.
     """
 
     client: "FederatedClient"
@@ -45,6 +50,19 @@ class Job:
     trainer: dict[str, Any]
     states: dict[int, State]
     compile: bool = False
+    accelerator: Accelerator | None = None
+    precision: Precision | None = None
+
+    def on(self, device: torch.device) -> "Job":
+        """The job of a worker with another device.
+
+        Lightning's own plugins belong to a kind of device and are made anew for another one.
+        """
+        if device.type == self.device.type:
+            return replace(self, device=device)
+        lightnings = type(self.precision).__module__.startswith("lightning.")
+        own = None if lightnings else self.precision
+        return replace(self, device=device, accelerator=None, precision=own)
 
 
 class ClientTrainer:
@@ -59,14 +77,19 @@ class ClientTrainer:
         self.device = job.device
         self.load_data(job.data)
         module = self.client.net
+        arguments = dict(job.trainer)
+        plugins: list[Any] = [LightningEnvironment()]  # a client is no node of a cluster's job
+        if job.precision is not None:
+            arguments.pop("precision", None)
+            plugins.append(deepcopy(job.precision))
         with quiet():
             self.trainer = Trainer(
-                **job.trainer,
+                **arguments,
                 callbacks=[ModuleHooks(module)] if is_own_module(module) else None,
-                accelerator=job.device.type,
+                accelerator=deepcopy(job.accelerator) or job.device.type,
                 devices=1 if job.device.index is None else [job.device.index],
                 strategy=StayOnDevice(job.device),
-                plugins=[LightningEnvironment()],  # a client is no node of a cluster's job
+                plugins=plugins,
                 logger=False,
                 enable_checkpointing=False,
                 enable_progress_bar=False,

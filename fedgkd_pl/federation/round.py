@@ -15,7 +15,9 @@ from fedgkd_pl.federation.evaluation import cohort_statistics
 from fedgkd_pl.federation.message import Answer, ClientFailure, ClientUpdate, State
 from fedgkd_pl.federation.own_module import is_own_module
 from lightning.pytorch import Trainer
+from lightning.pytorch.plugins import Precision
 from torch import nn
+from torch.amp import GradScaler
 
 if TYPE_CHECKING:
     from fedgkd_pl.federation.client import FederatedClient
@@ -96,7 +98,7 @@ def client_of(server: "FederatedServer", data: FederatedDataModule) -> "Federate
 
 
 def job_of(server: "FederatedServer", trainer: Trainer, data: FederatedDataModule) -> Job:
-    """What clients are trained on and how; the precision and clipping of the server are theirs."""
+    """What clients are trained on and how; the server's precision and clipping are theirs."""
     return Job(
         client=client_of(server, data),
         data=data.client_data,
@@ -110,7 +112,24 @@ def job_of(server: "FederatedServer", trainer: Trainer, data: FederatedDataModul
         },
         states=server._client_states,
         compile=server.compiles,
+        accelerator=trainer.accelerator,
+        precision=_of_clients(trainer.precision_plugin),
     )
+
+
+class NoLossScale(GradScaler):
+    """What the server's precision has for a loss scale, without a loss; it keeps the clients'."""
+
+    def __init__(self, scaler: GradScaler) -> None:
+        super().__init__(enabled=False)
+        self.clients: GradScaler = scaler.clients if isinstance(scaler, NoLossScale) else scaler
+
+
+def _of_clients(precision: Precision) -> Precision:
+    made = deepcopy(precision)
+    if isinstance(getattr(made, "scaler", None), NoLossScale):
+        made.scaler = made.scaler.clients  # type: ignore[attr-defined]
+    return made
 
 
 def waiting(

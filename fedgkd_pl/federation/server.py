@@ -32,7 +32,7 @@ from fedgkd_pl.federation.message import (
 )
 from fedgkd_pl.federation.own_module import is_own_module
 from fedgkd_pl.federation.performance import channels_last, missing_compiler
-from fedgkd_pl.federation.round import RoundResults, form_of, job_of, waiting
+from fedgkd_pl.federation.round import NoLossScale, RoundResults, form_of, job_of, waiting
 from fedgkd_pl.federation.saving import SavedModel
 from fedgkd_pl.storage.checkpoint_io import SafeCheckpointIO
 from lightning.pytorch import Callback, Trainer
@@ -254,7 +254,7 @@ class FederatedServer(SavedModel):
         """Opens the engine."""
         plugin = self.trainer.precision_plugin
         if getattr(plugin, "scaler", None) is not None:
-            plugin.scaler = None  # type: ignore[attr-defined]  # no loss here: nothing to unscale
+            plugin.scaler = NoLossScale(plugin.scaler)  # type: ignore[attr-defined]
         job = self.job(self.trainer, self.datamodule)
         self._session = self.engine.open(job, self.datamodule.cohort_size)
 

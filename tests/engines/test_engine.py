@@ -13,10 +13,13 @@ from fedgkd_pl.engines.base import schedule
 from fedgkd_pl.engines.pool import PoolSession
 from fedgkd_pl.errors import RunFailed, SettingError
 from fedgkd_pl.federation.answers import Spec, Specs
+from fedgkd_pl.federation.client_trainer import Job
 from fedgkd_pl.federation.message import ClientFailure, ClientUpdate, Message
 from fedgkd_pl.methods.fedavg import FedAvgClient
 from fedgkd_pl.runs.settings import fixed_settings
 from lightning.pytorch import Callback
+from lightning.pytorch.accelerators import CUDAAccelerator
+from lightning.pytorch.plugins import MixedPrecision, Precision
 from torch.optim import SGD
 
 from tests.conftest import Table, fit, linear, same, seed_everything
@@ -265,6 +268,46 @@ def test_auto_takes_what_cohort_andcores_allow(monkeypatch: pytest.MonkeyPatch) 
         job.device = torch.device(device, 0)
         LocalEngine().open(job, 10)
     assert opened == [4, 3, 2, 1, 2, 1]
+
+
+def test_ray_trains_on_cpus_only_if_it_is_told_to(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from fedgkd_pl.engines import ray
+
+    opened: list[float] = []
+    monkeypatch.setattr(ray, "needs", lambda *_: None)
+    monkeypatch.setattr(ray, "RaySession", lambda engine, job, cohort, gpus: opened.append(gpus))
+
+    def gpus(device: str, **settings: Any) -> float:
+        job: Any = type("Job", (), {"device": torch.device(device)})
+        ray.RayEngine(**settings).open(job, 4)
+        return opened[-1]
+
+    assert [gpus("cpu"), gpus("cuda:0"), gpus("xpu:0")] == [0, 1, 1]
+    assert gpus("cuda:0", gpus=0.25) == gpus("cpu", gpus=0.25) == 0.25
+    assert not caplog.records
+    assert gpus("mps:0", gpus=0.0) == 0 and "clients train on CPUs, not on mps" in caplog.text
+    with pytest.raises(SettingError, match="gpus: Ray shares out no mps devices"):
+        gpus("mps:0")
+
+
+def test_a_job_for_another_kind_of_device_leaves_lightnings_plugins_behind() -> None:
+    """Autocast for cuda would do nothing at all on a CPU."""
+
+    class Own(Precision):
+        pass
+
+    host, gpu = torch.device("cpu"), torch.device("cuda", 0)
+    half = MixedPrecision("bf16-mixed", "cuda")
+    job = Job(None, None, gpu, {"precision": "bf16-mixed"}, {}, precision=half)  # type: ignore[arg-type]
+    job.accelerator = CUDAAccelerator()
+    near, far = job.on(torch.device("cuda", 1)), job.on(host)
+    assert near.precision is half and near.accelerator is job.accelerator
+    assert far.precision is None and far.accelerator is None
+    assert far.trainer == {"precision": "bf16-mixed"} and far.device == host
+    job.precision = Own()
+    assert job.on(host).precision is job.precision
 
 
 @pytest.mark.parametrize("workers", [0, -1])

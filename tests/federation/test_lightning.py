@@ -18,8 +18,11 @@ from fedgkd_pl import (
 )
 from fedgkd_pl.errors import SettingError
 from lightning.pytorch import Callback, Trainer, seed_everything
+from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.plugins import MixedPrecision, Precision
+from torch.amp import GradScaler
 from torch.optim import SGD
 
 from tests.conftest import Table, fit, linear, quiet_trainer, same
@@ -195,13 +198,61 @@ def test_clients_inherit_precision_and_clipping() -> None:
 
 def test_half_precision_leaves_the_servers_step_alone() -> None:
     """The loss scale belongs to a backward pass, and the server has none."""
-    from lightning.pytorch.plugins.precision import MixedPrecision
-
     half, single = FedAvg(linear(), **LOCAL), FedAvg(linear(), **LOCAL)
     fit(half, table(), 2, plugins=[MixedPrecision("16-mixed", "cpu")])
     fit(single, table(), 2)
     for name, value in single.net.state_dict().items():
         torch.testing.assert_close(half.net.state_dict()[name], value, atol=0.05, rtol=0)
+
+
+class Twice(Precision):
+    """An own plugin: gradients are those of twice the loss."""
+
+    precision: Any = "32-true"
+
+    def pre_backward(self, tensor: Any, module: Any) -> Any:
+        return super().pre_backward(2 * tensor, module)
+
+
+class OwnCPU(CPUAccelerator):
+    """An own accelerator that no registry of Lightning's knows."""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_own_plugins_and_accelerators_reach_the_clients(workers: int) -> None:
+    """Twice the loss is twice the rate."""
+    own = FedAvg(linear(), engine=LocalEngine(workers), optimizer=partial(SGD, lr=0.05))
+    fit(own, table(), 2, plugins=[Twice()])
+    plain = FedAvg(linear(), optimizer=partial(SGD, lr=0.1))
+    fit(plain, table(), 2)
+    assert same(own.net.state_dict(), plain.net.state_dict())
+
+
+def test_an_accelerator_that_is_given_is_the_clients_too() -> None:
+    seen: list[Any] = []
+
+    class Look(Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+            seen.append(pl_module._session.trainer.trainer.accelerator)
+
+    given = OwnCPU()
+    fit(FedAvg(linear(), **LOCAL), table(), 1, callbacks=[Look()], accelerator=given)
+    assert [type(each) for each in seen] == [OwnCPU] and seen[0] is not given
+
+
+def test_a_loss_scale_of_ones_own_reaches_the_clients_of_every_fit() -> None:
+    scales = []
+
+    class Look(Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+            scales.append(pl_module._session.job.precision.scaler.get_scale())
+
+    plugin = MixedPrecision("16-mixed", "cpu", GradScaler("cpu", init_scale=8.0))
+    trainer = quiet_trainer(max_epochs=1, plugins=[plugin], callbacks=[Look()])
+    for rounds in (1, 2):
+        trainer.fit_loop.max_epochs = rounds
+        trainer.fit(FedAvg(linear(), **LOCAL), datamodule=table())
+    assert scales == [8.0, 8.0]
 
 
 def test_a_second_fit_is_a_new_run() -> None:
