@@ -137,7 +137,8 @@ class FedAUX(FedDF):
         assert public is not None
         _, examples = split_public(public, self.negatives, self.datamodule.seed)
         steps = self.distil_epochs * math.ceil(len(examples) / self.distil_batch_size)
-        weights = torch.stack(self._scores, dim=1).to(self.device)
+        like = next(self.net.parameters())  # some devices have no doubles
+        weights = torch.stack(self._scores, dim=1).to(like)
         self.distil(examples, self.adam.of(self.net), steps, weights)
 
     def client_extra(self) -> Specs:

@@ -315,12 +315,7 @@ def test_a_device_that_is_not_in_use_is_left_alone(tmp_path: Path) -> None:
 # -- other devices' limits -------------------------------------------------------------------------
 
 
-AUX = pytest.mark.xfail(strict=False, reason="its scores are float64 on the device, too")
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[AUX] if n == "FedAUX" else []) for n in CLASSES]
-)
+@pytest.mark.parametrize("name", CLASSES)
 def test_every_method_trains_without_float64(name: str) -> None:
     """As on Apple's devices: what is summed in double precision is summed on the host."""
     with sim.without_double():

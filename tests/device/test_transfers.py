@@ -16,7 +16,6 @@ from tests.device.pieces import OPTIMIZER, conv_net, images, sim, text_net, text
 pytestmark = pytest.mark.device
 ROUNDS, CLIENTS, EPOCHS = 2, 2, 3
 STEPS = 3 + 2  # of an epoch of both clients: 12 and 8 samples in batches of 4
-soon = pytest.mark.xfail(strict=False, reason="transforms and methods still wait for copies")
 
 
 def run(method: Any, net: Any, data: Any, epochs: int = 1, rounds: int = ROUNDS) -> Any:
@@ -35,11 +34,11 @@ def gen(net: Any, **kwargs: Any) -> FedGen:
 @pytest.mark.parametrize(
     ("method", "net", "data", "each"),
     [
-        pytest.param(FedAvg, conv_net, images, 0, marks=soon),
-        pytest.param(FedGKD, conv_net, images, 0, marks=soon),
-        pytest.param(FedGKDVote, conv_net, images, 0, marks=soon),
-        pytest.param(FedDistill, conv_net, images, 0, marks=soon),
-        pytest.param(gen, conv_net, images, 0, marks=soon),
+        (FedAvg, conv_net, images, 0),
+        (FedGKD, conv_net, images, 0),
+        (FedGKDVote, conv_net, images, 0),
+        (FedDistill, conv_net, images, 0),
+        (gen, conv_net, images, 0),
         (FedAvg, text_net, texts, 2),  # the longest text, and transformers' look at the mask
         (FedGKD, text_net, texts, 2),
     ],
@@ -52,7 +51,6 @@ def test_a_step_waits_at_most_so_often(method: Any, net: Any, data: Any, each: i
     assert waits.total() <= epochs + each * steps, dict(waits)
 
 
-@pytest.mark.xfail(strict=False, reason="Lightning sets the accelerator up for every client")
 def test_the_cache_is_not_emptied_for_every_client() -> None:
     two, four = (run(FedAvg, conv_net, images, rounds=rounds) for rounds in (2, 4))
     assert two.count("empty_cache") == four.count("empty_cache")
