@@ -1,10 +1,11 @@
 """What the tests of the simulated device train: images and texts of a few bytes."""
 
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 from fedgkd_pl import OtherData, TextClassifier
 from fedgkd_pl.data.datasets.text import TrimPadding
@@ -16,13 +17,22 @@ from torch.optim import SGD
 from tests.conftest import Table
 from tests.support.datasets import TINY
 
-# the device is there where its folder is on the path of every process, as `make test-device` has it
-simdevice = pytest.importorskip("simdevice", reason="no simulated device: make test-device")
-if not simdevice.loaded():
-    reason = simdevice.missing() or "to be compiled: make test-device"
-    pytest.skip(f"the simulated device needs {reason}", allow_module_level=True)
-sim_accelerator = pytest.importorskip("sim_accelerator")
-sim = SimpleNamespace(**(vars(simdevice) | vars(sim_accelerator)))
+
+def _sim() -> tuple[SimpleNamespace, str]:
+    """The device, and why there is none.
+
+    It is there where its folder is on the path of every process, as ``make test-device`` has it.
+    """
+    if find_spec("simdevice") is None:
+        return SimpleNamespace(), "the simulated device is not on the path: make test-device"
+    simdevice = import_module("simdevice")
+    if not simdevice.loaded():
+        lacks = simdevice.missing() or "to be compiled: make test-device"
+        return SimpleNamespace(), f"the simulated device needs {lacks}"
+    return SimpleNamespace(**(vars(simdevice) | vars(import_module("sim_accelerator")))), ""
+
+
+sim, absent = _sim()
 
 # torch's plain step: the fused one, which only the CPU takes, rounds in another way
 OPTIMIZER = partial(SGD, lr=0.1, momentum=0.9, foreach=False)
