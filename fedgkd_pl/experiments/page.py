@@ -205,12 +205,12 @@ def _costs(groups: Sequence[Group]) -> Iterator[Bars]:
         if all(each.get("wall_seconds") for each in found):
             per_round = [each["wall_seconds"] / each["rounds"] for each in found]
             seconds.setdefault(group.panel, {})[group.name] = per_round
+    text = "Wall time of a round on the machine that ran it, evaluation included."
+    yield "seconds", "Time", text, "seconds per round", seconds, {}
     first, *others = sent.values()
     if all(other == first for other in others):  # other samples are as many bytes
         sent = {"": first}
     yield "bytes", "Bytes", "Sent down and up by all clients over the run.", "MB", sent, {}
-    text = "Wall time of a round on the machine that ran it, evaluation included."
-    yield "seconds", "Time", text, "seconds per round", seconds, {}
 
 
 def _clients(groups: Sequence[Group]) -> Iterator[Section]:

@@ -17,7 +17,7 @@ FINAL = ("hp/", "_hparams_/", "custom_scalars__config__")
 
 
 def how_to_look(folder: Path) -> str:
-    """The command and the charts' address; TensorBoard opens on single tags (Time Series)."""
+    """The command, and the address of the charts: TensorBoard opens on Time Series, tag by tag."""
     address = "http://localhost:6006/#custom_scalars"
     return f"look:  tensorboard --logdir {quote(str(folder))}\n       {address}"
 
