@@ -1,5 +1,6 @@
 """``--help``: the flags that people look for, those of the usual classes; without torch, so fast."""
 
+import re
 from collections.abc import Collection, Iterator
 from textwrap import fill
 
@@ -43,6 +44,8 @@ other classes: --model.help CLASS, --data.help CLASS, --model.net.help CLASS)
                               folder of a run, or last (the newest run of this name)
   --import MODULE             import your own nets and methods (my_nets.py of this folder: my_nets),
                               so that --model and --model.net may name them
+  --model METHOD              FedGKD, FedAvg, FedProx, SCAFFOLD and so on, or yours; likewise --data
+                              and --model.net
   --model.engine ENGINE       where clients train: local (default), ray for a cluster (docs/ray.md);
                               for organisations, fedgkd-pl flower; --model.engine.help ENGINE
   --export FILE               partition: write who owns which sample (.json, .npz), which
@@ -71,8 +74,15 @@ def long_help(command: str) -> str:
 
 
 def _head(command: str) -> str:
+    """The flags of no class; some are for one command, which their text begins with."""
     usage = OF_FIT if command in ("fit", "partition") else OF_RUN
-    return HEAD.format(prog=f"fedgkd-pl {command}", usage=usage)
+    flags = re.split(r"\n(?=  --)", HEAD.format(prog=f"fedgkd-pl {command}", usage=usage))
+    of = [re.search(r"  (fit|partition): ", flag) for flag in flags]
+    return "\n".join(
+        flag.replace(f"  {command}: ", "  ")
+        for flag, match in zip(flags, of, strict=True)
+        if match is None or match[1] == command
+    )
 
 
 def flags() -> dict[str, str]:

@@ -45,10 +45,14 @@ def check_file(settings: Mapping[Any, Any]) -> None:
     _check(key for key in settings if isinstance(key, str))
 
 
-def check_flags(argv: Sequence[str]) -> None:
-    """Refuses flags whose first part does not exist, and those that lack a value."""
+def check_flags(argv: Sequence[str], *others: str) -> None:
+    """Refuses flags whose first part does not exist, and those that lack a value.
+
+    ``others`` are flags that are there, too.
+    """
     words = [word for word in argv if word.startswith("--") and word.strip("-")]
-    _check((word[2:].partition("=")[0].rstrip("+") for word in words), "--")
+    keys = [word[2:].partition("=")[0].rstrip("+") for word in words]
+    _check([key for key in keys if key not in others], "--")
     for word, value in pairwise([*argv, "--"]):
         alone = word.startswith("--") and "=" not in word and value.startswith("--")
         key = word.lstrip("-")
