@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+HOW := To find fedgkd-pl:   source $(BIN)/activate
 FAST := not slow and not faults and not ray and not flower and not engines and not long
 ENGINES := tests/engines/test_ray.py tests/engines/test_flower.py tests/engines/test_flower_net.py
 # Where it is set, each of some thirty processes of the tests compiles the package again.
@@ -19,6 +20,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 setup: $(STAMP)  ## create .venv and install
+	@echo "$(HOW)"
 
 demo: $(STAMP)  ## FedGKD beside FedAvg on real digits, in a minute
 	@$(BIN)/fedgkd-pl fit --config quickstart.yaml --name demo/fedgkd
@@ -26,6 +28,7 @@ demo: $(STAMP)  ## FedGKD beside FedAvg on real digits, in a minute
 	@$(BIN)/fedgkd-pl report runs/demo/fedgkd runs/demo/fedavg
 	@echo
 	@echo "Look at the curves:  $(BIN)/tensorboard --logdir runs/demo"
+	@echo "$(HOW)"
 
 digits: $(STAMP)  ## every method on the digits, three seeds: tables, figures, a page; minutes
 	@$(BIN)/fedgkd-pl compare studies/digits.yaml --jobs 2

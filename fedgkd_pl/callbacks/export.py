@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
-from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.errors import SettingError, installs, require
 from fedgkd_pl.federation.callback import FederatedCallback
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.runs.files import output_folder
@@ -49,8 +49,8 @@ class ModelExport(FederatedCallback):
         for form in formats:
             require(form in FILES, "formats", f"must be of {', '.join(FILES)}", form)
         have_onnx = all(find_spec(package) for package in ("onnx", "onnxscript"))
-        install = "onnx needs pip install 'fedgkd-pl[export]'"
-        require("onnx" not in formats or have_onnx, "formats", install)
+        fits = "onnx" not in formats or have_onnx
+        require(fits, "formats", f"onnx needs {installs('export')}")
         self.formats = tuple(formats)
         self.checked = False
 

@@ -154,7 +154,7 @@ def _fish(commands: Mapping[str, Words]) -> str:
 
 def _plain(text: str) -> str:
     """A text that may stand in single quotes, and in zsh after a colon."""
-    return text.replace("'", "’").replace(":", ",")
+    return text.replace("'", "").replace(":", ",")
 
 
 def _indented(text: str) -> str:

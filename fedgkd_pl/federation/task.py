@@ -136,7 +136,8 @@ def _check_shape(server: "FederatedServer", data: "FederatedDataModule") -> None
         for module, training in modes.items():
             module.training = training
     targets = data.test[:2].targets.to(inputs.device)
-    named = any("num_classes" in signature(c.__init__).parameters for c in type(net).__mro__)
+    makers = [vars(cls)["__init__"] for cls in type(net).__mro__ if "__init__" in vars(cls)]
+    named = any("num_classes" in signature(maker).parameters for maker in makers)
     _compare_shape(shape, tuple(targets.shape), data, "num_classes" if named else "net")
     server.new_scores(data).check_metrics(outputs, targets)
 

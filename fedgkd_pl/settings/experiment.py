@@ -196,7 +196,7 @@ class Experiment:
         if stopped:
             self.callbacks.append(_OnlyFinish())
         more = done < rounds or (done == rounds and not finished)
-        text = f"the run is finished, with {done} rounds: to go on, --rounds N with more than that"
+        text = f"the run is finished: to go on, --rounds N with more than {done}"
         require(more, "rounds", text, rounds)
 
     def _make_folder(self) -> None:

@@ -1,4 +1,4 @@
-"""``--help``: the flags that people look for, those of the usual classes; without torch, so fast."""
+"""``--help``: the flags that people look for, those of the usual classes; without torch."""
 
 import re
 from collections.abc import Collection, Iterator

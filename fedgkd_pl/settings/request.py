@@ -69,10 +69,10 @@ def _of_run(argv: Sequence[str]) -> Sequence[str]:
     """``RUN [--ckpt_path last|best|FILE]`` as flags: the run's own settings, and the file."""
     if argv[0].startswith("-"):
         return argv
-    from fedgkd_pl.runs.resume import checkpoint_of  # which imports torch
-
     folder = RunFolder(Path(argv[0]))
     require(isfile(folder.config), "run", f"no run was begun there: no {CONFIG}", argv[0])
+    from fedgkd_pl.runs.resume import checkpoint_of  # which imports torch
+
     rest: list[str] = []
     name = "last"
     waiting = iter(argv[1:])

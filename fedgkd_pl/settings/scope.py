@@ -57,7 +57,7 @@ def _ours_first(usual: Any, modules: Collection[str]) -> Any:
         try:
             path: str = usual(cls, name)
         except ValueError as error:
-            paths = re.findall(rf"[\w.]+\.{re.escape(name)}\b", str(error))
+            paths: list[str] = re.findall(rf"[\w.]+\.{re.escape(name)}\b", str(error))
             homes = ("fedgkd_pl.", *(f"{module}." for module in modules))
             ours = [path for path in paths if path.startswith(homes)]
             if len(ours) != 1:

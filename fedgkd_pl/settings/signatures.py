@@ -20,7 +20,9 @@ def parameters(path: str) -> dict[str, str]:
 
     texts: dict[str, str] = {}
     for node in _with_bases(path):
-        documented = {p.arg_name: p.description for p in parse(ast.get_docstring(node) or "").params}
+        documented = {
+            p.arg_name: p.description for p in parse(ast.get_docstring(node) or "").params
+        }
         for name, default in _arguments(node):
             text = (documented.get(name) or "").replace("``", "")
             text = " ".join(text.split()).rstrip(".")

@@ -117,7 +117,11 @@ VALUES: list[tuple[str, str, str]] = [
     ("model.net.num_classes", "7", "model.net.num_classes: digits has 10 classes"),
     ("model.net.in_features", "3", "model.net: does not take digits inputs"),
     ("model.engine.workers", "-1", "model.engine.workers: must be auto or ≥ 1 (got -1)"),
-    ("model.engine.workers", "x", "model.engine.workers: must be a whole number or one of 'auto' (got x)"),
+    (
+        "model.engine.workers",
+        "x",
+        "model.engine.workers: must be a whole number or one of 'auto' (got x)",
+    ),
     ("data.num_clients", "0", "data.num_clients: must be at least 1 (got 0)"),
     ("data.num_clients", "5000", "data.num_clients: there are only 1293 training samples"),
     ("data.participation", "1.5", "data.participation: must be in (0, 1] (got 1.5)"),

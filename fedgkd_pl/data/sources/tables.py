@@ -12,7 +12,7 @@ import torch
 from fedgkd_pl.data.examples import Examples, Splits
 from fedgkd_pl.data.sources.base import OwnData, number_owners, read_text
 from fedgkd_pl.data.transforms import Scale
-from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.errors import SettingError, installs, require
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -111,8 +111,7 @@ class ParquetTable(CSVTable):
         try:
             from pyarrow import parquet
         except ImportError as error:
-            reason = "Parquet needs pip install 'fedgkd-pl[parquet]'"
-            raise SettingError(key, reason, file) from error
+            raise SettingError(key, f"Parquet needs {installs('parquet')}", file) from error
         require(file.is_file(), key, f"{file}: there is no such file")
         wanted = [self.label, *(self.columns or ()), *([self.owner] if self.owner else [])]
         try:
