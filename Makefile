@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+HOW := To find fedgkd-pl:   source $(BIN)/activate
 FAST := not slow and not faults and not ray and not flower and not engines and not long and not device
 ENGINES := tests/engines/test_ray.py tests/engines/test_flower.py tests/engines/test_flower_net.py
 # Where it is set, each of some thirty processes of the tests compiles the package again.
@@ -19,6 +20,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 setup: $(STAMP)  ## create .venv and install
+	@echo "$(HOW)"
 
 demo: $(STAMP)  ## FedGKD beside FedAvg on real digits, in a minute
 	@$(BIN)/fedgkd-pl fit --config quickstart.yaml --name demo/fedgkd
@@ -27,6 +29,7 @@ demo: $(STAMP)  ## FedGKD beside FedAvg on real digits, in a minute
 	@echo
 	@echo "Look at the curves:  $(BIN)/tensorboard --logdir runs/demo"
 	@echo "                     http://localhost:6006/#custom_scalars"
+	@echo "$(HOW)"
 
 digits: $(STAMP)  ## every method on the digits, three seeds: tables, figures, a page; minutes
 	@$(BIN)/fedgkd-pl compare studies/digits.yaml --jobs 2

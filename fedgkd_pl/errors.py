@@ -1,5 +1,6 @@
 """The errors that the command line reports in one line, each class with its own exit code."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -50,3 +51,20 @@ def require(condition: bool, key: str, reason: str, got: Any = _NOTHING) -> None
     """Raises :class:`SettingError` unless ``condition`` holds."""
     if not condition:
         raise SettingError(key, reason, got)
+
+
+def installs(extra: str) -> str:
+    """The command that installs one of our extras.
+
+    It names the packages of the extra: they are found whether this package was installed from a
+    clone, from a wheel or from an index.
+    """
+    from importlib.metadata import PackageNotFoundError, requires
+
+    try:
+        lines = requires("fedgkd-pl") or []
+    except PackageNotFoundError:  # a clone that is not installed, only imported
+        lines = []
+    found = [re.fullmatch(rf"(.*\S)\s*;\s*extra == ['\"]{extra}['\"]", line) for line in lines]
+    names = [f"'{match[1]}'" for match in found if match]
+    return "pip install " + (" ".join(names) or f"'.[{extra}]' in a clone of fedgkd_pl")

@@ -16,7 +16,7 @@ from fedgkd_pl import FederatedData
 from fedgkd_pl.cli.new import TEMPLATE
 from fedgkd_pl.experiments.study import read_study
 from fedgkd_pl.settings.files import resolve
-from fedgkd_pl.settings.help import parameters
+from fedgkd_pl.settings.signatures import parameters
 
 from tests.conftest import REPO
 from tests.support import lit
@@ -79,9 +79,11 @@ def test_the_explained_config_is_the_shipped_one(
 
 
 def test_every_flag_and_file_it_names_exists(run: Callable[..., tuple[int, str, str]]) -> None:
-    out = "".join(run(name, "--help")[1] for name in ("fit", "report", "compare", "figure"))
+    out = "".join(run(name, "--help")[1] for name in ("partition", "report", "compare", "figure"))
+    out += run("fit", "--help", "all")[1]
     classes = [getattr(fedgkd_pl, name) for name in fedgkd_pl.__all__ if name[0].isupper()]
-    settings = {name for class_ in classes for name in parameters(class_)}
+    paths = [f"{class_.__module__}.{class_.__name__}" for class_ in classes]
+    settings = {name for path in paths for name in parameters(path)}
     for flag in set(re.findall(r"(--[\w.]+)", README)) - {"--model.epsilon", "--logdir", "--help"}:
         assert flag in out or flag.split(".")[-1] in settings, flag
     for name in set(re.findall(r"--config (\w+\.yaml)", README)):

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
-from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.errors import SettingError, installs, require
 from fedgkd_pl.federation.callback import FederatedCallback
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.runs.files import output_folder
@@ -72,8 +72,7 @@ class ModelExport(FederatedCallback):
 def check_packages(form: Format, key: str) -> None:
     """Refuses a format whose packages are not installed."""
     have_onnx = all(find_spec(package) for package in ("onnx", "onnxscript"))
-    install = "onnx needs pip install 'fedgkd-pl[export]'"
-    require(form != "onnx" or have_onnx, key, install)
+    require(form != "onnx" or have_onnx, key, f"onnx needs {installs('export')}")
 
 
 def exported(net: nn.Module, inputs: Tensor, form: Format, key: str = "formats") -> bytes:

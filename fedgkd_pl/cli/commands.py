@@ -70,11 +70,19 @@ def _configs(*_: Any) -> int:
     return 0
 
 
+def _completion(arguments: Any, _: Any) -> int:
+    from fedgkd_pl.cli.completion import script
+
+    print(script(arguments.shell), end="")
+    return 0
+
+
 def _compare(arguments: Any, settings: list[str]) -> int:
     from fedgkd_pl.experiments.compare import compare
 
     own = (arguments.output_dir, arguments.jobs, arguments.rounds)
-    return compare(arguments.study, *own, settings, arguments.only, arguments.dry_run)
+    how = (arguments.only, arguments.dry_run, arguments.quiet)
+    return compare(arguments.study, *own, settings, *how)
 
 
 def _report(arguments: Any, _: Any) -> int:
@@ -105,7 +113,7 @@ def _personalize(arguments: Any, settings: list[str]) -> int:
         text = "must be numbers with commas between them, such as 0,3,7"
         raise SettingError("clients", text, arguments.clients) from error
     own = (arguments.epochs, arguments.lr, clients, arguments.ckpt_path, arguments.output_dir)
-    show(personalize(arguments.run, *own, settings, progress=True))
+    show(personalize(arguments.run, *own, settings, progress=not arguments.quiet))
     print(f"wrote personalized.csv and .svg to {arguments.output_dir or arguments.run}")
     return 0
 
@@ -155,6 +163,7 @@ def _add_compare(compare: Parser) -> None:
         help="a part of the study, such as --only method=FedAvg,FedGKD --only seed=0",
     )
     compare.add_argument("--dry_run", action="store_true", help="only check and list the cells")
+    _add_quiet(compare)
 
 
 def _add_report(report: Parser) -> None:
@@ -189,6 +198,7 @@ def _add_personalize(parser: Parser) -> None:
     parser.add_argument("--clients", metavar="0,3,7", help="whose; all with test samples")
     _add_checkpoint(parser)
     parser.add_argument("--output_dir", help="where to write; the run's folder")
+    _add_quiet(parser)
 
 
 def _add_checkpoint(parser: Parser) -> None:
@@ -198,6 +208,10 @@ def _add_checkpoint(parser: Parser) -> None:
         metavar="last|best|FILE",
         help="the global model: of the last round (default), of the best by validation, or a file",
     )
+
+
+def _add_quiet(parser: Parser) -> None:
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
 
 
 def _add_export(parser: Parser) -> None:
@@ -210,6 +224,10 @@ def _add_export(parser: Parser) -> None:
     )
     add_which(parser)
     parser.add_argument("--output", help="the file; model.… in the run's folder")
+
+
+def _add_completion(parser: Parser) -> None:
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="of which shell")
 
 
 def _add_flower(flower: Parser) -> None:
@@ -318,11 +336,17 @@ COMMANDS = {
             "allow_abbrev": False,
         },
     ),
+    "completion": Command(
+        "print a script for bash, zsh or fish that completes commands, flags and configs",
+        _completion,
+        _add_completion,
+        parser={"description": 'In ~/.bashrc: eval "$(fedgkd-pl completion bash)"'},
+    ),
 }
 
 # the flags of compare, and whether a value follows
 _COMPARE = {name: True for name in ("--output_dir", "--jobs", "--rounds", "--only")}
-_COMPARE |= {name: False for name in ("--dry_run", "--help", "-h")}
+_COMPARE |= {name: False for name in ("--dry_run", "--quiet", "--help", "-h")}
 
 
 def study_first(argv: list[str]) -> list[str]:

@@ -2,13 +2,18 @@
 
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import NoReturn
 
 import fedgkd_pl
 from fedgkd_pl.cli.commands import COMMANDS, Parser, study_first
+from fedgkd_pl.errors import SettingError
 from fedgkd_pl.processes.command import run_command
 
 # they do not mind if nobody reads their output
 RESULTS_ARE_FILES = ("fit", "compare", "personalize", "export")
+OTHER_WORDS = {"train": "fit", "run": "fit", "resume": "fit", "evaluate": "test", "eval": "test"}
+OTHER_WORDS |= {"list": "configs", "plot": "figure", "study": "compare", "help": "--help"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,6 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _dispatch(argv: list[str]) -> int:
     command = COMMANDS.get(argv[0]) if argv else None
+    if command is None and argv and argv[0] not in ("-h", "--help", "--version"):
+        _refuse(argv[0])
     if command is not None and command.add is None:  # all its flags are settings
         return command.run(None, argv[1:])
     parser = Parser(
@@ -48,3 +55,11 @@ def _dispatch(argv: list[str]) -> int:
     if rest and not command.takes_settings:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     return command.run(arguments, rest)
+
+
+def _refuse(word: str) -> NoReturn:
+    if word.startswith("-"):
+        raise SettingError("command", "comes first: fedgkd-pl fit, or another", word)
+    near = [OTHER_WORDS[word]] if word in OTHER_WORDS else get_close_matches(word, COMMANDS, n=1)
+    hint = f"did you mean fedgkd-pl {near[0]}?" if near else "fedgkd-pl --help lists them"
+    raise SettingError("command", f"no such command, {hint}", word)

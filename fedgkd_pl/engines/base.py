@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from fedgkd_pl.data.index import largest_first
-from fedgkd_pl.errors import require
+from fedgkd_pl.errors import installs, require
 from fedgkd_pl.federation.answers import Specs
 from fedgkd_pl.federation.client_trainer import Job
 from fedgkd_pl.federation.message import Answer, Message
@@ -59,8 +59,8 @@ def schedule(job: Job, cohort: Sequence[int]) -> list[int]:
 
 
 def needs(package: str, extra: str) -> None:
-    """Raises an error that names our ``extra`` where an engine's package is not installed."""
-    text = f"needs {package}, which is not installed: pip install 'fedgkd-pl[{extra}]'"
+    """Raises an error with what installs our ``extra`` where an engine's package is missing."""
+    text = f"needs {package}, which is not installed: {installs(extra)}"
     require(find_spec(package) is not None, "engine", text)
 
 

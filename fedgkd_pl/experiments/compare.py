@@ -20,6 +20,7 @@ from fedgkd_pl.processes.start import context, ending_with_parent
 from fedgkd_pl.runs.events import how_to_look
 from fedgkd_pl.runs.folder import RunFolder
 from fedgkd_pl.runs.settings import fixed_settings
+from fedgkd_pl.settings.suggest import check_flags
 from fedgkd_pl.storage.files import check_folder, lock, write_text
 
 OURS = ("--resume", "--ckpt_path", "--name", "--print_config", "--trainer.fast_dev_run")
@@ -33,6 +34,7 @@ def compare(
     extra: Sequence[str] = (),
     only: Sequence[str] = (),
     dry_run: bool = False,
+    quiet: bool = False,
 ) -> int:
     """Runs what a study lacks and writes its tables; returns the exit code.
 
@@ -43,6 +45,7 @@ def compare(
         rounds: instead of the configs'; cells that have fewer go on.
         extra: flags of ``fedgkd-pl fit`` for all cells.
         only: a part of the study; see :meth:`Study.part`.
+        quiet: show no progress.
     """
     require(jobs >= 1, "jobs", "must be at least 1", jobs)
     require(rounds is None or rounds >= 1, "rounds", "must be at least 1", rounds)
@@ -52,12 +55,15 @@ def compare(
     for word in extra:
         flag = word.split("=")[0]
         require(flag not in OURS, flag.lstrip("-"), "is not for the cells of a study")
+    check_flags(extra, "import")
     if rounds is not None:
         extra = (*extra, "--rounds", str(rounds))
     top = Path(output_dir) / study.name
     for folder in (top, top.parent):
         require(not folder.is_file(), "output_dir", "is not a folder", folder)
     check_folder(top, "output_dir")  # maybe a stranger's, with links to elsewhere
+    if not quiet:
+        print(f"{study.name}: checking the settings of {len(part.cells())} cells", flush=True)
     tasks = _plan(part, top, extra)
     _check_measures(study, tasks, top)
     if dry_run:
@@ -71,9 +77,9 @@ def compare(
     holder = lock(top, "output_dir")
     try:
         _mark_done(tasks)  # another process may have been at it until now
-        run_tasks(study, tasks, top, jobs, lambda: _write(study, top))
+        run_tasks(study, tasks, top, jobs, lambda: _write(study, top), quiet)
         _write(study, top)
-        return _tell(study, tasks, top)
+        return _tell(study, tasks, top, quiet)
     finally:
         holder.release()
 
@@ -86,7 +92,6 @@ def _plan(study: Study, top: Path, extra: Sequence[str]) -> list[Task]:
     ours, theirs = processes.Pipe()
     look = ending_with_parent(_look_at_all, theirs, cells, folders)
     process = processes.Process(**look, daemon=True)
-    print(f"{study.name}: checking the settings of {len(cells)} cells", flush=True)
     begin(process)
     theirs.close()
     try:
@@ -202,7 +207,7 @@ def _write(study: Study, top: Path) -> None:
     write_text(top / "table.tex", "\n".join(table.to_latex() for table in tables))
 
 
-def _tell(study: Study, tasks: list[Task], top: Path) -> int:
+def _tell(study: Study, tasks: list[Task], top: Path, quiet: bool) -> int:
     from rich.console import Console
 
     console = Console() if sys.stdout.isatty() else Console(width=140)
@@ -220,5 +225,7 @@ def _tell(study: Study, tasks: list[Task], top: Path) -> int:
     for task in failed:
         print(f"error: {task.cell.name}: {task.reason}", file=sys.stderr)
     files = "results.csv, table.md, table.tex" + (", report.html" if results else "")
-    print(f"wrote {top}: {files}", how_to_look(top), sep="\n")
+    print(f"wrote {top}: {files}")
+    if not quiet:
+        print(how_to_look(top))
     return 3 if failed else 0

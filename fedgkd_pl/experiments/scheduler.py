@@ -87,10 +87,15 @@ def begin(process: Any) -> None:
 
 
 def run_tasks(
-    study: Study, tasks: list[Task], top: Path, jobs: int, write: Callable[[], None]
+    study: Study,
+    tasks: list[Task],
+    top: Path,
+    jobs: int,
+    write: Callable[[], None],
+    quiet: bool = False,
 ) -> None:
     """Runs what waits, some side by side."""
-    display = _Display(study.name, tasks, jobs)
+    display = _Display(study.name, tasks, jobs, quiet)
     waiting = [task for task in tasks if task.state == "waiting"]
     running: list[Task] = []
     processes = context(*PRELOAD)
@@ -194,13 +199,16 @@ def _finish(task: Task) -> None:
 class _Display:
     """A live table on a terminal; a line for every cell that starts or ends elsewhere."""
 
-    def __init__(self, name: str, tasks: list[Task], jobs: int) -> None:
+    def __init__(self, name: str, tasks: list[Task], jobs: int, quiet: bool) -> None:
         self.name = name
         self.tasks = tasks
         self.jobs = jobs
+        self.quiet = quiet
         self.live: Any = None
 
     def __enter__(self) -> "_Display":
+        if self.quiet:
+            return self
         done = sum(task.state == "finished" for task in self.tasks)
         print(f"{self.name}: {len(self.tasks)} cells, {done} finished before", flush=True)
         if sys.stdout.isatty():
@@ -221,7 +229,7 @@ class _Display:
 
     def say(self, task: Task) -> None:
         """Prints a line on a task that started or ended, where nothing is drawn."""
-        if self.live:
+        if self.live or self.quiet:
             return
         count = sum(task.state in ("finished", "failed") for task in self.tasks)
         done, accuracy = task.progress()

@@ -87,10 +87,10 @@ class Study:
         axes, seeds = dict(self.axes), list(self.seeds)
         for text in only:
             axis, _, rest = text.partition("=")
-            wanted = rest.split(",")
             known = list(map(str, self.seeds)) if axis == "seed" else list(self.axes.get(axis, {}))
             names = ", ".join([*self.axes, "seed"])
             require(len(known) > 0, "only", f"must be AXIS=LABEL,... with an axis of {names}", text)
+            wanted = _split(rest, known)
             for label in wanted:
                 require(label in known, "only", f"{axis} is one of {', '.join(known)}", label)
             if axis == "seed":
@@ -168,6 +168,17 @@ def _check(study: Study) -> None:
     for name, times in Counter(cell.name for cell in study.cells()).items():
         require(len(name) <= 200, "axes", "labels make too long a name of a folder", name)
         require(times == 1, "axes", "two cells would share a folder", name)
+
+
+def _split(text: str, known: Sequence[str]) -> list[str]:
+    """The labels of a text with commas between them; a known label may have commas itself."""
+    pieces, labels = text.split(","), list[str]()
+    while pieces:
+        joined = [",".join(pieces[:end]).strip() for end in range(len(pieces), 0, -1)]
+        label = next((each for each in joined if each in known), joined[-1])
+        labels.append(label)
+        pieces = pieces[len(pieces) - joined.index(label) :]
+    return labels
 
 
 def _words(settings: Sequence[Settings]) -> tuple[str, ...]:

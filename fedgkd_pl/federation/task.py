@@ -1,6 +1,7 @@
 """What there is to learn, and whether a method, a net, a loss and the data agree on it."""
 
 import warnings
+from inspect import signature
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -135,13 +136,20 @@ def _check_shape(server: "FederatedServer", data: "FederatedDataModule") -> None
         for module, training in modes.items():
             module.training = training
     targets = data.test[:2].targets.to(inputs.device)
-    _compare_shape(shape, tuple(targets.shape), data)
+    makers = [vars(cls)["__init__"] for cls in type(net).__mro__ if "__init__" in vars(cls)]
+    named = any("num_classes" in signature(maker).parameters for maker in makers)
+    _compare_shape(shape, tuple(targets.shape), data, "num_classes" if named else "net")
     server.new_scores(data).check_metrics(outputs, targets)
 
 
 def _compare_shape(
-    shape: tuple[int, ...], targets: tuple[int, ...], data: "FederatedDataModule"
+    shape: tuple[int, ...], targets: tuple[int, ...], data: "FederatedDataModule", key: str
 ) -> None:
+    """Refuses outputs of another shape than the targets ask for; ``key`` decides how many logits.
+
+    More logits than classes are as wrong as fewer: a net of ImageNet's thousand would learn to
+    avoid most of them.
+    """
     if not data.num_classes:
         text = f"gives outputs of shape {shape} for targets of shape {targets}"
         hint = ": give targets a column, y[:, None]" if shape == (*targets, 1) else ""
@@ -149,7 +157,7 @@ def _compare_shape(
         return
     logits = f"{data.name} has {data.num_classes} classes, the net gives {shape[-1]} logits"
     if len(targets) == 1:
-        require(shape == (*targets, data.num_classes), "num_classes", logits)
+        require(shape == (*targets, data.num_classes), key, logits)
         return
     expected = (targets[0], data.num_classes, *targets[1:])
     text = f"gives outputs of shape {shape}, not logits {expected} for the labels of all pixels"

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.errors import SettingError, installs, require
 from fedgkd_pl.models.heads import projection_of
 from torch import Tensor, nn
 
@@ -64,7 +64,7 @@ def _encoder(name: str, config: dict[str, Any] | None) -> Any:
     try:
         from transformers import AutoConfig, AutoModel
     except ImportError as error:
-        raise SettingError("net", "text needs pip install 'fedgkd-pl[text]'") from error
+        raise SettingError("net", f"text needs {installs('text')}") from error
     if config is not None:
         try:
             settings = _without_code(AutoConfig.for_model(**config), "encoder_config", config)

@@ -91,6 +91,7 @@ class _Objects(Parsed):
     def before_instantiate_classes(self) -> None:
         """Checks what the classes themselves cannot, and finds where the run starts from."""
         config, argv = self.config, self.request.argv
+        self.quiet, config.quiet = config.quiet, False  # it is about this command, not the run
         require(config.rounds >= 1, "rounds", "must be at least 1", config.rounds)
         if self.request.command != "fit":
             require(config.ckpt_path is not None, "ckpt_path", "which model? give a checkpoint")
@@ -138,6 +139,11 @@ class _Objects(Parsed):
         config = {**self.config_init["trainer"], **kwargs}
         callbacks = config["callbacks"] or []
         callbacks = [*callbacks] if isinstance(callbacks, list) else [callbacks]
+        if self.quiet:
+            config["enable_progress_bar"] = config["enable_model_summary"] = False
+            callbacks = [each for each in callbacks if not isinstance(each, ProgressBar)]
+        if config["enable_model_summary"] is None:
+            config["enable_model_summary"] = False  # its FLOPs and modes are not the clients'
         self.own_logger = config["logger"] in (None, True)
         if self.own_logger:
             config["logger"] = False  # made after all checks
@@ -189,4 +195,5 @@ class _Objects(Parsed):
             start=self.start,
             own_logger=self.own_logger,
             keeps_files=self.keeps_files,
+            quiet=self.quiet,
         )

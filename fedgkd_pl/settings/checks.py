@@ -11,12 +11,13 @@ from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.federation.checks import FLAGS, SCORES
 from fedgkd_pl.runs.settings import short
 from fedgkd_pl.settings.messages import GROUPS, NO_CLASS, NO_GROUP, cut
+from fedgkd_pl.settings.suggest import check_file
 from jsonargparse import Namespace
 
 
 def check_groups(settings: dict[str, Any]) -> None:
     """Refuses, in a config file, a scalar where a group belongs, and the like."""
-    require("axes" not in settings, "config", "is a study: fedgkd-pl compare runs it")
+    check_file(settings)
     for key, value in _walk(settings):
         name = key.rpartition(".")[2]
         is_group = isinstance(value, dict) or (key in GROUPS and isinstance(value, str))

@@ -29,6 +29,7 @@ from fedgkd_pl.runs.settings import fixed_settings, flatten
 from fedgkd_pl.settings import strict_yaml
 from fedgkd_pl.settings.checks import check_monitors
 from fedgkd_pl.settings.messages import setting_error
+from fedgkd_pl.settings.told import what_begins, who_ended
 from fedgkd_pl.storage.files import check_held, write_text
 from filelock import BaseFileLock
 from lightning.pytorch import Callback, Trainer
@@ -66,6 +67,7 @@ class Experiment:
         modules: the user's, whose classes the settings may name.
         own_logger: whether the run's logger is the package's TensorBoard one.
         keeps_files: whether :meth:`fit` makes a run folder.
+        quiet: whether :meth:`fit` prints its result alone.
     """
 
     trainer: Trainer
@@ -77,6 +79,7 @@ class Experiment:
     start: Start = field(default_factory=Start)
     own_logger: bool = False
     keeps_files: bool = False
+    quiet: bool = False
 
     @cached_property
     def fixed(self) -> dict[str, Any]:
@@ -133,13 +136,17 @@ class Experiment:
                 check_net(start.checkpoint, self.model)
             if self.keeps_files:
                 self._make_folder()
-            self._suggest()
+            if not self.quiet:
+                print(what_begins(self.trainer, self.model, self.data), flush=True)
+                self._suggest()
             self.trainer.fit(
                 self.model,
                 datamodule=self.data,
                 ckpt_path=start.file and str(start.file),
                 weights_only=self.settings["weights_only"],
             )
+        if (ended := who_ended(self.trainer)) is not None:
+            print(ended)
         if start.folder is not None and self.keeps_files:
             self._tell(start.folder)
             return start.folder
@@ -186,12 +193,13 @@ class Experiment:
         done, rounds = checkpoint["global_step"], self.settings["rounds"]
         finished = folder is None or folder.is_finished(done)
         stopped = folder is not None and checkpoint["fedgkd_pl"].get("stopped")
-        text = f"a callback ended this run after round {done}"
+        text = f"the run is finished: a callback ended it after round {done}"
         require(not (stopped and finished), "resume", text)
         if stopped:
             self.callbacks.append(_OnlyFinish())
         more = done < rounds or (done == rounds and not finished)
-        require(more, "rounds", f"the checkpoint has done {done}: ask for more", rounds)
+        text = f"the run is finished: to go on, --rounds N with more than {done}"
+        require(more, "rounds", text, rounds)
 
     def _make_folder(self) -> None:
         """Makes the run's folder, after all checks."""
@@ -243,9 +251,9 @@ class Experiment:
                 last = "not tested" if final is None else f"{final:.4f}"
                 print(f"{name} best {best:.4f} (round {found['best_round']}), final {last}")
         print(f"wrote {folder.path}")
-        if self.own_logger:
+        if self.own_logger and not self.quiet:
             print(how_to_look(folder.path.parent))
-        if score == "acc":
+        if score == "acc" and not self.quiet:
             print(f"use:   fedgkd-pl predict {quote(str(folder.path))} --input FILE")
 
     @contextmanager

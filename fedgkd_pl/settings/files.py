@@ -61,7 +61,9 @@ def resolve(name: str) -> list[str]:
                 return [str(ours)]
         if _underscored(plain) in both:
             return [str(file) for file in both[_underscored(plain)]]
-    near = get_close_matches(name, [*available(), *(f"{pair}.yaml" for pair in both)], n=1)
+    known = [*available(), *(f"{pair}.yaml" for pair in both)]
+    known.remove(TUNED)  # no config, but additions to some
+    near = get_close_matches(name, known, n=1)
     hint = f", did you mean {near[0]}?" if near else ""
     raise SettingError("config", f"no such file{hint} (fedgkd-pl configs lists ours)", name)
 

@@ -11,16 +11,17 @@ import fedgkd_pl
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.runs.settings import short
 from fedgkd_pl.settings.allowed import WHY, is_slip
+from fedgkd_pl.settings.suggest import did_you_mean
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-TOP = ("rounds", "name", "output_dir", "seed_everything", "model", "data", "trainer", "checkpoint")
 GROUPS = {"trainer": Trainer, "checkpoint": ModelCheckpoint}
 HINTS = {  # where another package's error does not say what to do
     "UnsupportedModelRegistryStoreURIException": "needs the whole package: pip install mlflow",
 }
 NO_GROUP = "expected settings below it, key: value"
 NO_CLASS = "expected the name of a class"
+PLAIN = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}
 
 
 def one_line(message: str) -> str:
@@ -30,7 +31,7 @@ def one_line(message: str) -> str:
     got = _first(r"val='(.*)'\)$", got) or got
     text = " ".join(text.split())
     if unknown := _first(r"Option '([^']+)' is not accepted", text):
-        near = _near(unknown, message) if key else _near_top(unknown)
+        near = _near(_join(key, unknown), message) if key else _near_top(unknown)
         return f"{_join(key, unknown)}: no such setting{near}"
     if unknown := _first(r"does not accept option '([^']+)'", text):
         unknown = _join(_first(r"Group '([^']+)' does not accept", text) or "", unknown)
@@ -42,14 +43,17 @@ def one_line(message: str) -> str:
         return f"{linked}: is set by --rounds"
     if missing := _first(r"arguments are required: (?:\w+\.(?=model|data))?([^\s,]+)", text):
         return f"{_join(key, missing)}: must be given"
+    if flag := _first(r"argument --(\w+)\S*: invalid _boolean", text):
+        value = _first(r"value: '(.*)'", text)
+        return f"{flag}: must be true or false (got {value})"
     key = key or "config"
     if path := _first(r"Importing '([^']+)' is not allowed", text):
         slip = is_slip(path)
         return (
             f"{key}: {f'no such class{_near_class(path, key)}' if slip else WHY} (got {cut(path)})"
         )
-    if several := _first(r"(Give the full class path to avoid ambiguity: [\w., ]*\w)", text):
-        return f"{key}: {several}"
+    if several := _first(r"Give the full class path to avoid ambiguity: ([\w., ]*\w)", text):
+        return f"{key}: several classes have this name, give one of {several}"
     if "object has no attribute 'keys'" in text:
         return f"{key}.init_args: {NO_GROUP}"
     if re.search(r"unhashable type|is not iterable", text):
@@ -67,12 +71,12 @@ def one_line(message: str) -> str:
     path = path or _first(r"class: (?:No module|module|type object).* Got value: (.*)", text)
     path = path or _first(r"import path (?:string|format):(.*?)(?: - | Given |$)", text)
     expected = _expected(text)
-    if path and not re.search(r"\b(int|float|bool|one of)\b", expected):
+    if "None" in (got, (path or "").strip()):
+        return f"{key}: must be {expected} (got null)" if expected else f"{key}: must be given"
+    if path and not re.search(r"number|\b(true or false|one of)\b", expected):
         return f"{key}: no such class{_near_class(path.strip(), key)} (got {cut(path)})"
-    if expected and got == "None":
-        return f"{key}: must be given: {expected}"
     if expected:
-        return f"{key}: expected {expected} (got {cut(got)})"
+        return f"{key}: must be {expected} (got {cut(got)})"
     noise = (
         r"Does not validate .*? Errors:|Given value type: .*|Expected a <class 'NoneType'>|"
         r"Problem with given class_path '[^']*':|Expected a path but .* invalid"
@@ -173,7 +177,8 @@ def _expected(text: str) -> str:
     class_, choices = r"Expected an? <class '[\w.]*?(\w+)'>", r"typing\.Literal\[(.*?)\]"
     patterns = f"{class_}|{choices}|Not a valid subclass of (\\w+)|{factory}"
     for plain, literals, base, product in re.findall(patterns, text):
-        name = plain or (f"one of {literals}" if literals else _a(base or product))
+        name = PLAIN.get(plain, plain)
+        name = name or (f"one of {literals}" if literals else _a(base or product))
         if name not in ("NoneType", "a Tensor", *names):
             names.append(name)
     return " or ".join(names)
@@ -192,8 +197,9 @@ def _first(pattern: str, text: str) -> str | None:
     return match.group(1) if match else None
 
 
-def _near(name: str, message: str) -> str:
-    """A suggestion from the arguments of the class that has no such one."""
+def _near(key: str, message: str) -> str:
+    """A suggestion from the arguments of the class that has no such one, or of others."""
+    name = key.rpartition(".")[2]
     flat = " ".join(message.split())
     path = _first(r"given class_path '([\w.]+)': Option", flat)
     path = path or _first(r"Option .*?class_path='([\w.]+)'", flat) or ""
@@ -202,12 +208,12 @@ def _near(name: str, message: str) -> str:
     if name in names:  # of a base class, to which it gives its own
         return f": {class_} sets it itself"
     has = f" of {class_}, which has {', '.join(sorted(names))}" if names else ""
-    return _guess(name, names) or has
+    return _guess(name, names) or did_you_mean(key) or has
 
 
 def _near_top(name: str) -> str:
     group, _, name = name.rpartition(".")
-    return _guess(name, _arguments(GROUPS[group]) if group in GROUPS else TOP)
+    return _guess(name, _arguments(GROUPS[group])) if group in GROUPS else did_you_mean(name)
 
 
 def _near_class(path: str, key: str) -> str:

@@ -10,7 +10,7 @@ from fedgkd_pl.settings import strict_yaml
 from fedgkd_pl.settings.allowed import check_names
 from fedgkd_pl.settings.checks import check_groups, check_meaning
 from fedgkd_pl.settings.engines import tell_dropped
-from fedgkd_pl.settings.help import common_flags
+from fedgkd_pl.settings.help import long_help
 from fedgkd_pl.settings.messages import cut, one_line
 from fedgkd_pl.settings.request import Request
 from jsonargparse import ActionYesNo
@@ -50,7 +50,8 @@ class Parser(LightningArgumentParser):
 
     def format_help(self, *args: Any) -> str:
         """The common flags, then all of them."""
-        return common_flags(self.prog.replace(" [options]", "")) + super().format_help(*args)
+        command = self.prog.replace(" [options]", "").rpartition(" ")[2]
+        return long_help(command) + super().format_help(*args)
 
 
 class Parsed(LightningCLI):
@@ -101,6 +102,9 @@ class Parsed(LightningCLI):
         parser.add_argument("--output_dir", type=str, default="runs", help="where runs are kept")
         parser.add_argument(
             "--profile", action=ActionYesNo, nargs="?", default=False, help="time of a round"
+        )
+        parser.add_argument(
+            "--quiet", action=ActionYesNo, nargs="?", default=False, help="show no progress"
         )
         parser.link_arguments("rounds", "trainer.max_epochs")
         parser.add_class_arguments(BestRound, "checkpoint", fail_untyped=False, sub_configs=True)

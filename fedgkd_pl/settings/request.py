@@ -4,12 +4,15 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import pairwise
 from os.path import isfile  # which, unlike Path's, takes a name of any length
 from pathlib import Path
 
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.runs.folder import CONFIG, RunFolder
+from fedgkd_pl.settings import strict_yaml
 from fedgkd_pl.settings.files import expand
+from fedgkd_pl.settings.suggest import check_file, check_flags
 from fedgkd_pl.storage.files import check_folder
 
 EVALUATES = ("validate", "test", "predict")
@@ -28,14 +31,17 @@ class Request:
 def read_request(command: str, argv: Sequence[str], modules: Sequence[str] = ()) -> Request:
     """Imports what ``--import`` names, finds what ``--config`` and ``--resume`` name."""
     argv = _of_run(argv) if command in EVALUATES and argv[:1] else argv
+    file = next(iter(argv), "-")
+    forgot = command == "fit" and not file.startswith("-")
+    require(not forgot, "config", f"is a flag: --config {file}", file)
     rest: list[str] = []
-    imported = list(modules)
+    named: list[str] = []
     resume: RunFolder | None = None
     waiting = iter(argv)
     for word in waiting:
         flag, _, value = word.partition("=")
         if flag == "--import":
-            imported.append(import_module_of_user(value or next(waiting, "")))
+            named.append(value or next(waiting, ""))
         elif flag == "--resume" and command == "fit":
             require(resume is None, "resume", "one run at a time", resume and resume.path)
             resume = RunFolder(Path(value or next(waiting, "")))
@@ -45,17 +51,28 @@ def read_request(command: str, argv: Sequence[str], modules: Sequence[str] = ())
             rest[0:0] = ["--config", str(resume.config)]
         else:
             rest.append(word)
-    return Request(command, expand(rest), resume, tuple(imported))
+    rest = expand(rest)
+    _check_early(rest)
+    imported = [import_module_of_user(name) for name in named]  # which may import torch
+    return Request(command, rest, resume, (*modules, *imported))
+
+
+def _check_early(argv: Sequence[str]) -> None:
+    """Refuses, before torch is imported, files that cannot be read and settings of no group."""
+    check_flags(argv)
+    for word, value in pairwise(argv):
+        if word == "--config" and not value.startswith("-"):
+            check_file(strict_yaml.read(value))
 
 
 def _of_run(argv: Sequence[str]) -> Sequence[str]:
     """``RUN [--last|--best|--ckpt_path FILE]`` as flags: the run's own settings, and the file."""
     if argv[0].startswith("-"):
         return argv
-    from fedgkd_pl.runs.resume import checkpoint_of  # which imports torch
-
     folder = RunFolder(Path(argv[0]))
     require(isfile(folder.config), "run", f"no run was begun there: no {CONFIG}", argv[0])
+    from fedgkd_pl.runs.resume import checkpoint_of  # which imports torch
+
     rest: list[str] = []
     names: list[str] = []
     waiting = iter(argv[1:])

@@ -5,6 +5,7 @@ they are put back after. Only this module changes jsonargparse's private names; 
 before and after.
 """
 
+import re
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from copy import copy
@@ -32,6 +33,7 @@ def our_rules(modules: Collection[str] = ()) -> Iterator[None]:
             _keep_dict(undo, getattr(_loaders_dumpers, name))
         _keep(undo, _optionals, "_config_read_mode")
         _keep(undo, _typehints, "resolve_class_path_by_name", short_engines)
+        _keep(undo, _typehints, "resolve_class_path_by_name", lambda f: _ours_first(f, modules))
         _keep(undo, _typehints, "discard_init_args_on_class_path_change", engine_defaults)
         path: Any = jsonargparse.Path  # type: ignore[attr-defined]
         _keep(undo, path, "read_text", lambda _: read_text)
@@ -43,6 +45,27 @@ def our_rules(modules: Collection[str] = ()) -> Iterator[None]:
             str, lambda to, text: to.represent_str(str.__str__(text))
         )
         yield
+
+
+def _ours_first(usual: Any, modules: Collection[str]) -> Any:
+    """Wraps ``resolve_class_path_by_name``: of classes of one name ours is meant, or the user's.
+
+    Which others there are depends on what was imported: torchvision, too, has an ``MLP``.
+    """
+
+    def resolve(cls: Any, name: str) -> str:
+        try:
+            path: str = usual(cls, name)
+        except ValueError as error:
+            paths: list[str] = re.findall(rf"[\w.]+\.{re.escape(name)}\b", str(error))
+            homes = ("fedgkd_pl.", *(f"{module}." for module in modules))
+            ours = [path for path in paths if path.startswith(homes)]
+            if len(ours) != 1:
+                raise
+            return ours[0]
+        return path
+
+    return resolve
 
 
 def _keep(undo: ExitStack, owner: Any, name: str, change: Callable[[Any], Any] = copy) -> None:

@@ -695,9 +695,9 @@ def test_a_source_trains_by_yaml_alone(write: Write, method: str, run: Run) -> N
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("datasets", "pyarrow"):
         monkeypatch.setitem(__import__("sys").modules, name, None)
-    with pytest.raises(SettingError, match=r"pip install 'fedgkd-pl\[hf\]'"):
+    with pytest.raises(SettingError, match=r"pip install 'datasets>=4'"):
         FederatedData.from_huggingface("cifar10").setup()
-    with pytest.raises(SettingError, match=r"pip install 'fedgkd-pl\[parquet\]'"):
+    with pytest.raises(SettingError, match=r"pip install 'pyarrow>=18'"):
         FederatedData.from_parquet("t.parquet", "y").setup()
 
 

@@ -39,7 +39,8 @@ def test_a_finished_run_can_be_made_longer(run: Run, tmp_path: Path, done: Path)
 def test_a_finished_run_is_left_alone(run: Run, tmp_path: Path, done: Path) -> None:
     before = tree(tmp_path)
     code, _, err = run("fit", "--resume", done)
-    assert (code, err) == (2, "error: rounds: the checkpoint has done 3: ask for more (got 3)\n")
+    told = "error: rounds: the run is finished: to go on, --rounds N with more than 3 (got 3)\n"
+    assert (code, err) == (2, told)
     assert tree(tmp_path) == before
 
 
@@ -196,7 +197,10 @@ def test_a_run_that_a_callback_ended_stays_ended(run: Run, tmp_path: Path) -> No
     weights = (folder / "global.safetensors").read_bytes()
     metrics = (folder / "metrics.csv").read_bytes()
     code, _, err = run("fit", "--resume", folder)
-    assert (code, err) == (2, "error: resume: a callback ended this run after round 2\n")
+    assert (code, err) == (
+        2,
+        "error: resume: the run is finished: a callback ended it after round 2\n",
+    )
     for name in ("summary.json", "global.safetensors"):  # killed before it said how it went
         (folder / name).unlink()
     code, _, err = run("fit", "--resume", folder)

@@ -20,6 +20,7 @@ BATCH_NORM = (
     "--data.flat false --model.net fedgkd_pl.ResNet8 --model.net.norm batch "
     "--model.net.in_channels 1"
 )
+LINEAR = "--model.net torch.nn.Linear --model.net.in_features 64 --model.net.out_features"
 DIRICHLET = "--data.partition Dirichlet --data.partition."
 
 # A config file, and the answer.
@@ -57,6 +58,7 @@ FILES: dict[str, tuple[str | bytes, str]] = {
     "number for a key": ("1: 2\n", "config: Key must be a string"),
     "itself": ("config: bad.yaml\n", "config: Config file loop detected"),
     "unknown": ("rouns: 3\n", "rouns: no such setting, did you mean rounds?"),
+    "of no group": ("lr: 3\n", "lr: no such setting, did you mean model.optimizer.lr?"),
     "unknown within": (
         "trainer: {precison: 32}",
         "trainer.precison: no such setting, did you mean p",
@@ -65,7 +67,7 @@ FILES: dict[str, tuple[str | bytes, str]] = {
         "model: {class_path: FedGKD, init_args: {gama: 1}}\n",
         "model.gama: no such setting, did you mean gamma?",
     ),
-    "null": ("name: null\n", "name: must be given: str"),
+    "null": ("name: null\n", "name: must be a text (got null)"),
     "unknown beside a class": (
         "model: {init_args: {gama: 1, optimizer: {class_path: torch.optim.Adam}}}\n",
         "model.gama: no such setting, did you mean gamma?",
@@ -84,12 +86,12 @@ FILES: dict[str, tuple[str | bytes, str]] = {
 
 # A setting, a value that it cannot have, and the answer: in a file, and as a flag.
 VALUES: list[tuple[str, str, str]] = [
-    ("rounds", "ten", "rounds: expected int (got ten)"),
-    ("rounds", "2.5", "rounds: expected int (got 2.5)"),
-    ("rounds", "true", "rounds: expected int (got True)"),
+    ("rounds", "ten", "rounds: must be a whole number (got ten)"),
+    ("rounds", "2.5", "rounds: must be a whole number (got 2.5)"),
+    ("rounds", "true", "rounds: must be a whole number (got True)"),
     ("rounds", "0", "rounds: must be at least 1 (got 0)"),
     ("rounds", "-1", "rounds: must be at least 1 (got -1)"),
-    ("rounds", "1e20", "rounds: expected int (got 1e+20)"),
+    ("rounds", "1e20", "rounds: must be a whole number (got 1e+20)"),
     ("rounds", "3000000000", "rounds: must be less than 2147483648 (got 3000000000)"),
     ("name", "../away", "name: must be a path below output_dir (got ../away)"),
     ("name", "/away", "name: must be a path below output_dir (got /away)"),
@@ -99,21 +101,27 @@ VALUES: list[tuple[str, str, str]] = [
     ("model.optimizer.lr", "-0.1", "model.optimizer.lr: Invalid learning rate: -0.1"),
     ("model.optimizer.lr", ".nan", "model.optimizer.lr: must be a finite number (got nan)"),
     ("model.optimizer.lr", ".inf", "model.optimizer.lr: must be a finite number (got inf)"),
-    ("model.optimizer.lr", "null", "model.optimizer.lr: must be given: float"),
-    ("model.optimizer.lr", "x", "model.optimizer.lr: expected float (got x)"),
+    ("model.optimizer.lr", "null", "model.optimizer.lr: must be a number (got null)"),
+    ("model.optimizer.lr", "x", "model.optimizer.lr: must be a number (got x)"),
     ("model.gamma", "-0.1", "model.gamma: must not be negative (got -0.1)"),
-    ("model.gamma", "null", "model.gamma: must be given: float"),
+    ("model.gamma", "null", "model.gamma: must be a number (got null)"),
     ("model.buffer_size", "0", "model.buffer_size: must be at least 1 (got 0)"),
     ("model.temperature", "0", "model.temperature: must be positive (got 0.0)"),
-    ("model.distance", "js", "model.distance: expected one of 'kl', 'mse' (got js)"),
+    ("model.distance", "js", "model.distance: must be one of 'kl', 'mse' (got js)"),
     ("model.local_epochs", "0", "model.local_epochs: must be at least 1"),
-    ("model.net.hidden", "[x]", "model.net.hidden: expected int (got x)"),
+    ("model.local_epochs", "null", "model.local_epochs: must be a whole number (got null)"),
+    ("model.compile", "null", "model.compile: must be true or false (got null)"),
+    ("model.net.hidden", "[x]", "model.net.hidden: must be a whole number (got x)"),
     ("model.net.hidden", "[0]", "model.net.hidden: must be at least 1 (got [0])"),
     ("model.net.projection", "-1", "model.net.projection: must be at least 1 (got -1)"),
     ("model.net.num_classes", "7", "model.net.num_classes: digits has 10 classes"),
     ("model.net.in_features", "3", "model.net: does not take digits inputs"),
     ("model.engine.workers", "-1", "model.engine.workers: must be auto or ≥ 1 (got -1)"),
-    ("model.engine.workers", "x", "model.engine.workers: expected int or one of 'auto' (got x)"),
+    (
+        "model.engine.workers",
+        "x",
+        "model.engine.workers: must be a whole number or one of 'auto' (got x)",
+    ),
     ("data.num_clients", "0", "data.num_clients: must be at least 1 (got 0)"),
     ("data.num_clients", "5000", "data.num_clients: there are only 1293 training samples"),
     ("data.participation", "1.5", "data.participation: must be in (0, 1] (got 1.5)"),
@@ -135,9 +143,9 @@ VALUES: list[tuple[str, str, str]] = [
     ("model", "null", "model: must be given"),
     ("model.init_args", "3", "model.init_args: expected settings below it, key: value"),
     ("model.optimizer", "3", "model.optimizer: "),
-    ("model.optimizer", "null", "model.optimizer: must be given: an Optimizer"),
+    ("model.optimizer", "null", "model.optimizer: must be an Optimizer (got null)"),
     ("model.net", "3", "model.net: "),
-    ("model.net", "[1]", "model.net: expected a Module (got [1])"),
+    ("model.net", "[1]", "model.net: must be a Module (got [1])"),
     ("model.engine", "3", "model.engine: "),
     ("data", "3", "data: "),
     ("data.partition", "7", "data.partition: "),
@@ -198,7 +206,21 @@ FLAGS: dict[str, str] = {
     "--import=.nowhere": "import: which module? (got .nowhere)",
     "--import broken": "import: SyntaxError: ",
     "--foo 1": "foo: no such setting",
-    "--round 3": "round: no such setting, did you mean rounds?",
+    "--round 3": "round: no such setting, did you mean --rounds?",
+    "--lr 0.1": "lr: no such setting, did you mean --model.optimizer.lr?",
+    "--alpha 0.1": "alpha: no such setting, did you mean --data.partition.alpha?",
+    "--batch-size 8": "batch-size: no such setting, did you mean --data.batch_size?",
+    "--epochs 8": "epochs: no such setting, did you mean --model.local_epochs or --rounds?",
+    "--clients 8": "clients: no such setting, did you mean --data.num_clients?",
+    "--mu=0.1": "mu: no such setting, did you mean --model.mu?",
+    "--optimizer.lr 1": "optimizer.lr: no such setting, did you mean --model.optimizer.lr?",
+    "--model.lr 1": "model.lr: no such setting, did you mean model.optimizer.lr?",
+    "--data.alpha 1": "data.alpha: no such setting, did you mean data.partition.alpha?",
+    "--model.net torchvision.models.ResNet": "model.net.block: must be given",
+    f"{LINEAR} 1000": "model.net: digits has 10 classes, the net gives 1000 logits",
+    "--model.gamma": "model.gamma: needs a value",
+    "--model.gamma --rounds 3": "model.gamma: needs a value",
+    "--quiet 3": "quiet: must be true or false (got 3)",
     "--config nowhere.yaml": "config: no such file",
     "--config=nowhere.yaml": "config: no such file",
     "--config quickstrat.yaml": "config: no such file, did you mean quickstart.yaml?",
@@ -268,7 +290,7 @@ def tree(folder: Path) -> dict[Path, bytes]:
 
 
 VARIABLES = [
-    ("ROUNDS", "ten", "rounds: expected int (got ten)"),
+    ("ROUNDS", "ten", "rounds: must be a whole number (got ten)"),
     ("SEED_EVERYTHING", "-1", "seed_everything: must be from 0"),
     ("TRAINER", "5", "trainer: expected settings below it, key: value (got 5)"),
     ("TRAINER__DEVICES", "4", "trainer.devices: the server takes one device"),

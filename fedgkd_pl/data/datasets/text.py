@@ -12,7 +12,7 @@ from fedgkd_pl.data.downloads import read_checked, read_text
 from fedgkd_pl.data.examples import Examples, Splits
 from fedgkd_pl.data.raw import Words
 from fedgkd_pl.data.validation import check_splits
-from fedgkd_pl.errors import SettingError, StorageError, require
+from fedgkd_pl.errors import SettingError, StorageError, installs, require
 from fedgkd_pl.storage.files import commit
 from torch import Tensor, nn
 
@@ -191,7 +191,7 @@ def load_tokenizer(name: str) -> Any:
     try:
         from transformers import AutoTokenizer, BertTokenizer
     except ImportError as error:
-        raise SettingError("tokenizer", "text needs pip install 'fedgkd-pl[text]'", name) from error
+        raise SettingError("tokenizer", f"text needs {installs('text')}", name) from error
     try:
         if Path(name).is_file():
             words = read_text(Path(name), None).splitlines()

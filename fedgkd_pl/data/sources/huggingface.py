@@ -14,7 +14,7 @@ from fedgkd_pl.data.sources.images import check_size, decode, normalised
 from fedgkd_pl.data.sources.tables import column, numbers, standardised
 from fedgkd_pl.data.sources.text import OwnTexts
 from fedgkd_pl.data.transforms import Scale
-from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.errors import SettingError, installs, require
 
 SPLITS = {"train": "train", "test": "test", "validation": "val"}
 
@@ -89,7 +89,7 @@ class HuggingFace(OwnTexts):
         try:
             import datasets
         except ImportError as error:
-            reason = "Hugging Face's datasets need pip install 'fedgkd-pl[hf]'"
+            reason = f"Hugging Face's datasets need {installs('hf')}"
             raise SettingError("dataset", reason) from error
         found = self.dataset
         if isinstance(found, str):

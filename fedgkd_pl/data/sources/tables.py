@@ -13,7 +13,7 @@ from fedgkd_pl.data.examples import Examples, Splits
 from fedgkd_pl.data.raw import Cells
 from fedgkd_pl.data.sources.base import OwnData, number_owners, read_text
 from fedgkd_pl.data.transforms import Scale
-from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.errors import SettingError, installs, require
 from torch import Tensor
 
 Columns = Mapping[str, Sequence[Any]]  # the cells of every column
@@ -119,8 +119,7 @@ def read_parquet(file: Path, key: str, columns: list[str] | None = None) -> Colu
     try:
         from pyarrow import parquet
     except ImportError as error:
-        reason = "Parquet needs pip install 'fedgkd-pl[parquet]'"
-        raise SettingError(key, reason, file) from error
+        raise SettingError(key, f"Parquet needs {installs('parquet')}", file) from error
     require(file.is_file(), key, f"{file}: there is no such file")
     try:
         table = parquet.read_table(file, columns=columns)
