@@ -19,6 +19,7 @@ from fedgkd_pl.data.validation import check_splits
 from fedgkd_pl.errors import require
 from fedgkd_pl.seeds import default_seed, derive
 from fedgkd_pl.storage.checkpoint_io import load_newest
+from fedgkd_pl.storage.recorded import Recorded
 from lightning.pytorch import LightningDataModule
 from torch import Tensor, nn
 
@@ -38,7 +39,7 @@ class CohortLoader:
         yield self.sampler.cohort()
 
 
-class FederatedDataModule(LightningDataModule):
+class FederatedDataModule(LightningDataModule, Recorded):
     """Training data cut into clients; validation and test data held by the server.
 
     A dataset is a subclass with :meth:`load`, ``name`` and ``num_classes``.

@@ -134,7 +134,9 @@ class Run:
     @property
     def seed(self) -> int:
         """The seed that all others come from."""
-        seed: Any = self.settings.get("seed_everything", self.summary["seed"])
+        seed: Any = self.settings.get("seed_everything", False)
+        if seed is False:  # all was not seeded, the data was
+            seed = self.summary["seed"]
         if not is_count(seed):
             raise self.damaged(CONFIG)
         return int(seed)
