@@ -18,7 +18,7 @@ from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.federation.checks import check_trainer
 from fedgkd_pl.federation.own_module import is_own_module
 from fedgkd_pl.federation.server import FederatedServer
-from fedgkd_pl.processes.signals import Stopped, stop_behind
+from fedgkd_pl.processes.signals import Interrupted, Stopped, stop_behind
 from fedgkd_pl.runs.events import rewind
 from fedgkd_pl.runs.files import RunFiles
 from fedgkd_pl.runs.folder import PREDICTIONS, RunFolder
@@ -119,7 +119,8 @@ class Experiment:
     def fit(self) -> RunFolder | None:
         """Trains every round; gives back the run's folder, None where it keeps none.
 
-        A run that is interrupted goes on with ``build(resume=folder).fit()``.
+        A run that is interrupted goes on with ``build(resume=folder).fit()``, in the same process
+        or another; Ctrl-C raises an ``Interrupted``, a ``KeyboardInterrupt`` that says so.
         """
         start = self.start
         with self._ending():
@@ -254,16 +255,28 @@ class Experiment:
                 stop = Stopped(signal.SIGTERM)
             if stop is None:
                 raise
+            if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+                self._interrupt(f"stopped by {stop.name}")  # in the user's own program
             if self.start.folder is not None:
                 path = quote(str(self.start.folder.path))
                 stop.hint = f"go on with: fedgkd-pl fit --resume {path}"
             raise stop from error
+        except SystemExit as error:
+            if isinstance(error.__context__, KeyboardInterrupt):  # Lightning's answer to one
+                self._interrupt("interrupted")
+            raise
         except Exception:
             if self.start.folder is not None:
                 check_held(self.start.folder.path)  # if the folder is gone, that is why
             raise
         finally:
             self.start.release()
+
+    def _interrupt(self, what: str) -> None:
+        """Raises what says how to go on in Python."""
+        folder = self.start.folder
+        hint = f"; go on with: build(resume={str(folder.path)!r}).fit()" if folder else ""
+        raise Interrupted(what + hint) from None
 
 
 class _RunLogger(TensorBoardLogger):
