@@ -67,14 +67,15 @@ def _compare(arguments: Any, settings: list[str]) -> int:
     from fedgkd_pl.experiments.compare import compare
 
     own = (arguments.output_dir, arguments.jobs, arguments.rounds)
-    return compare(arguments.study, *own, settings, arguments.only, arguments.dry_run)
+    result = compare(arguments.study, *own, settings, arguments.only, arguments.dry_run)
+    return 0 if arguments.dry_run else result.show()
 
 
 def _report(arguments: Any, _: Any) -> int:
-    from fedgkd_pl.experiments.report import report
+    from fedgkd_pl.experiments.report import print_report
 
     wanted = (arguments.over_seeds, arguments.format, arguments.output, arguments.all)
-    report(arguments.runs, *wanted)
+    print_report(arguments.runs, *wanted)
     return 0
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from fedgkd_pl.errors import SettingError, StorageError, require
 from fedgkd_pl.storage.files import CHECKPOINTS, PART, home_of, lock, previous
+from fedgkd_pl.storage.html import facts
 from fedgkd_pl.storage.reading import read_json
 
 if TYPE_CHECKING:
@@ -65,6 +66,17 @@ class RunFolder:
         """The runs of one name, the oldest first."""
         names = [(re.fullmatch(r"version_(\d+)", p.name), p) for p in parent.glob("version_*")]
         return [cls(path) for _, path in sorted((int(m[1]), path) for m, path in names if m)]
+
+    def _repr_html_(self) -> str:
+        """For a notebook: where it is and how far it is."""
+        try:
+            summary = read_json(self.summary)
+            score = summary.get("score", "acc")
+            names = ("method", "dataset", "seed", "rounds", f"best_test_{score}")
+            values = {name: summary.get(name, "") for name in (*names, f"final_test_{score}")}
+        except (OSError, ValueError, AttributeError):
+            values = {"state": "not finished" if self.is_begun() else "no run was begun there"}
+        return facts(str(self.path), values)
 
     @property
     def config(self) -> Path:

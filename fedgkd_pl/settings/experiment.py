@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -24,11 +25,13 @@ from fedgkd_pl.runs.files import RunFiles
 from fedgkd_pl.runs.folder import PREDICTIONS, RunFolder
 from fedgkd_pl.runs.keep import BestRound, LastRound
 from fedgkd_pl.runs.resume import check_net, check_settings, compare_settings, rows_of
-from fedgkd_pl.runs.settings import fixed_settings, flatten
+from fedgkd_pl.runs.settings import fixed_settings, flatten, short
 from fedgkd_pl.settings import strict_yaml
 from fedgkd_pl.settings.checks import check_monitors
 from fedgkd_pl.settings.messages import setting_error
 from fedgkd_pl.storage.files import check_held, write_text
+from fedgkd_pl.storage.html import facts
+from fedgkd_pl.storage.reading import printable
 from filelock import BaseFileLock
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -232,6 +235,20 @@ class Experiment:
         print(f"wrote {folder.path}")
         if self.own_logger:
             print(f"look:  tensorboard --logdir {folder.path.parent}")
+
+    def __repr__(self) -> str:
+        """What it would train."""
+        method, data = type(self.model).__name__, self.data.name
+        name = f"{self.settings['output_dir']}/{self.settings['name']}"
+        where = self.start.folder.path if self.start.folder else name
+        return f"Experiment({method} on {data}, {self.settings['rounds']} rounds, {where})"
+
+    def _repr_html_(self) -> str:
+        """For a notebook: what it would train, and all settings that decide the result."""
+        shown = {short(key): value for key, value in self.fixed.items() if value is not None}
+        table = facts("", {printable(key): printable(value) for key, value in shown.items()})
+        table = f"<details><summary>settings</summary>{table}</details>"
+        return f"<div><code>{escape(repr(self))}</code>{table}</div>"
 
     @contextmanager
     def whole_keys(self) -> Iterator[None]:
