@@ -26,6 +26,7 @@ from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.models.heads import SplitNet
 from fedgkd_pl.models.text import TextClassifier
 from fedgkd_pl.runs.code import PLAIN, code_of, is_importable, path_of, sha
+from fedgkd_pl.runs.folder import OF_PYTHON
 from fedgkd_pl.storage.recorded import GIVEN, Recorded, given
 from jsonargparse import ArgumentParser
 from lightning.pytorch import LightningModule, Trainer
@@ -34,8 +35,8 @@ from torch.optim import Optimizer
 
 Settings = dict[str, Any]
 Outer = tuple[Any, ...]  # the objects that a value is part of
-HEADER = "# read off the objects of a run in Python\n"
 LARGEST = 1_000_000_000  # bytes of an array that is known by its content
+LONGEST = 1_000  # letters or values that are written out
 DEEPEST = 8  # objects within objects that are looked into
 _marks: "WeakKeyDictionary[Any, str]" = WeakKeyDictionary()
 
@@ -66,11 +67,13 @@ def settings_of(trainer: Trainer, server: FederatedServer) -> Settings:
 
 def as_yaml(settings: Settings) -> str:
     """The text of ``config.yaml``."""
-    return HEADER + yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
+    return OF_PYTHON + yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
 
 
 def describe(value: Any, outer: Outer = ()) -> Any:
     """A value as plain data: the same for values that mean the same, another for others."""
+    if isinstance(value, str) and len(value) > LONGEST:
+        return f"{len(value)} letters {sha(value)}"
     if value is None or type(value) in PLAIN:
         return value
     if isinstance(value, Enum):
@@ -85,11 +88,13 @@ def describe(value: Any, outer: Outer = ()) -> Any:
         return f"outer {len(outer)}"
     inner = (*outer, value)
     if isinstance(value, list | tuple):
-        return [describe(each, inner) for each in value]
+        values = [describe(each, inner) for each in value]
+        return values if len(values) <= LONGEST else f"{len(values)} values {sha(values)}"
     if isinstance(value, set | frozenset):
         return sorted((describe(each, inner) for each in value), key=repr)
     if isinstance(value, Mapping):
-        return {str(key): describe(each, inner) for key, each in value.items()}
+        items = {str(key): describe(each, inner) for key, each in value.items()}
+        return items if len(items) <= LONGEST else f"{len(items)} values {sha(items)}"
     if isinstance(value, nn.Module) and not isinstance(value, FederatedServer):
         return _net(value, inner)
     if isinstance(value, Recorded):
@@ -107,6 +112,7 @@ def _object(value: Any, inner: Outer) -> Settings:
     if hidden or not hasattr(value, "__dict__") or len(inner) > DEEPEST:
         return {"class_path": path_of(type(value)), "not_known": _mark(value)}
     state = describe(vars(value), inner)
+    state = state if len(str(state)) <= LONGEST else sha(state)
     return _named(value, inner) | ({"state": state} if state else {})
 
 
@@ -151,11 +157,11 @@ def defaults_of(made: Callable[..., Any], skip: Iterable[str] = ()) -> Settings:
     try:
         add(made, None, fail_untyped=False, sub_configs=True, skip={*skip})
         text = parser.dump(parser.get_defaults(), skip_unset=False, skip_validation=True)
+        return yaml.safe_load(text) or {}
     except Exception:  # of a user's class, which may be written in any way
         parameters = inspect.signature(made).parameters.items()
         known = {name: each.default for name, each in parameters if each.default is not each.empty}
         return {name: value for name, value in known.items() if name not in skip}
-    return yaml.safe_load(text) or {}
 
 
 def _optimizer(make: Callable[..., Any], net: nn.Module, inner: Outer) -> Settings | None:
@@ -176,10 +182,15 @@ def _optimizer(make: Callable[..., Any], net: nn.Module, inner: Outer) -> Settin
 def _function(function: Any, inner: Outer) -> Settings:
     """A function or class by its name; by its code, too, where that is not a module's."""
     if isinstance(function, partial):
-        bound = inspect.signature(function.func).bind_partial(*function.args, **function.keywords)
-        arguments = defaults_of(function.func, {"params", "optimizer"} - bound.arguments.keys())
+        try:
+            signature = inspect.signature(function.func)
+        except ValueError:  # of a function in C
+            return _function(function.func, inner) | {"not_known": _mark(function)}
+        bound = signature.bind_partial(*function.args, **function.keywords)
+        skip = {"params", "optimizer"} - bound.arguments.keys()
+        arguments: Settings = describe(defaults_of(function.func, skip), inner)
         for name, value in bound.arguments.items():
-            rest = bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
+            rest = signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
             arguments |= describe(value if rest else {name: value}, inner)
         return _function(function.func, inner) | _init_args(arguments)
     if isinstance(function, MethodType):

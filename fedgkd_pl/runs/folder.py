@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from fedgkd_pl.errors import SettingError, StorageError, require
 from fedgkd_pl.storage.files import CHECKPOINTS, PART, home_of, lock, previous
 from fedgkd_pl.storage.html import facts
-from fedgkd_pl.storage.reading import read_json
+from fedgkd_pl.storage.reading import MB, read_bytes, read_json
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -30,6 +30,7 @@ PERSONALIZED = "personalized.csv"
 PREDICTIONS = "predictions.csv"
 PROFILE = "profile.csv"
 SUMMARY = "summary.json"  # written last: a run that has it is finished
+OF_PYTHON = "# read off the objects of a run in Python\n"  # begins such a config
 FEATURE_MAPS = "features-round*.npz"
 EVENTS = "events.out.tfevents.*"
 
@@ -111,6 +112,13 @@ class RunFolder:
     def is_begun(self) -> bool:
         """Whether it has settings to go on with."""
         return self.config.exists()
+
+    def is_of_python(self) -> bool:
+        """Whether its settings were read off objects: a stock Trainer trained it."""
+        try:
+            return read_bytes(self.config, MB).startswith(OF_PYTHON.encode())
+        except OSError:
+            return False
 
     def is_finished(self, rounds: int) -> bool:
         """Whether it has a summary, of so many rounds."""

@@ -26,6 +26,7 @@ from fedgkd_pl import (
     build,
     read_run,
 )
+from fedgkd_pl.errors import SettingError
 from fedgkd_pl.experiments.groups import make_groups
 from fedgkd_pl.runs.described import describe, settings_of
 from fedgkd_pl.runs.settings import fixed_settings
@@ -223,6 +224,20 @@ def test_what_cannot_be_known_is_never_alike() -> None:
     assert describe([generator])[0] == one, "but it is like itself"
 
 
+def test_what_is_long_is_known_by_a_digest() -> None:
+    class Filled:
+        def __init__(self, *values: Any) -> None:
+            self.values = values
+
+    for make in (lambda last: [*range(2000), last], lambda last: "x" * 2000 + str(last)):
+        assert describe(make(1)) == describe(make(1)) != describe(make(2))
+        assert len(describe(make(1))) < 40
+        assert describe(Filled(make(1))) == describe(Filled(make(1))) != describe(Filled(make(2)))
+    many = [describe(Filled(*["word"] * 500, last)) for last in (1, 1, 2)]
+    assert many[0] == many[1] != many[2] and len(many[0]["state"]) == 12
+    assert describe(partial(max, 1)).keys() == {"class_path", "not_known"}
+
+
 def test_objects_remember_their_arguments() -> None:
     assert repr(Dirichlet(0.1, balanced=True)) == "Dirichlet(alpha=0.1, balanced=True)"
     assert given(gkd(0.3)).keys() == {"net", "gamma", "engine"}
@@ -251,3 +266,11 @@ def test_a_run_with_a_logger_has_it_beside_the_rest(tmp_path: Path) -> None:
     names = {"config.yaml", "global.safetensors", "partition.json", "summary.json", "checkpoints"}
     assert names <= {file.name for file in folder.iterdir()}
     assert read_run(folder).settings["model"]["class_path"] == "fedgkd_pl.FedGKD"
+    with pytest.raises(SettingError, match="resume: was trained in Python: go on with"):
+        build(resume=folder)
+
+
+def test_a_net_that_only_its_layers_describe_is_not_made_again(tmp_path: Path) -> None:
+    run = fit(tmp_path, FedAvg(net(), engine=LocalEngine(workers=1)))
+    with pytest.raises(SettingError, match=r"model\.net"):
+        run.net()
