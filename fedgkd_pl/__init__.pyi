@@ -62,9 +62,11 @@ from .engines.ray import RayEngine as RayEngine
 from .experiments.compare import compare as compare
 from .experiments.draw import plot as plot
 from .experiments.personalize import personalize as personalize
+from .experiments.report import report as report
 from .experiments.runs import Run as Run
 from .experiments.runs import find_runs as find_runs
 from .experiments.runs import read_run as read_run
+from .experiments.study_result import StudyResult as StudyResult
 from .experiments.trained import Predictions as Predictions
 from .experiments.trained import Trained as Trained
 from .experiments.trained import export as export

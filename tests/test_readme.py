@@ -33,6 +33,7 @@ MODULES = (REPO / "docs" / "modules.md").read_text(encoding="utf-8")
 MODEL = (REPO / "docs" / "model.md").read_text(encoding="utf-8")
 DATA = (REPO / "docs" / "data.md").read_text(encoding="utf-8")
 FEDERATED = [value.__name__ for name, value in vars(FederatedData).items() if "from_" in name]
+PAGE_ON_PYTHON = (REPO / "docs" / "python.md").read_text(encoding="utf-8")
 PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
@@ -48,6 +49,13 @@ def test_a_config_in_python(tmp_path: Path) -> None:
     with (tmp_path / "runs/quickstart/version_0/metrics.csv").open() as file:
         assert len(list(file)) == 1 + 5
     assert (tmp_path / "curves.png").is_file()
+
+
+def test_the_page_on_python_runs_as_it_stands(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", PAGE_ON_PYTHON, re.DOTALL)
+    done = warm_script("\n".join(blocks), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "| FedAvg | FedGKD |" in done.stdout
 
 
 def test_the_method_in_thirty_lines(

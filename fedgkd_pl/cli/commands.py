@@ -3,30 +3,21 @@
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
-from fedgkd_pl.cli.predict import add_which, which_of
+from fedgkd_pl.cli.flags import (
+    Parser,
+    add_compare,
+    add_completion,
+    add_export,
+    add_figure,
+    add_flower,
+    add_new,
+    add_personalize,
+    add_report,
+)
+from fedgkd_pl.cli.predict import which_of
 from fedgkd_pl.experiments.draw import KINDS
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
-
-    any_order = False  # whether flags may stand between the values of one argument
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Like argparse's, with flags in any order where that is set."""
-        if not self.any_order:
-            return super().parse_known_args(args, namespace)
-        self.any_order = False  # the method below calls this one
-        try:
-            return self.parse_known_intermixed_args(args, namespace)
-        finally:
-            self.any_order = True
-
-    def error(self, message: str) -> NoReturn:
-        """Ends with exit code 2."""
-        self.exit(2, f"error: {message} ({self.prog} --help)\n")
 
 
 @dataclass(frozen=True)
@@ -82,14 +73,15 @@ def _compare(arguments: Any, settings: list[str]) -> int:
 
     own = (arguments.output_dir, arguments.jobs, arguments.rounds)
     how = (arguments.only, arguments.dry_run, arguments.quiet)
-    return compare(arguments.study, *own, settings, *how)
+    result = compare(arguments.study, *own, settings, *how)
+    return 0 if arguments.dry_run else result.show(arguments.quiet)
 
 
 def _report(arguments: Any, _: Any) -> int:
-    from fedgkd_pl.experiments.report import report
+    from fedgkd_pl.experiments.report import print_report
 
     wanted = (arguments.over_seeds, arguments.format, arguments.output, arguments.all)
-    report(arguments.runs, *wanted)
+    print_report(arguments.runs, *wanted)
     return 0
 
 
@@ -148,96 +140,6 @@ def _flower(arguments: Any, settings: list[str]) -> int:
     return 0
 
 
-def _add_compare(compare: Parser) -> None:
-    compare.add_argument("study", help="a study file; fedgkd-pl configs lists ours")
-    compare.add_argument("--output_dir", default="runs", help="where studies are kept (runs)")
-    compare.add_argument("--jobs", type=int, default=1, help="cells side by side (1)")
-    compare.add_argument(
-        "--rounds", type=int, help="instead of the configs'; cells that have fewer go on"
-    )
-    compare.add_argument(
-        "--only",
-        action="append",
-        default=[],
-        metavar="AXIS=LABEL,...",
-        help="a part of the study, such as --only method=FedAvg,FedGKD --only seed=0",
-    )
-    compare.add_argument("--dry_run", action="store_true", help="only check and list the cells")
-    _add_quiet(compare)
-
-
-def _add_report(report: Parser) -> None:
-    report.any_order = True
-    report.add_argument("runs", nargs="+", help="run folders, or folders above them")
-    report.add_argument(
-        "--over_seeds", action="store_true", help="all runs, as mean ± std over a method's seeds"
-    )
-    report.add_argument(
-        "--all", action="store_true", help="a line for every run, not the newest of each folder"
-    )
-    report.add_argument(
-        "--format",
-        choices=("table", "md", "html"),
-        default="table",
-        help="md and html take all runs, over seeds; html is one page with every figure",
-    )
-    report.add_argument("--output", help="the file; html: report.html in the first folder")
-
-
-def _add_figure(figure: Parser) -> None:
-    figure.any_order = True
-    figure.add_argument("kind", choices=KINDS, help="see above")
-    figure.add_argument("runs", nargs="*", help="run folders, or folders above them")
-    figure.add_argument("--output", help="the file; KIND.svg by default")
-
-
-def _add_personalize(parser: Parser) -> None:
-    parser.add_argument("run", help="the folder of a run, finished or stopped")
-    parser.add_argument("--epochs", type=int, help="of each client; as in the run's rounds")
-    parser.add_argument("--lr", type=float, help="of each client; that of the run")
-    parser.add_argument("--clients", metavar="0,3,7", help="whose; all with test samples")
-    _add_checkpoint(parser)
-    parser.add_argument("--output_dir", help="where to write; the run's folder")
-    _add_quiet(parser)
-
-
-def _add_checkpoint(parser: Parser) -> None:
-    parser.add_argument(
-        "--ckpt_path",
-        default="last",
-        metavar="last|best|FILE",
-        help="the global model: of the last round (default), of the best by validation, or a file",
-    )
-
-
-def _add_quiet(parser: Parser) -> None:
-    parser.add_argument("--quiet", action="store_true", help="show no progress")
-
-
-def _add_export(parser: Parser) -> None:
-    parser.add_argument("run", help="the folder of a run, finished or stopped")
-    parser.add_argument(
-        "--format",
-        choices=("safetensors", "onnx", "torchscript", "torch_export"),
-        default="safetensors",
-        help="weights alone (safetensors, default), or the net itself",
-    )
-    add_which(parser)
-    parser.add_argument("--output", help="the file; model.… in the run's folder")
-
-
-def _add_completion(parser: Parser) -> None:
-    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="of which shell")
-
-
-def _add_flower(flower: Parser) -> None:
-    flower.add_argument("folder", help="of the app; must not exist yet")
-
-
-def _add_new(new: Parser) -> None:
-    new.add_argument("folder", help="of the project, and its name; must be new or empty")
-
-
 COMMANDS = {
     "fit": Command(
         "train: every round of the config; --resume DIR goes on with an interrupted run",
@@ -260,7 +162,7 @@ COMMANDS = {
     "compare": Command(
         "run a study, such as a table of the paper: every cell a run; skips, resumes, tables",
         _compare,
-        _add_compare,
+        add_compare,
         takes_settings=True,
         parser={
             "description": "Runs every cell of a study that is not finished, resumes those that "
@@ -273,12 +175,12 @@ COMMANDS = {
     "report": Command(
         "finished runs beside each other: a table, Markdown, or a page with figures",
         _report,
-        _add_report,
+        add_report,
     ),
     "figure": Command(
         "a figure of the paper from finished runs, as SVG, PNG or PDF",
         _figure,
-        _add_figure,
+        add_figure,
         parser={
             "description": "\n".join(f"{kind:<14}{text}" for kind, text in KINDS.items()),
             "formatter_class": argparse.RawDescriptionHelpFormatter,
@@ -287,7 +189,7 @@ COMMANDS = {
     "personalize": Command(
         "fine-tune a run's global model for each client, on that client's own samples",
         _personalize,
-        _add_personalize,
+        add_personalize,
         takes_settings=True,
         parser={
             "description": "Lets each client of a run fine-tune the global model on its own "
@@ -302,7 +204,7 @@ COMMANDS = {
     "export": Command(
         "write a run's model as safetensors, ONNX, TorchScript or torch.export",
         _export,
-        _add_export,
+        add_export,
         takes_settings=True,
         parser={
             "description": "Writes the model of a run, finished or stopped, in a format that other "
@@ -315,7 +217,7 @@ COMMANDS = {
     "new": Command(
         "write a project of your own that trains at once: net, data, method, study, test",
         _new,
-        _add_new,
+        add_new,
         parser={
             "description": "Writes a small project: a net, data and a method in three short files "
             "to change, a config, a study that compares the method with FedAvg and FedGKD, and a "
@@ -326,7 +228,7 @@ COMMANDS = {
     "flower": Command(
         "make a Flower app of a config: flwr run trains it where the data is",
         _flower,
-        _add_flower,
+        add_flower,
         takes_settings=True,
         parser={
             "description": "Writes a Flower app that trains a config: a folder for flwr run, which "
@@ -339,27 +241,7 @@ COMMANDS = {
     "completion": Command(
         "print a script for bash, zsh or fish that completes commands, flags and configs",
         _completion,
-        _add_completion,
+        add_completion,
         parser={"description": 'In ~/.bashrc: eval "$(fedgkd-pl completion bash)"'},
     ),
 }
-
-# the flags of compare, and whether a value follows
-_COMPARE = {name: True for name in ("--output_dir", "--jobs", "--rounds", "--only")}
-_COMPARE |= {name: False for name in ("--dry_run", "--quiet", "--help", "-h")}
-
-
-def study_first(argv: list[str]) -> list[str]:
-    """The arguments of ``compare``, settings last: argparse would take their values as its own."""
-    if argv[:1] != ["compare"]:
-        return argv
-    ours, cells, study = ["compare"], list[str](), False
-    waiting = iter(argv[1:])
-    for word in waiting:
-        flag, given, _ = word.partition("=")
-        target = ours if flag in _COMPARE or not word.startswith("-") else cells
-        target.append(word)
-        study |= not word.startswith("-")
-        if word.startswith("-") and not given and _COMPARE.get(flag, True):
-            target += [value] if (value := next(waiting, "")) else []
-    return [*ours, *cells] if study else argv

@@ -8,7 +8,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fedgkd_pl.cli.commands import COMMANDS, Command, Parser
+from fedgkd_pl.cli.commands import COMMANDS, Command
+from fedgkd_pl.cli.flags import Parser
 from fedgkd_pl.methods import discover
 from fedgkd_pl.settings.files import TUNED, available, pairs
 from fedgkd_pl.settings.help import long_help

@@ -6,7 +6,8 @@ from difflib import get_close_matches
 from typing import NoReturn
 
 import fedgkd_pl
-from fedgkd_pl.cli.commands import COMMANDS, Parser, study_first
+from fedgkd_pl.cli.commands import COMMANDS
+from fedgkd_pl.cli.flags import Parser, study_first
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.processes.command import run_command
 

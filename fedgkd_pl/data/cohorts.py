@@ -22,6 +22,7 @@ from fedgkd_pl.data.partition import Partition
 from fedgkd_pl.data.published import AuthorsDirichlet, read_bounded
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.seeds import derive
+from fedgkd_pl.storage.recorded import Recorded
 
 
 @dataclass(frozen=True)
@@ -48,12 +49,12 @@ class Population:
 Choose = Callable[[list[int], Population], Sequence[int]]
 
 
-class Cohorts(ABC):
+class Cohorts(Recorded, ABC):
     """How the clients of a round are drawn."""
 
     rounds: int | None = None  # how many rounds it knows; None for any number
 
-    def check(self, population: Population) -> None:  # noqa: B027  (most fit any population)
+    def check(self, population: Population) -> None:
         """Raises a clear error if it cannot draw from this population."""
 
     @abstractmethod

@@ -3,6 +3,7 @@
 import logging
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -20,6 +21,8 @@ from fedgkd_pl.data.validation import check_splits
 from fedgkd_pl.errors import require
 from fedgkd_pl.seeds import default_seed, derive
 from fedgkd_pl.storage.checkpoint_io import load_newest
+from fedgkd_pl.storage.html import bubbles, facts
+from fedgkd_pl.storage.recorded import Recorded
 from lightning.pytorch import LightningDataModule
 from torch import Tensor, nn
 
@@ -39,7 +42,7 @@ class CohortLoader:
         yield self.sampler.cohort()
 
 
-class FederatedDataModule(LightningDataModule):
+class FederatedDataModule(LightningDataModule, Recorded):
     """Training data cut into clients; validation and test data held by the server.
 
     A dataset is a subclass with :meth:`load`, ``name`` and ``num_classes``.
@@ -259,6 +262,24 @@ class FederatedDataModule(LightningDataModule):
             "heterogeneity": heterogeneity(counts),
             "counts": counts,
         }
+
+    def _repr_html_(self) -> str:
+        """For a notebook: who holds what, once that is known."""
+        if self.clients is None:
+            return f"<code>{escape(repr(self))}</code>, not set up yet"
+        summary = self.summary()
+        sizes = self.clients.index.sizes
+        values = {
+            "clients": f"{self.num_clients}, {self.cohort_size} of them in a round",
+            "samples": f"{sizes.sum()}, {sizes.min()} to {sizes.max()} of a client",
+            "validation, test": f"{len(self.val)}, {len(self.test)}",
+            "partition": repr(self.partition),
+            "classes of a client": f"{summary['heterogeneity']['effective_classes']:.1f}"
+            f" of {summary['num_classes']}",
+        }
+        if not summary["num_classes"]:
+            del values["classes of a client"]
+        return facts(self.name, values, bubbles(summary["counts"], self.class_names))
 
     def _kept(self) -> OwnSplits:
         """The splits that were taken out of what clients would train on."""

@@ -13,10 +13,11 @@ from collections.abc import Iterator
 import numpy as np
 from fedgkd_pl.data.index import ClientIndex, Indices, Labels
 from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.storage.recorded import Recorded
 from numpy.random import Generator
 
 
-class Partition(ABC):
+class Partition(Recorded, ABC):
     """Cuts a labelled dataset into clients; every sample goes to exactly one of them."""
 
     by_owner = False  # whether ``split`` is given the samples' owners instead of their labels

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from fedgkd_pl.data.examples import Examples
 from fedgkd_pl.errors import require
+from fedgkd_pl.storage.recorded import Recorded
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("fedgkd_pl")
 
 
-class PublicData(ABC):
+class PublicData(Recorded, ABC):
     """Where public data comes from."""
 
     from_training = False  # whether it is cut from what the clients would share

@@ -12,6 +12,7 @@ from fedgkd_pl.errors import installs, require
 from fedgkd_pl.federation.answers import Specs
 from fedgkd_pl.federation.client_trainer import Job
 from fedgkd_pl.federation.message import Answer, Message
+from fedgkd_pl.storage.recorded import Recorded
 
 if TYPE_CHECKING:
     from fedgkd_pl.federation.server import FederatedServer
@@ -32,7 +33,7 @@ class Session(ABC):
         """Ends the workers; may be called twice."""
 
 
-class Engine(ABC):
+class Engine(Recorded, ABC):
     """The settings of an engine, which opens sessions."""
 
     states_stay = False  # whether clients' states stay with them; the server has marks
@@ -42,7 +43,7 @@ class Engine(ABC):
         """What the server gets of clients' states, given those that the method ``declared``."""
         return declared
 
-    def check(self, server: "FederatedServer") -> None:  # noqa: B027
+    def check(self, server: "FederatedServer") -> None:
         """Raises a clear error if clients of a method cannot be trained here."""
 
     @abstractmethod

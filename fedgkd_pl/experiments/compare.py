@@ -6,7 +6,7 @@ was interrupted.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,10 @@ from fedgkd_pl.errors import RunFailed, SettingError, StorageError, require
 from fedgkd_pl.experiments.paper import check_table
 from fedgkd_pl.experiments.runs import Run, round_of
 from fedgkd_pl.experiments.scheduler import PRELOAD, Task, begin, run_tasks, sound_run
-from fedgkd_pl.experiments.study import Cell, Study, read_study
+from fedgkd_pl.experiments.study import Cell, Study, make_study, read_study
+from fedgkd_pl.experiments.study_result import StudyResult
 from fedgkd_pl.experiments.tables import every_run, make_tables
 from fedgkd_pl.processes.start import context, ending_with_parent
-from fedgkd_pl.runs.events import how_to_look
 from fedgkd_pl.runs.folder import RunFolder
 from fedgkd_pl.runs.settings import fixed_settings
 from fedgkd_pl.settings.suggest import check_flags
@@ -27,49 +27,53 @@ OURS = ("--resume", "--ckpt_path", "--name", "--print_config", "--trainer.fast_d
 
 
 def compare(
-    path: str,
-    output_dir: str = "runs",
+    study: str | Path | Mapping[str, Any],
+    output_dir: str | Path = "runs",
     jobs: int = 1,
     rounds: int | None = None,
     extra: Sequence[str] = (),
     only: Sequence[str] = (),
     dry_run: bool = False,
     quiet: bool = False,
-) -> int:
-    """Runs what a study lacks and writes its tables; returns the exit code.
+) -> StudyResult:
+    """Runs what a study lacks and writes its tables.
 
     Args:
-        path: the study file, or the name of one of ours.
+        study: its file, the name of one of ours, or its content with a ``name``.
         output_dir: the folder of the study's folder.
         jobs: how many cells run side by side.
         rounds: instead of the configs'; cells that have fewer go on.
         extra: flags of ``fedgkd-pl fit`` for all cells.
         only: a part of the study; see :meth:`Study.part`.
+        dry_run: only check and list the cells.
         quiet: show no progress.
+
+    Returns:
+        Runs and tables, which a notebook shows; cells that failed do not raise.
     """
     require(jobs >= 1, "jobs", "must be at least 1", jobs)
     require(rounds is None or rounds >= 1, "rounds", "must be at least 1", rounds)
-    study = read_study(path)
-    part = study.part(only)
-    check_table(study.paper)
+    whole = make_study(study) if isinstance(study, Mapping) else read_study(str(study))
+    part = whole.part(only)
+    check_table(whole.paper)
     for word in extra:
         flag = word.split("=")[0]
         require(flag not in OURS, flag.lstrip("-"), "is not for the cells of a study")
     check_flags(extra, "import")
     if rounds is not None:
         extra = (*extra, "--rounds", str(rounds))
-    top = Path(output_dir) / study.name
+    top = Path(output_dir) / whole.name
     for folder in (top, top.parent):
         require(not folder.is_file(), "output_dir", "is not a folder", folder)
     check_folder(top, "output_dir")  # maybe a stranger's, with links to elsewhere
     if not quiet:
-        print(f"{study.name}: checking the settings of {len(part.cells())} cells", flush=True)
+        print(f"{whole.name}: checking the settings of {len(part.cells())} cells", flush=True)
     tasks = _plan(part, top, extra)
-    _check_measures(study, tasks, top)
+    _check_measures(whole, tasks, top)
     if dry_run:
         for task in tasks:
             print(f"{task.state:<9} {task.cell.name}: {' '.join(task.cell.words)}")
-        return 0
+        return StudyResult(whole, top, _results(whole, top))
     try:
         top.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -77,9 +81,12 @@ def compare(
     holder = lock(top, "output_dir")
     try:
         _mark_done(tasks)  # another process may have been at it until now
-        run_tasks(study, tasks, top, jobs, lambda: _write(study, top), quiet)
-        _write(study, top)
-        return _tell(study, tasks, top, quiet)
+        run_tasks(whole, tasks, top, jobs, lambda: _write(whole, top), quiet)
+        _write(whole, top)
+        failed = {task.cell.name: task.reason for task in tasks if task.state == "failed"}
+        result = StudyResult(whole, top, _results(whole, top), failed)
+        result.write_page()
+        return result
     finally:
         holder.release()
 
@@ -205,27 +212,3 @@ def _write(study: Study, top: Path) -> None:
     write_text(top / "results.csv", every_run(study, results).to_csv())
     write_text(top / "table.md", "\n".join(table.to_markdown() for table in tables))
     write_text(top / "table.tex", "\n".join(table.to_latex() for table in tables))
-
-
-def _tell(study: Study, tasks: list[Task], top: Path, quiet: bool) -> int:
-    from rich.console import Console
-
-    console = Console() if sys.stdout.isatty() else Console(width=140)
-    results = _results(study, top)
-    for table in make_tables(study, results):
-        console.print(table.to_rich())
-        for note in table.notes:
-            console.print(f"  {note}", highlight=False, markup=False)
-    if results:
-        from fedgkd_pl.experiments.page import write_page
-
-        page = "".join(table.to_html() for table in make_tables(study, results))
-        write_page([run for _, run in results], top / "report.html", study.title, page)
-    failed = [task for task in tasks if task.state == "failed"]
-    for task in failed:
-        print(f"error: {task.cell.name}: {task.reason}", file=sys.stderr)
-    files = "results.csv, table.md, table.tex" + (", report.html" if results else "")
-    print(f"wrote {top}: {files}")
-    if not quiet:
-        print(how_to_look(top))
-    return 3 if failed else 0

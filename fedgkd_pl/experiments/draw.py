@@ -5,8 +5,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedgkd_pl.errors import StorageError, require
+from fedgkd_pl.experiments.gather import Runs, runs_of
 from fedgkd_pl.experiments.groups import ALPHA, PARTICIPATION, Group, make_groups
-from fedgkd_pl.experiments.runs import CLASSES, ROUNDS, Run, find_runs, natural, whole
+from fedgkd_pl.experiments.runs import (
+    CLASSES,
+    ROUNDS,
+    Run,
+    find_runs,
+    natural,
+    whole,
+)
 from fedgkd_pl.runs import folder
 from fedgkd_pl.runs.accuracy import AVERAGE
 from fedgkd_pl.storage.reading import printable
@@ -48,15 +56,16 @@ def draw(kind: str, paths: Sequence[str], output: str) -> None:
     print(f"wrote {output}")
 
 
-def plot(kind: str, runs: Sequence[Run]) -> "Figure":
+def plot(kind: str, runs: Runs) -> "Figure":
     """A figure of finished runs.
 
     Args:
         kind: ``curves``, ``average``, ``participation``, ``partition``, ``features``, ``clients``,
             ``per_client``, ``personalized`` or ``confusion``; the last four and ``partition`` show
             the first run.
-        runs: as :func:`find_runs` gives them.
+        runs: as :func:`runs_of` takes them.
     """
+    runs = runs_of(runs)
     known = [each for each in KINDS if each != "toy"]
     require(kind in known, "kind", f"must be one of {', '.join(known)}", kind)
     require(len(runs) > 0, "runs", f"{kind} needs at least one run")

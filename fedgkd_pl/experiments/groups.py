@@ -36,6 +36,7 @@ SYMBOLS = {
 ALPHA = "data.init_args.partition.init_args.alpha"
 PARTICIPATION = "data.init_args.participation"
 CLIENTS = "data.init_args.num_clients"
+SEED = "data.init_args.seed"
 EPOCHS = "model.init_args.local_epochs"
 STEPS = "model.init_args.local_steps"
 MUST_AGREE = {  # what a run must have in common with the paper's to stand beside its numbers
@@ -79,10 +80,9 @@ class Group:
 
     @property
     def unknown(self) -> str:
-        """A warning where nobody knows whether the runs have the same settings."""
-        if self.settings or len(self.runs) < 2:
-            return ""
-        return f"settings not known (no {CONFIG}): the runs may differ in more than the seed"
+        """A warning where nobody knows whether other runs have the same settings."""
+        unknown = f"settings not known (no {CONFIG}): not averaged with others"
+        return "" if self.settings else unknown
 
     @cached_property
     def differs(self) -> str:
@@ -147,9 +147,11 @@ def make_groups(runs: Iterable[Run]) -> list[Group]:
         settings = {k: v for k, v in fixed_settings(run.settings).items() if k != "seed_everything"}
         method, dataset = str(run.summary["method"]), dataset_name(run)
         seed = run.seed
+        if settings.get(SEED) == seed:
+            settings[SEED] = None  # which is the same
         key: tuple[Any, ...] = (method, dataset, run.rounds_asked)
-        key += tuple(sorted((k, str(v)) for k, v in settings.items()))
-        if key in by_key and seed in by_key[key].runs and not settings:
+        key += tuple(sorted((k, _comparable(v)) for k, v in settings.items()))
+        if not settings:
             key += (run.folder,)  # what else differs is not known
         group = Group(title_of(method), dataset, settings, {})
         by_key.setdefault(key, group).runs[seed] = run
@@ -187,6 +189,14 @@ def _with_folder(group: Group, groups: Sequence[Group]) -> Group:
     if [(g.name, g.panel) for g in groups].count((group.name, group.panel)) == 1:
         return group
     return replace(group, name=f"{group.name}, {next(iter(group.runs.values())).folder}")
+
+
+def _comparable(value: Any) -> str:
+    """A text that is the same for equal values; Python's 20 is a config's 20.0."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_comparable, value))}]"
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return str(float(value)) if number and abs(value) < 2**53 else str(value)
 
 
 def _same_data(one: Group, other: Group) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from fedgkd_pl.experiments.gather import Runs, runs_of
 from fedgkd_pl.experiments.groups import make_groups, shared_settings
 from fedgkd_pl.experiments.overview import Row, measures_of, overview, run_row
 from fedgkd_pl.experiments.page import write_page
@@ -18,7 +19,23 @@ Format = Literal["table", "md", "html"]
 LEFT = ("method", "dataset", "data", "run")
 
 
-def report(
+def report(runs: Runs, over_seeds: bool = True) -> Table:
+    """Finished runs beside each other, as a table that a notebook shows.
+
+    Args:
+        runs: as :func:`runs_of` takes them.
+        over_seeds: mean ± std of runs that differ in the seed alone; otherwise a row for each.
+    """
+    found, notes = runs_of(runs), Footnotes()
+    if over_seeds:
+        rows = overview(make_groups(found), notes)
+    else:
+        measures = measures_of(found)
+        rows = [run_row(run, notes, measures) for run in found]
+    return replace(_table(rows, found), notes=notes.lines)
+
+
+def print_report(
     paths: Sequence[str],
     over_seeds: bool = False,
     format: Format = "table",
@@ -51,10 +68,10 @@ def report(
         runs = find_runs(paths, newest=not over_seeds and not every)
         notes = Footnotes()
         if over_seeds:
-            _print(overview(make_groups(runs), notes), runs)
+            _print(_table(overview(make_groups(runs), notes), runs))
         else:
             measures = measures_of(runs)
-            _print([run_row(run, notes, measures) for run in runs], runs)
+            _print(_table([run_row(run, notes, measures) for run in runs], runs))
         for line in (*notes.lines, *not_shown(paths, runs, over_seeds)):
             print(line)
 
@@ -91,13 +108,17 @@ def to_markdown(runs: Sequence[Run], notes: Sequence[str] = ()) -> str:
     return text
 
 
-def _print(rows: list[Row], runs: Sequence[Run]) -> None:
+def _table(rows: list[Row], runs: Sequence[Run]) -> Table:
+    left = [index for index, name in enumerate(rows[0]) if name in LEFT]
+    unit = "test loss" if all(run.has_loss_only for run in runs) else "test accuracy, %"
+    return replace(Table.of(rows, unit), left=left)
+
+
+def _print(shown: Table) -> None:
     from rich.console import Console
 
-    left = [index for index, name in enumerate(rows[0]) if name in LEFT]
-    title = "test loss" if all(run.has_loss_only for run in runs) else "test accuracy, %"
-    table = replace(Table.of(rows, title), left=left).to_rich()
-    averages = sum(name.startswith("average") for name in rows[0])
+    table = shown.to_rich()
+    averages = sum(name.startswith("average") for name in shown.columns)
     for column in table.columns:
         header = str(column.header)
         column.no_wrap = header != "run" and not header.startswith("average")

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from math import isfinite, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.runs.accuracy import AVERAGE, average_summary
 from fedgkd_pl.runs.folder import CONFIG, METRICS, PARTITION, SUMMARY, RunFolder
+from fedgkd_pl.storage.html import curve, facts
 from fedgkd_pl.storage.reading import MB, printable, read_bytes, read_json
 
 if TYPE_CHECKING:
@@ -59,6 +61,29 @@ class Run:
 
         flags = [word for module in imports for word in ("--import", module)]
         return load_net(RunFolder(self.folder), "average" if average else "last", flags)
+
+    def __repr__(self) -> str:
+        """What it was, how it went and where it is."""
+        if not self.summary:
+            return f"{type(self).__name__}({str(self.folder)!r})"
+        shown = ", ".join(f"{name} {value}" for name, value in self._shown().items())
+        return f"{type(self).__name__}({str(self.folder)!r}: {shown})"
+
+    def _shown(self) -> dict[str, str]:
+        of = ("method", "dataset", "seed", "rounds")
+        values = {name: self.measure(name) for name in ACCURACIES}
+        known = {name: f"{value:.2f}" for name, value in values.items() if value is not None}
+        return {name: str(self.summary[name]) for name in of} | known
+
+    def _repr_html_(self) -> str:
+        """For a notebook: the accuracies, the curve and the folder."""
+        if not self.summary:
+            return f"<code>{escape(str(self.folder))}</code>"
+        loss = self.columns.get("test/loss", {}) if self.has_loss_only else {}
+        known = {number: value for number, value in loss.items() if isfinite(value)}
+        line = curve(known, "test loss") if loss else curve(self.accuracy, "test accuracy, %")
+        where = f"<br><code>{escape(str(self.folder))}</code>"
+        return facts(str(self.summary["method"]), self._shown(), line, where)
 
     @cached_property
     def columns(self) -> dict[str, dict[int, float]]:
@@ -122,7 +147,9 @@ class Run:
     @property
     def seed(self) -> int:
         """The seed that all others come from."""
-        seed: Any = self.settings.get("seed_everything", self.summary["seed"])
+        seed: Any = self.settings.get("seed_everything", False)
+        if seed is False:  # all was not seeded, the data was
+            seed = self.summary["seed"]
         if not is_count(seed):
             raise self.damaged(CONFIG)
         return int(seed)

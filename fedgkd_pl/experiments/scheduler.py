@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from fedgkd_pl.errors import SettingError, StorageError
 from fedgkd_pl.experiments.runs import LARGEST, Run, read_run
 from fedgkd_pl.experiments.study import Cell, Study
-from fedgkd_pl.processes.signals import Stopped
+from fedgkd_pl.processes.signals import Interrupted, Stopped
 from fedgkd_pl.processes.start import context, ending_with_parent, without_main
 from fedgkd_pl.runs.folder import LOG, SUMMARY, RunFolder
 from fedgkd_pl.storage.reading import read_bytes
@@ -120,6 +120,8 @@ def run_tasks(
     except Stopped as stop:
         stop.hint = "the same command goes on where this was"
         raise
+    except KeyboardInterrupt:  # in the user's own program
+        raise Interrupted("interrupted; the same call goes on where this was") from None
     finally:
         for task in running:
             task.process.terminate()  # a run then ends in order

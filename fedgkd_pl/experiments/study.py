@@ -114,17 +114,23 @@ def read_study(path: str) -> Study:
     file, *others = resolve(path)
     require(not others, "study", "is a protocol with a method", path)
     content = strict_yaml.read(file)
+    return make_study({"name": Path(file).stem, "title": _header(file)} | content)
+
+
+def make_study(content: Mapping[str, Any]) -> Study:
+    """The study of a mapping with the keys of a study file, checked; it needs a ``name``."""
     known = [item.name for item in fields(Study)]
     for key in content:
         require(key in known, str(key), f"a study has no such key: {', '.join(known)}")
-    require("axes" in content, "axes", "a study needs at least one", path)
+    require("name" in content, "name", "a study needs one: its folder is called so")
+    require("axes" in content, "axes", "a study needs at least one", content["name"])
     axes = {
         str(axis): {str(label): _settings(f"axes.{axis}.{label}", s) for label, s in labels.items()}
         for axis, given in _mapping("axes", content["axes"]).items()
         if (labels := _labels(str(axis), given))
     }
     require(len(axes) == len(content["axes"]) > 0, "axes", "each needs at least one label")
-    name = content.get("name", Path(file).stem)
+    name = content["name"]
     is_plain = isinstance(name, str) and re.fullmatch(r"\w[\w.+-]*", name) is not None
     require(is_plain, "name", "must be a plain word: it names a folder", name)
     config = content.get("config", [])
@@ -140,7 +146,7 @@ def read_study(path: str) -> Study:
         rows=_list("rows", content.get("rows", _other_axes(axes)), str),
         columns=_list("columns", content.get("columns", ["method"]), str),
         compare=_text("compare", content.get("compare", "method")),
-        title=_text("title", content.get("title", _header(file))),
+        title=_text("title", content.get("title", "")),
     )
     _check(study)
     return study

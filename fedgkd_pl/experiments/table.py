@@ -3,7 +3,7 @@
 import csv
 import io
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -70,6 +70,22 @@ class Table:
             lines += ["", "In brackets: the paper's."]
         lines += ["", *(f"- {note}" for note in self.notes)] if self.notes else []
         return "\n".join(lines) + "\n"
+
+    def records(self) -> list[dict[str, str]]:
+        """A mapping for every row, as ``pandas.DataFrame`` takes it."""
+        texts = [[value.text for value in row] for row in self.rows]
+        return [dict(zip(self.columns, row, strict=True)) for row in texts]
+
+    def __repr__(self) -> str:
+        """As Markdown, which a terminal shows well."""
+        return self.to_markdown()
+
+    def _repr_html_(self) -> str:
+        """For a notebook."""
+        notes = "".join(f"<li>{escape(note)}</li>" for note in self.notes)
+        table = replace(self, title="").to_html()
+        title = f"<b>{escape(self.title)}</b>, {escape(self.unit)}" if self.title else ""
+        return f"{title}{table}<ul>{notes}</ul>" if notes else title + table
 
     def to_rich(self) -> "rich.table.Table":
         """For a terminal; the notes are not in it."""

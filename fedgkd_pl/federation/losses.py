@@ -18,6 +18,7 @@ from typing import Literal
 import torch
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.precision import wide
+from fedgkd_pl.storage.recorded import Recorded
 from torch import Tensor
 from torch.nn.functional import (
     binary_cross_entropy_with_logits,
@@ -29,7 +30,7 @@ from torch.nn.functional import (
 Targets = Literal["classes", "labels", "values"]
 
 
-class LocalLoss(ABC):
+class LocalLoss(Recorded, ABC):
     """The loss of a batch of outputs and targets."""
 
     needs_counts = True  # whether ``counts`` is used

@@ -8,6 +8,7 @@ from fedgkd_pl.data.examples import Batches, Examples
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.server_training import as_input, server_adam, server_steps
 from fedgkd_pl.seeds import derive
+from fedgkd_pl.storage.recorded import Recorded
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize, pad
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from fedgkd_pl.federation.server import FederatedServer
 
 
-class SimCLR:
+class SimCLR(Recorded):
     """Contrastive pre-training of a net's features (Chen et al., ICML 2020).
 
     Two views of an input should be nearer to each other than to the views of all others: with z the

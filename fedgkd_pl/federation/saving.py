@@ -11,6 +11,7 @@ from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.federation.schedule import RoundSchedule
 from fedgkd_pl.federation.task import TASKS
 from fedgkd_pl.storage.checkpoint_io import load_newest
+from fedgkd_pl.storage.recorded import Recorded
 from torch import nn
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from fedgkd_pl.federation.server import FederatedServer
 
 
-class SavedModel(GlobalModel):
+class SavedModel(GlobalModel, Recorded):
     """A global model whose checkpoint has all that a run goes on from."""
 
     takes_modules = True  # whether the net may be a LightningModule with its own training step

@@ -34,8 +34,10 @@ from fedgkd_pl.federation.own_module import is_own_module
 from fedgkd_pl.federation.performance import channels_last, missing_compiler
 from fedgkd_pl.federation.round import NoLossScale, RoundResults, form_of, job_of, waiting
 from fedgkd_pl.federation.saving import SavedModel
+from fedgkd_pl.processes.signals import CtrlC, stop_behind
 from fedgkd_pl.storage.checkpoint_io import SafeCheckpointIO
 from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import Precision
 from torch import nn
 
@@ -297,9 +299,34 @@ class FederatedServer(SavedModel):
 
 
 class _CloseOnError(Callback):
-    """Ends the workers whatever fails; a module has no hook for that."""
+    """Ends the workers whatever fails, Ctrl-C included; a module has no hook for that."""
+
+    def __init__(self) -> None:
+        self.interrupts = CtrlC()
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self.interrupts.begin()  # not before: Lightning puts back the handlers that it finds
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        self.interrupts.end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self.interrupts.is_ending = True
         pl_module.close()
         if isinstance(trainer.datamodule, FederatedDataModule):
             trainer.datamodule.teardown("fit")  # Lightning does if nothing fails
+        stop = stop_behind(exception)
+        if stop is not None and not stop.hint:
+            stop.hint = _how_to_go_on(trainer)
+        elif isinstance(exception, KeyboardInterrupt):
+            log.warning("interrupted; %s", _how_to_go_on(trainer))
+        self.interrupts.end(exception)
+
+
+def _how_to_go_on(trainer: Trainer) -> str:
+    """With the newest checkpoint of Lightning's."""
+    kept = [each for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint)]
+    paths = [path for each in kept for path in (each.last_model_path, each.best_model_path) if path]
+    if not paths:
+        return "no round is kept: train with a ModelCheckpoint to go on where it was"
+    return f"go on with: trainer.fit(model, data, ckpt_path={paths[0]!r})"

@@ -1,6 +1,7 @@
 """What is between a net's features and its classes."""
 
 from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.storage.recorded import Recorded
 from torch import Tensor, nn
 
 
@@ -18,7 +19,7 @@ class ProjectionHead(nn.Sequential):
         )
 
 
-class SplitNet(nn.Module):
+class SplitNet(nn.Module, Recorded):
     """A net of torchvision, timm or your own, split into features and classifier.
 
     Args:

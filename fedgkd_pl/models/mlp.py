@@ -5,10 +5,11 @@ from itertools import pairwise
 
 from fedgkd_pl.errors import require
 from fedgkd_pl.models.heads import projection_of
+from fedgkd_pl.storage.recorded import Recorded
 from torch import Tensor, nn
 
 
-class MLP(nn.Module):
+class MLP(nn.Module, Recorded):
     """Linear layers with ReLU between them.
 
     Args:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from fedgkd_pl.errors import require
 from fedgkd_pl.models.heads import projection_of
+from fedgkd_pl.storage.recorded import Recorded
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
@@ -87,7 +88,7 @@ class Bottleneck(_Block):
         )
 
 
-class ResNet(nn.Module):
+class ResNet(nn.Module, Recorded):
     """Any of the residual nets.
 
     Args:

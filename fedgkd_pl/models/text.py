@@ -5,10 +5,11 @@ from typing import Any
 
 from fedgkd_pl.errors import SettingError, installs, require
 from fedgkd_pl.models.heads import projection_of
+from fedgkd_pl.storage.recorded import Recorded
 from torch import Tensor, nn
 
 
-class TextClassifier(nn.Module):
+class TextClassifier(nn.Module, Recorded):
     """DistilBERT's classifier, on any encoder: first token, Linear, ReLU, dropout, Linear.
 
     Args:

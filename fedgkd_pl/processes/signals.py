@@ -20,6 +20,46 @@ class Stopped(BaseException):
         self.exit_code = 128 + number
         super().__init__(self.name)
 
+    def __str__(self) -> str:
+        """Which signal, and how to go on."""
+        return f"stopped by {self.name}" + (f"; {self.hint}" if self.hint else "")
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, or a notebook's stop button, has ended a run in order; the text says how to go on."""
+
+
+class CtrlC:
+    """Turns Ctrl-C into :class:`Stopped` while a Trainer of the user's program runs.
+
+    Lightning answers a ``KeyboardInterrupt`` by ignoring every later Ctrl-C of the process, and by
+    ending it. A handler of the user's own stays.
+    """
+
+    def __init__(self) -> None:
+        self.is_ending = False
+
+    def begin(self) -> None:
+        """Answers Ctrl-C from now on; does nothing outside the main thread."""
+        if _handles_interrupts(signal.default_int_handler):
+            self.is_ending = False
+            signal.signal(signal.SIGINT, self._answer)
+
+    def _answer(self, number: int, frame: Any) -> None:
+        if not self.is_ending:
+            raise Stopped(number)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Lets Python answer Ctrl-C again; also where Lightning has answered ``error``."""
+        ignored = isinstance(error, KeyboardInterrupt) and _handles_interrupts(signal.SIG_IGN)
+        if ignored or _handles_interrupts(self._answer):
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _handles_interrupts(handler: Any) -> bool:
+    main = threading.current_thread() is threading.main_thread()
+    return main and signal.getsignal(signal.SIGINT) == handler
+
 
 def stop_behind(error: BaseException | None) -> Stopped | None:
     """The Stopped that caused an error: extension modules wrap what a signal handler raises."""

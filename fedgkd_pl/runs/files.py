@@ -24,8 +24,19 @@ from fedgkd_pl.plots.partition import bubble_chart
 from fedgkd_pl.plots.style import opaque
 from fedgkd_pl.processes.signals import stop_behind
 from fedgkd_pl.runs.accuracy import Row, accuracy_summary, average_summary, loss_summary
-from fedgkd_pl.runs.folder import ERROR, EVENTS, FAILURES, METRICS, MODEL, PARTITION, SUMMARY
+from fedgkd_pl.runs.described import as_yaml, settings_of
+from fedgkd_pl.runs.folder import (
+    CONFIG,
+    ERROR,
+    EVENTS,
+    FAILURES,
+    METRICS,
+    MODEL,
+    PARTITION,
+    SUMMARY,
+)
 from fedgkd_pl.runs.inputs import inputs_files
+from fedgkd_pl.runs.settings import fixed_settings
 from fedgkd_pl.storage.checkpoint import RECORD
 from fedgkd_pl.storage.files import check_held, commit, write_text
 from fedgkd_pl.storage.tensors import to_safetensors
@@ -39,19 +50,21 @@ COLUMNS = ["round", "client", "reason", "traceback"]  # of failures.csv
 class RunFiles(FederatedCallback):
     """Writes ``partition.json``, ``metrics.csv``, ``global.safetensors`` and ``summary.json``.
 
-    ``model.json`` says how raw inputs become the net's, and what its classes are called.
-    Where clients fail, ``failures.csv`` says which and why. All rows travel in the checkpoint, so
-    a resumed run's files are those of a run that was never stopped.
+    And ``config.yaml``: the settings that decide the result, read off the objects of the run; the
+    command line writes its own. ``model.json`` says how raw inputs become the net's, and what its
+    classes are called. Where clients fail, ``failures.csv`` says which and why. All rows travel in
+    the checkpoint, so a resumed run's files are those of a run that was never stopped.
 
     Args:
         folder: where to; by default that of the Trainer's logger.
         config: the settings that decide the result, kept in the checkpoint so that a resume with
-            other ones can be refused.
+            other ones can be refused; by default those of the objects that are trained.
     """
 
     def __init__(self, folder: str | None = None, config: dict[str, Any] | None = None) -> None:
         self.folder = folder
         self.config = config or {}
+        self.is_described = config is None  # whether they are read off the objects
         self.rows: dict[int, Row] = {}
         self.failures: list[dict[str, Any]] = []
         self.trainings = 0  # of clients that were asked
@@ -87,6 +100,10 @@ class RunFiles(FederatedCallback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes who owns what, and drops the rows of rounds that were never committed."""
         self.started = time.perf_counter()
+        if self.is_described:
+            settings = settings_of(trainer, _server(pl_module))
+            self.config = fixed_settings(settings)
+            self._write(trainer, CONFIG, as_yaml(settings))
         self._write_rows(trainer)
         begun = (self._folder(trainer) / PARTITION).exists()
         summary = _server(pl_module).datamodule.summary()

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from fedgkd_pl.errors import SettingError, StorageError, require
 from fedgkd_pl.storage.files import CHECKPOINTS, PART, home_of, lock, previous
-from fedgkd_pl.storage.reading import read_json
+from fedgkd_pl.storage.html import facts
+from fedgkd_pl.storage.reading import MB, read_bytes, read_json
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -31,6 +32,7 @@ PREDICTIONS = "predictions.csv"
 PROFILE = "profile.csv"
 TOKENIZER = "tokenizer.json"
 SUMMARY = "summary.json"  # written last: a run that has it is finished
+OF_PYTHON = "# read off the objects of a run in Python\n"  # begins such a config
 FEATURE_MAPS = "features-round*.npz"
 EVENTS = "events.out.tfevents.*"
 
@@ -68,6 +70,17 @@ class RunFolder:
         names = [(re.fullmatch(r"version_(\d+)", p.name), p) for p in parent.glob("version_*")]
         return [cls(path) for _, path in sorted((int(m[1]), path) for m, path in names if m)]
 
+    def _repr_html_(self) -> str:
+        """For a notebook: where it is and how far it is."""
+        try:
+            summary = read_json(self.summary)
+            score = summary.get("score", "acc")
+            names = ("method", "dataset", "seed", "rounds", f"best_test_{score}")
+            values = {name: summary.get(name, "") for name in (*names, f"final_test_{score}")}
+        except (OSError, ValueError, AttributeError):
+            values = {"state": "not finished" if self.is_begun() else "no run was begun there"}
+        return facts(str(self.path), values)
+
     @property
     def config(self) -> Path:
         """All settings; a run that has it was begun."""
@@ -101,6 +114,13 @@ class RunFolder:
     def is_begun(self) -> bool:
         """Whether it has settings to go on with."""
         return self.config.exists()
+
+    def is_of_python(self) -> bool:
+        """Whether its settings were read off objects: a stock Trainer trained it."""
+        try:
+            return read_bytes(self.config, MB).startswith(OF_PYTHON.encode())
+        except OSError:
+            return False
 
     def is_finished(self, rounds: int) -> bool:
         """Whether it has a summary, of so many rounds."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -19,22 +20,24 @@ from fedgkd_pl.federation.checks import check_trainer
 from fedgkd_pl.federation.own_module import is_own_module
 from fedgkd_pl.federation.precision import faster_precision
 from fedgkd_pl.federation.server import FederatedServer
-from fedgkd_pl.processes.signals import Stopped, stop_behind
+from fedgkd_pl.processes.signals import Interrupted, Stopped, stop_behind
 from fedgkd_pl.runs.events import how_to_look, rewind
 from fedgkd_pl.runs.files import RunFiles
 from fedgkd_pl.runs.folder import PREDICTIONS, RunFolder
 from fedgkd_pl.runs.keep import BestRound, LastRound
 from fedgkd_pl.runs.resume import check_net, check_settings, compare_settings, rows_of
-from fedgkd_pl.runs.settings import fixed_settings, flatten
+from fedgkd_pl.runs.settings import fixed_settings, flatten, short
 from fedgkd_pl.settings import strict_yaml
 from fedgkd_pl.settings.checks import check_monitors
+from fedgkd_pl.settings.loggers import RunLogger, with_the_run
 from fedgkd_pl.settings.messages import setting_error
 from fedgkd_pl.settings.told import what_begins, who_ended
 from fedgkd_pl.storage.files import check_held, write_text
+from fedgkd_pl.storage.html import facts
+from fedgkd_pl.storage.reading import printable
 from filelock import BaseFileLock
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 SPLITS = ("val", "test")
@@ -123,7 +126,8 @@ class Experiment:
     def fit(self) -> RunFolder | None:
         """Trains every round; gives back the run's folder, None where it keeps none.
 
-        A run that is interrupted goes on with ``build(resume=folder).fit()``.
+        A run that is interrupted goes on with ``build(resume=folder).fit()``, in the same process
+        or another; Ctrl-C raises an ``Interrupted``, a ``KeyboardInterrupt`` that says so.
         """
         start = self.start
         with self._ending():
@@ -224,14 +228,14 @@ class Experiment:
                 callback.dirpath = str(folder.checkpoints)
         path = folder.path
         if self.own_logger:
-            self.trainer.logger = _RunLogger(
+            self.trainer.logger = RunLogger(
                 path.parent.parent, path.parent.name, path.name, default_hp_metric=False
             )
         given = self.settings["trainer"]["logger"]
         given = given if isinstance(given, list) else [given]
         if len(given) == len(self.trainer.loggers):
             pairs = zip(self.trainer.loggers, given, strict=True)
-            self.trainer.loggers = [_with_the_run(*pair, path) for pair in pairs]
+            self.trainer.loggers = [with_the_run(*pair, path) for pair in pairs]
 
     def _suggest(self) -> None:
         """Names a precision that is faster here, unless the user has chosen one."""
@@ -256,6 +260,20 @@ class Experiment:
         if score == "acc" and not self.quiet:
             print(f"use:   fedgkd-pl predict {quote(str(folder.path))} --input FILE")
 
+    def __repr__(self) -> str:
+        """What it would train."""
+        method, data = type(self.model).__name__, self.data.name
+        name = f"{self.settings['output_dir']}/{self.settings['name']}"
+        where = self.start.folder.path if self.start.folder else name
+        return f"Experiment({method} on {data}, {self.settings['rounds']} rounds, {where})"
+
+    def _repr_html_(self) -> str:
+        """For a notebook: what it would train, and all settings that decide the result."""
+        shown = {short(key): value for key, value in self.fixed.items() if value is not None}
+        table = facts("", {printable(key): printable(value) for key, value in shown.items()})
+        table = f"<details><summary>settings</summary>{table}</details>"
+        return f"<div><code>{escape(repr(self))}</code>{table}</div>"
+
     @contextmanager
     def whole_keys(self) -> Iterator[None]:
         """Adds the whole key to the error of a setting."""
@@ -278,10 +296,16 @@ class Experiment:
                 stop = Stopped(signal.SIGTERM)
             if stop is None:
                 raise
+            if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+                self._interrupt(f"stopped by {stop.name}")  # in the user's own program
             if self.start.folder is not None:
                 path = quote(str(self.start.folder.path))
                 stop.hint = f"go on with: fedgkd-pl fit --resume {path}"
             raise stop from error
+        except SystemExit as error:
+            if isinstance(error.__context__, KeyboardInterrupt):  # Lightning's answer to one
+                self._interrupt("interrupted")
+            raise
         except Exception:
             if self.start.folder is not None:
                 check_held(self.start.folder.path)  # if the folder is gone, that is why
@@ -289,24 +313,11 @@ class Experiment:
         finally:
             self.start.release()
 
-
-class _RunLogger(TensorBoardLogger):
-    """Refuses to write once its folder was replaced by another of that name."""
-
-    def log_metrics(self, *args: Any, **kwargs: Any) -> None:
-        check_held(Path(self.log_dir))
-        super().log_metrics(*args, **kwargs)
-
-    def save(self) -> None:
-        check_held(Path(self.log_dir))
-        super().save()
-
-
-def _with_the_run(logger: Logger, settings: Any, folder: Path) -> Logger:
-    """Lightning's CSV files go into the run's folder, unless they have a name of their own."""
-    if type(logger) is not CSVLogger or logger.name:
-        return logger
-    return CSVLogger(**settings["init_args"] | {"save_dir": folder, "name": "csv"})
+    def _interrupt(self, what: str) -> None:
+        """Raises what says how to go on in Python."""
+        folder = self.start.folder
+        hint = f"; go on with: build(resume={str(folder.path)!r}).fit()" if folder else ""
+        raise Interrupted(what + hint) from None
 
 
 class _OnlyFinish(Callback):

@@ -47,6 +47,8 @@ def read_request(command: str, argv: Sequence[str], modules: Sequence[str] = ())
             resume = RunFolder(Path(value or next(waiting, "")))
             begun = isfile(resume.config)
             require(begun, "resume", f"no run was begun there: no {CONFIG}", resume.path)
+            text = "was trained in Python: go on with trainer.fit(model, data, ckpt_path=...)"
+            require(not resume.is_of_python(), "resume", text, resume.path)
             check_folder(resume.path)
             rest[0:0] = ["--config", str(resume.config)]
         else:

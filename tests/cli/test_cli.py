@@ -419,21 +419,26 @@ def test_top_level(run: Run) -> None:
 
 def test_report_over_seeds(run: Run, tmp_path: Path) -> None:
     for seed, best in enumerate((0.5, 0.7, 0.9)):
-        folder = tmp_path / "runs" / "x" / f"version_{seed}"
-        folder.mkdir(parents=True)
-        summary = {"method": "FedAvg", "dataset": "d", "seed": seed, "rounds": 3}
-        summary |= {"bytes_down": 2_000_000, "best_test_acc": best, "final_test_acc": 0.25}
-        summary |= {"mean_last_10_test_acc": 0.3, "test_acc_at_best_val": None}
-        (folder / "summary.json").write_text(json.dumps(summary))
-    code, out, _ = run("report", "--format", "md", "runs")
+        for name, settings in (("x", "model: {class_path: FedAvg}"), ("unknown", "")):
+            folder = tmp_path / "runs" / name / f"version_{seed}"
+            folder.mkdir(parents=True)
+            summary = {"method": "FedAvg", "dataset": "d", "seed": seed, "rounds": 3}
+            summary |= {"bytes_down": 2_000_000, "best_test_acc": best, "final_test_acc": 0.25}
+            summary |= {"mean_last_10_test_acc": 0.3, "test_acc_at_best_val": None}
+            (folder / "summary.json").write_text(json.dumps(summary))
+            if settings:
+                (folder / "config.yaml").write_text(settings)
+    code, out, _ = run("report", "--format", "md", "runs/x")
     assert code == 0
-    row = "| FedAvg † | d | 3 | 0, 1, 2 | 70.00 ± 20.00 | 25.00 ± 0.00 | 30.00 ± 0.00 ‡ | - | 2.0 |"
-    assert out.splitlines()[-4:] == [
-        row,
-        "",
-        "- † settings not known (no config.yaml): the runs may differ in more than the seed",
-        "- ‡ the mean of 3 rounds: no more were tested",
+    row = "| FedAvg | d | 3 | 0, 1, 2 | 70.00 ± 20.00 | 25.00 ± 0.00 | 30.00 ± 0.00 † | - | 2.0 |"
+    note = "the mean of 3 rounds: no more were tested"
+    assert row in out and f"- † {note}" in out
+    code, out, _ = run("report", "--format", "md", "runs/unknown")
+    assert [line[:55] for line in out.splitlines() if "FedAvg" in line] == [
+        f"| FedAvg, runs/unknown/version_{seed} † | d | 3 | {seed} | {best}"[:55]
+        for seed, best in enumerate(("50.00", "70.00", "90.00"))
     ]
+    assert "- † settings not known (no config.yaml): not averaged with others" in out
 
 
 def test_summary_of_no_rounds() -> None:

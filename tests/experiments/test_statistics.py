@@ -459,13 +459,11 @@ def test_runs_of_unknown_settings_are_marked_and_told_apart() -> None:
         for number, seed in enumerate((0, 0, 1))
     ]
     groups = make_groups(runs)
-    assert [group.name for group in groups] == ["FedAvg, run0", "FedAvg, run1"]
+    assert [group.name for group in groups] == ["FedAvg, run0", "FedAvg, run1", "FedAvg, run2"]
     notes = Footnotes()
     marked = [row["method"] for row in overview(groups, notes)]
-    assert marked == ["FedAvg, run0 †", "FedAvg, run1"], "only the first is a mean"
-    assert notes.lines == [
-        "† settings not known (no config.yaml): the runs may differ in more than the seed"
-    ]
+    assert marked == ["FedAvg, run0 †", "FedAvg, run1 †", "FedAvg, run2 †"]
+    assert notes.lines == ["† settings not known (no config.yaml): not averaged with others"]
 
 
 def test_runs_of_different_length_are_not_one_number() -> None:

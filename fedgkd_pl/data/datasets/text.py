@@ -176,7 +176,7 @@ def saved_tokenizer(file: Path, pad_id: int) -> Any:
     try:
         from transformers import PreTrainedTokenizerFast
     except ImportError as error:
-        raise SettingError("tokenizer", "text needs pip install 'fedgkd-pl[text]'", file) from error
+        raise SettingError("tokenizer", f"text needs {installs('text')}", file) from error
     try:
         tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(file))
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_id)
