@@ -167,6 +167,7 @@ def test_every_study_of_ours_can_be_read() -> None:
 
 
 def test_a_table_by_hand() -> None:
+    """The study has α 1 first; numbers are shown by size."""
     it = study(measures=["best"])
     values = {
         ("1", "FedAvg"): [[0.5, 0.7], [0.6, 0.2]],  # best 70, 60: 65 ± 7.07
@@ -180,8 +181,8 @@ def test_a_table_by_hand() -> None:
         "",
         "| α | FedAvg | FedGKD | MOON |",
         "|---|---:|---:|---:|",
-        "| 1 | <u>65.00 ± 7.07</u> | **72.00 ± 11.31** | 20.00 ± 0.00 |",
         "| 0.1 | 40.00 † | - | - |",
+        "| 1 | <u>65.00 ± 7.07</u> | **72.00 ± 11.31** | 20.00 ± 0.00 |",
         "",
         "- † of seed 0 only",
         "- α 1, best: FedGKD is ahead of FedAvg by 7.00 ± 4.24 points over 2 seeds; a test needs 3",
