@@ -114,6 +114,8 @@ def read_study(path: str) -> Study:
     file, *others = resolve(path)
     require(not others, "study", "is a protocol with a method", path)
     content = strict_yaml.read(file)
+    is_config = "axes" not in content and {"model", "data"} & content.keys()
+    require(not is_config, "study", "is a config: fedgkd-pl fit --config runs it", path)
     known = [item.name for item in fields(Study)]
     for key in content:
         require(key in known, str(key), f"a study has no such key: {', '.join(known)}")
