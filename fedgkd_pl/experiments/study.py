@@ -114,6 +114,8 @@ def read_study(path: str) -> Study:
     file, *others = resolve(path)
     require(not others, "study", "is a protocol with a method", path)
     content = strict_yaml.read(file)
+    is_config = "axes" not in content and {"model", "data"} & content.keys()
+    require(not is_config, "study", "is a config: fedgkd-pl fit --config runs it", path)
     return make_study({"name": Path(file).stem, "title": _header(file)} | content)
 
 

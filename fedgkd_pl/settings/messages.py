@@ -11,6 +11,7 @@ import fedgkd_pl
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.runs.settings import short
 from fedgkd_pl.settings.allowed import WHY, is_slip
+from fedgkd_pl.settings.engines import SHORT
 from fedgkd_pl.settings.suggest import did_you_mean
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -38,11 +39,16 @@ def one_line(message: str) -> str:
         return f"{unknown}: no such setting{_near_top(unknown)}"
     if unknown := _first(r"unrecognized arguments?: (.*)", text):
         name = unknown.split()[0].lstrip("-").split("=")[0]
+        if not unknown.startswith("-"):
+            return (
+                f"config: a setting is a flag, --KEY VALUE, and this is none (got {cut(unknown)})"
+            )
         return f"{name}: no such setting{_near_top(name)} (got {cut(unknown)})"
     if linked := _first(r"argument rounds --> (\S+):", text):
         return f"{linked}: is set by --rounds"
     if missing := _first(r"arguments are required: (?:\w+\.(?=model|data))?([^\s,]+)", text):
-        return f"{_join(key, missing)}: must be given"
+        where = f", in a file (--config) or by --{missing}" if missing in ("model", "data") else ""
+        return f"{_join(key, missing)}: must be given{where}"
     if flag := _first(r"argument --(\w+)\S*: invalid _boolean", text):
         value = _first(r"value: '(.*)'", text)
         return f"{flag}: must be true or false (got {value})"
@@ -171,17 +177,19 @@ def _has_word(text: str, word: str) -> bool:
 
 
 def _expected(text: str) -> str:
-    names: list[str] = []
+    names, values = list[str](), list[str]()
     text = re.sub(r"Subtypes: \[.*?Errors:", "", text)
     factory = r"Type typing\.Callable\[\[.*?\], (?:typing\.Union\[)?[\w.]*\b(\w+)"
     class_, choices = r"Expected an? <class '[\w.]*?(\w+)'>", r"typing\.Literal\[(.*?)\]"
     patterns = f"{class_}|{choices}|Not a valid subclass of (\\w+)|{factory}"
     for plain, literals, base, product in re.findall(patterns, text):
-        name = PLAIN.get(plain, plain)
-        name = name or (f"one of {literals}" if literals else _a(base or product))
+        if literals:
+            values.append(literals)
+            continue
+        name = PLAIN.get(plain, plain) or _a(base or product)
         if name not in ("NoneType", "a Tensor", *names):
             names.append(name)
-    return " or ".join(names)
+    return " or ".join([*names, *([f"one of {', '.join(values)}"] if values else [])])
 
 
 def _a(name: str) -> str:
@@ -220,6 +228,8 @@ def _near_class(path: str, key: str) -> str:
     module, _, name = path.rpartition(".")
     if module:
         return _guess(name, dir(sys.modules.get(module)))
+    if key.endswith("engine") and (near := _guess(name, SHORT)):
+        return near
     return _guess(name, [n for n in fedgkd_pl.__all__ if key.startswith("data") or not _is_data(n)])
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import pairwise
+from os import environ
 from os.path import isfile  # which, unlike Path's, takes a name of any length
 from pathlib import Path
 
@@ -12,10 +13,14 @@ from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.runs.folder import CONFIG, RunFolder
 from fedgkd_pl.settings import strict_yaml
 from fedgkd_pl.settings.files import expand
-from fedgkd_pl.settings.suggest import check_file, check_flags
+from fedgkd_pl.settings.suggest import NO_VALUE, check_file, check_flags
 from fedgkd_pl.storage.files import check_folder
 
 EVALUATES = ("validate", "test", "predict")
+NOTHING = {
+    "config": ("config", "which? --config quickstart.yaml, or another of fedgkd-pl configs"),
+    "run": ("run", "which? give the folder of a run, such as runs/quickstart/version_0"),
+}
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,9 @@ class Request:
 
 def read_request(command: str, argv: Sequence[str], modules: Sequence[str] = ()) -> Request:
     """Imports what ``--import`` names, finds what ``--config`` and ``--resume`` name."""
-    argv = _of_run(argv) if command in EVALUATES and argv[:1] else argv
+    empty = not argv and not any(name.startswith(f"FEDGKD_{command.upper()}_") for name in environ)
+    require(not empty, *NOTHING["run" if command in EVALUATES else "config"])
+    argv = _of_run(argv) if command in EVALUATES else argv
     file = next(iter(argv), "-")
     forgot = command == "fit" and not file.startswith("-")
     require(not forgot, "config", f"is a flag: --config {file}", file)
@@ -44,9 +51,7 @@ def read_request(command: str, argv: Sequence[str], modules: Sequence[str] = ())
             named.append(value or next(waiting, ""))
         elif flag == "--resume" and command == "fit":
             require(resume is None, "resume", "one run at a time", resume and resume.path)
-            resume = RunFolder(Path(value or next(waiting, "")))
-            begun = isfile(resume.config)
-            require(begun, "resume", f"no run was begun there: no {CONFIG}", resume.path)
+            resume = _begun("resume", value or next(waiting, ""))
             text = "was trained in Python: go on with trainer.fit(model, data, ckpt_path=...)"
             require(not resume.is_of_python(), "resume", text, resume.path)
             check_folder(resume.path)
@@ -69,15 +74,15 @@ def _check_early(argv: Sequence[str]) -> None:
 
 def _of_run(argv: Sequence[str]) -> Sequence[str]:
     """``RUN [--last|--best|--ckpt_path FILE]`` as flags: the run's own settings, and the file."""
-    if argv[0].startswith("-"):
+    places = [place for place, word in enumerate(argv) if _is_alone(argv, place)]
+    if not places:
         return argv
-    folder = RunFolder(Path(argv[0]))
-    require(isfile(folder.config), "run", f"no run was begun there: no {CONFIG}", argv[0])
+    folder = _begun("run", argv[places[0]])
     from fedgkd_pl.runs.resume import checkpoint_of  # which imports torch
 
     rest: list[str] = []
     names: list[str] = []
-    waiting = iter(argv[1:])
+    waiting = iter([*argv[: places[0]], *argv[places[0] + 1 :]])
     for word in waiting:
         flag, _, value = word.partition("=")
         if flag == "--ckpt_path":
@@ -89,6 +94,24 @@ def _of_run(argv: Sequence[str]) -> Sequence[str]:
     require(len(names) <= 1, "ckpt_path", "one model at a time", " and ".join(names))
     file = checkpoint_of(folder, names[0] if names else "last")
     return ["--config", str(folder.config), "--ckpt_path", str(file), *rest]
+
+
+def _is_alone(argv: Sequence[str], place: int) -> bool:
+    """Whether a word is neither a flag nor the value of one."""
+    before = argv[place - 1] if place else ""
+    takes = before.startswith("-") and "=" not in before and before.lstrip("-") not in NO_VALUE
+    return not takes and not argv[place].startswith("-")
+
+
+def _begun(key: str, path: str) -> RunFolder:
+    """The folder of a run that was begun."""
+    require(path != "", key, "which run? give its folder")
+    folder = RunFolder(Path(path))
+    newest = [other for other in RunFolder.versions(folder.path) if isfile(other.config)][-1:]
+    hint = f"; did you mean {newest[0].path}?" if newest else ""
+    text = f"no run was begun there: no {CONFIG}{hint}"
+    require(isfile(folder.config), key, text, folder.path)
+    return folder
 
 
 def import_module_of_user(module: str, folder: Path | None = None) -> str:

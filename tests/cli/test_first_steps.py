@@ -142,6 +142,33 @@ def test_wrong_commands(run: Run, words: str, told: str) -> None:
     assert len(err.splitlines()) == 1
 
 
+def test_a_command_alone_says_what_it_needs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, _, err = run("fit")
+    told = "error: config: which? --config quickstart.yaml, or another of fedgkd-pl configs\n"
+    assert (code, err) == (2, told)
+    code, _, err = run("test")
+    told = "error: run: which? give the folder of a run, such as runs/quickstart/version_0\n"
+    assert (code, err) == (2, told)
+    code, _, err = run("fit", "--rounds", "3")
+    told = ": must be given, in a file (--config) or by --"
+    assert code == 2 and told in err
+    code, _, err = run("compare", "quickstart.yaml")
+    told = "error: study: is a config: fedgkd-pl fit --config runs it (got quickstart.yaml)\n"
+    assert (code, err) == (2, told)
+    monkeypatch.setenv("FEDGKD_FIT__CONFIG", str(REPO / "configs" / "smoke.yaml"))
+    monkeypatch.setenv("FEDGKD_FIT__ROUNDS", "0")
+    assert run("fit")[2] == "error: rounds: must be at least 1 (got 0)\n"
+
+
+def test_a_run_may_be_named_after_flags_and_is_suggested(run: Run, done: Path) -> None:
+    code, out, err = run("test", "--quiet", "--ckpt_path", "best", "runs/smoke/version_0")
+    assert code == 0 and "test/acc" in out, err
+    hint = "no config.yaml; did you mean runs/smoke/version_0? (got runs/smoke)\n"
+    for words, key in ((("test",), "run"), (("fit", "--resume"), "resume")):
+        told = f"error: {key}: no run was begun there: {hint}"
+        assert run(*words, "runs/smoke")[::2] == (2, told)
+
+
 TRY = """
 source completion.bash
 COMP_WORDS=("$@"); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); COMPREPLY=()

@@ -159,7 +159,7 @@ VALUES: list[tuple[str, str, str]] = [
     ("model", "torch.nn.Linear", "model: gives no FederatedServer (got torch.nn.Linear)"),
     ("model.optimizer", "torch.nn.Linear", "model.optimizer: gives no Optimizer (got torch.nn.L"),
     ("model.optimizer", "torch.optim.Sgd", "model.optimizer: no such class, did you mean SGD?"),
-    ("model.engine", "Ray", "model.engine: no such class (got Ray)"),
+    ("model.engine", "Ray", "model.engine: no such class, did you mean ray? (got Ray)"),
     ("model.net", "fedgkd_pl.MPL", "model.net: no such class, did you mean MLP?"),
     ("data.partition", "Dirichet", "data.partition: no such class, did you mean Dirichlet?"),
 ]
@@ -220,6 +220,9 @@ FLAGS: dict[str, str] = {
     f"{LINEAR} 1000": "model.net: digits has 10 classes, the net gives 1000 logits",
     "--model.gamma": "model.gamma: needs a value",
     "--model.gamma --rounds 3": "model.gamma: needs a value",
+    "extra": "config: a setting is a flag, --KEY VALUE, and this is none (got extra)",
+    "--trainer.precision 8": "trainer.precision: must be one of 64, 32, 16, 'transformer-engine', ",
+    "--resume": "resume: which run? give its folder",
     "--quiet 3": "quiet: must be true or false (got 3)",
     "--config nowhere.yaml": "config: no such file",
     "--config=nowhere.yaml": "config: no such file",
