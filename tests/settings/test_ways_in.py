@@ -1024,6 +1024,21 @@ def test_no_file_of_a_run_harms_who_reads_it(world: World, original: Path, kind:
     world.run(*ways[number % len(ways)], seconds=60)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_file_of_a_model_harms_who_uses_it(world: World, original: Path, kind: str) -> None:
+    np.save(world.here / "x.npy", np.zeros((2, 64)))
+    words = ("predict", world.folder, "--input", world.here / "x.npy")
+    words += ("--output", world.here / "out.csv")
+    for name in ("model.json", "global.safetensors"):
+        replaced(world, Path(name), kind)
+        code, _, err = world.run(*words, seconds=60)
+        assert code in (0, 2), err
+        assert code == 0 or err.count("\n") == 1
+        (world.folder / name).rmdir() if kind == "folder" else (world.folder / name).unlink()
+        shutil.copy(original / name, world.folder / name)
+    assert world.run(*words)[0] == 0  # what was refused was the file
+
+
 @pytest.mark.faults
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_file_harms_any_command(world: World, original: Path, kind: str) -> None:
