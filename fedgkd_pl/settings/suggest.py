@@ -14,7 +14,7 @@ from fedgkd_pl.settings.signatures import parameters
 TOP = "rounds name output_dir seed_everything model data trainer checkpoint profile quiet".split()
 FLAGS = "ckpt_path config no_profile no_quiet print_config return_predictions verbose".split()
 FLAGS += ["weights_only"]
-NO_VALUE = "help no_profile no_quiet print_config profile quiet".split()
+NO_VALUE = "best help last no_profile no_quiet print_config profile quiet".split()
 COMMON = (  # settings of others' classes that people look for
     *("trainer.precision", "trainer.accelerator", "trainer.devices", "trainer.callbacks"),
     *("trainer.logger", "trainer.gradient_clip_val", "trainer.max_time", "model.net"),
