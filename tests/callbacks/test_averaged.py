@@ -448,9 +448,9 @@ def test_runs_with_and_without_it_in_one_table() -> None:
     ]
     assert [second[name] for name in AVERAGE_MEASURES[:4]] == [""] * 4
     groups = make_groups(runs)
-    rows = overview(groups, Footnotes())
+    rows = overview(groups, Footnotes())  # whose † is for the settings
     names = ("average best", "average final", "average last 10", "average at best val")
-    assert [rows[0][name] for name in names] == ["30.00", "25.00", "27.50 †", "25.00"]
+    assert [rows[0][name] for name in names] == ["30.00", "25.00", "27.50 ‡", "25.00"]
     assert [rows[1][name] for name in names] == ["-"] * 4
     assert measures_of(runs[1:]) == ["best", "final", "last10", "at_best_val"]
     assert "average best" not in overview(groups[1:])[0]

@@ -434,10 +434,8 @@ def test_report_over_seeds(run: Run, tmp_path: Path) -> None:
     note = "the mean of 3 rounds: no more were tested"
     assert row in out and f"- † {note}" in out
     code, out, _ = run("report", "--format", "md", "runs/unknown")
-    assert [line[:55] for line in out.splitlines() if "FedAvg" in line] == [
-        f"| FedAvg, runs/unknown/version_{seed} † | d | 3 | {seed} | {best}"[:55]
-        for seed, best in enumerate(("50.00", "70.00", "90.00"))
-    ]
+    for seed, best in enumerate(("50.00", "70.00", "90.00")):
+        assert f"| FedAvg, runs/unknown/version_{seed} † | d | 3 | {seed} | {best} |" in out
     assert "- † settings not known (no config.yaml): not averaged with others" in out
 
 

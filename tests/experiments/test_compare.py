@@ -308,7 +308,7 @@ def test_runs_without_settings_are_not_taken_for_each_other() -> None:
     runs = [fake("FedAvg", 0, [0.5]), fake("FedAvg", 0, [0.9]), fake("FedAvg", 1, [0.7])]
     for number, run in enumerate(runs):
         runs[number] = Run(Path(f"run{number}"), run.summary)
-    assert sorted(g.values("best") for g in make_groups(runs)) == [[50.0, 70.0], [90.0]]
+    assert sorted(g.values("best") for g in make_groups(runs)) == [[50.0], [70.0], [90.0]]
 
 
 def test_seeds_that_a_callback_ends_early_are_one_line() -> None:
