@@ -15,7 +15,7 @@ from traceback import format_exception
 from typing import Any
 
 import fedgkd_pl
-from fedgkd_pl.errors import RunFailed, StorageError
+from fedgkd_pl.errors import RunFailed, StorageError, require
 from fedgkd_pl.federation.callback import FederatedCallback
 from fedgkd_pl.federation.divergence import diverged_round
 from fedgkd_pl.federation.message import ClientFailure
@@ -41,7 +41,7 @@ from fedgkd_pl.storage.checkpoint import RECORD
 from fedgkd_pl.storage.files import check_held, commit, write_text
 from fedgkd_pl.storage.tensors import to_safetensors
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 log = logging.getLogger("fedgkd_pl")
 COLUMNS = ["round", "client", "reason", "traceback"]  # of failures.csv
@@ -100,6 +100,10 @@ class RunFiles(FederatedCallback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes who owns what, and drops the rows of rounds that were never committed."""
         self.started = time.perf_counter()
+        for logger in trainer.loggers:
+            taken = isinstance(logger, CSVLogger) and Path(logger.log_dir) == self._folder(trainer)
+            text = "RunFiles and CSVLogger both write metrics.csv there: give RunFiles a folder"
+            require(not taken, "callbacks", text, logger.log_dir)
         if self.is_described:
             settings = settings_of(trainer, _server(pl_module))
             self.config = fixed_settings(settings)

@@ -526,7 +526,7 @@ def test_the_end_of_a_run_and_the_reports_show_it(
     assert "| average best | average final |" in out and shown in out
     code, out, _ = run("report", "--format", "html", folder, "--output", "page.html")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert code == 0 and '<figure data-name="average">' in page and shown in page
+    assert code == 0 and '<figure data-name="average"' in page and shown in page
     code, out, _ = run("report", folder / "plain")
     assert code == 0 and "average best" not in out
     words = ("--config", "smoke.yaml", "--rounds", "1", "--model.engine.workers", "1")

@@ -262,7 +262,7 @@ def test_figures_and_the_page(run_folder: Path, run: Run, tmp_path: Path) -> Non
         assert text in svg and "worst 10 %" in svg
     code, _, err = run("report", "--format", "html", run_folder, "--output", "page.html")
     assert code == 0, err
-    names = re.findall(r'<figure data-name="(\w+)">', (tmp_path / "page.html").read_text())
+    names = re.findall(r'<figure data-name="(\w+)"', (tmp_path / "page.html").read_text())
     assert {"own", "worst", "own1", "tuned1"} <= set(names)
 
 

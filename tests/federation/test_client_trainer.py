@@ -145,4 +145,4 @@ def test_half_precision_starts_every_client_with_a_new_loss_scale() -> None:
     old = plugin.scaler
     restart(trainer)
     assert plugin.scaler is not old
-    assert plugin.scaler.get_scale() == 65536.0  # type: ignore[union-attr]
+    assert plugin.scaler.get_scale() == 8.0  # type: ignore[union-attr]

@@ -290,8 +290,12 @@ def test_evaluation_cadence() -> None:
 
 @pytest.mark.parametrize(
     ("net", "key"),
-    [(lambda: linear(classes=5), "num_classes"), (lambda: ResNet8(3), "net")],
-    ids=["classes", "shape"],
+    [
+        (lambda: MLP(4, [3], num_classes=5), "num_classes"),
+        (lambda: linear(classes=5), "net"),  # which has no such argument
+        (lambda: ResNet8(3), "net"),
+    ],
+    ids=["classes", "outputs", "shape"],
 )
 def test_a_net_that_does_not_fit_the_data(net: Any, key: str) -> None:
     with pytest.raises(SettingError) as error:

@@ -34,6 +34,7 @@ from fedgkd_pl.settings.files import pairs
 from fedgkd_pl.storage.recorded import given
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch import seed_everything as seed_all
+from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 from torch.optim import SGD
 from torch.utils.data import TensorDataset
@@ -274,3 +275,9 @@ def test_a_net_that_only_its_layers_describe_is_not_made_again(tmp_path: Path) -
     run = fit(tmp_path, FedAvg(net(), engine=LocalEngine(workers=1)))
     with pytest.raises(SettingError, match=r"model\.net"):
         run.net()
+
+
+def test_a_logger_that_writes_the_same_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="callbacks: RunFiles and CSVLogger both write"):
+        fit(tmp_path, callbacks=[RunFiles()], logger=CSVLogger(tmp_path))
+    assert not list(tmp_path.rglob("summary.json"))

@@ -68,7 +68,7 @@ def test_a_run_says_where_its_charts_are(
     monkeypatch.chdir(tmp_path)
     config = ("--config", "quickstart.yaml", "--output_dir", "my runs")
     assert main(["fit", *config, "--rounds", "1", "--model.local_steps", "1"]) == 0
-    assert capsys.readouterr().out.splitlines()[-2:] == [
+    assert capsys.readouterr().out.splitlines()[-3:-1] == [
         "look:  tensorboard --logdir 'my runs/quickstart'",
         f"       http://localhost:6006/#{CustomScalarsPlugin.plugin_name}",
     ]
