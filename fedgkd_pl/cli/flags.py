@@ -125,24 +125,3 @@ def add_flower(flower: Parser) -> None:
 def add_new(new: Parser) -> None:
     """Flags of ``new``."""
     new.add_argument("folder", help="of the project, and its name; must be new or empty")
-
-
-# the flags of compare, and whether a value follows
-_COMPARE = {name: True for name in ("--output_dir", "--jobs", "--rounds", "--only")}
-_COMPARE |= {name: False for name in ("--dry_run", "--quiet", "--help", "-h")}
-
-
-def study_first(argv: list[str]) -> list[str]:
-    """The arguments of ``compare``, settings last: argparse would take their values as its own."""
-    if argv[:1] != ["compare"]:
-        return argv
-    ours, cells, study = ["compare"], list[str](), False
-    waiting = iter(argv[1:])
-    for word in waiting:
-        flag, given, _ = word.partition("=")
-        target = ours if flag in _COMPARE or not word.startswith("-") else cells
-        target.append(word)
-        study |= not word.startswith("-")
-        if word.startswith("-") and not given and _COMPARE.get(flag, True):
-            target += [value] if (value := next(waiting, "")) else []
-    return [*ours, *cells] if study else argv

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import fedgkd_pl
 from fedgkd_pl.cli.commands import COMMANDS
-from fedgkd_pl.cli.flags import Parser, study_first
+from fedgkd_pl.cli.flags import Parser
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.processes.command import run_command
 
@@ -15,6 +15,9 @@ from fedgkd_pl.processes.command import run_command
 RESULTS_ARE_FILES = ("fit", "compare", "personalize", "export")
 OTHER_WORDS = {"train": "fit", "run": "fit", "resume": "fit", "evaluate": "test", "eval": "test"}
 OTHER_WORDS |= {"list": "configs", "plot": "figure", "study": "compare", "help": "--help"}
+# the flags of compare, and whether a value follows
+_COMPARE = {name: True for name in ("--output_dir", "--jobs", "--rounds", "--only")}
+_COMPARE |= {name: False for name in ("--dry_run", "--quiet", "--help", "-h")}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,7 +51,7 @@ def _dispatch(argv: list[str]) -> int:
         added = parsers.add_parser(name, help=each.help, **each.parser)
         if each.add is not None:
             each.add(added)
-    arguments, rest = parser.parse_known_args(study_first(argv))
+    arguments, rest = parser.parse_known_args(_study_first(argv))
     if arguments.command is None:
         parser.print_help()
         return 2
@@ -56,6 +59,22 @@ def _dispatch(argv: list[str]) -> int:
     if rest and not command.takes_settings:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     return command.run(arguments, rest)
+
+
+def _study_first(argv: list[str]) -> list[str]:
+    """The arguments of ``compare``, settings last: argparse would take their values as its own."""
+    if argv[:1] != ["compare"]:
+        return argv
+    ours, cells, study = ["compare"], list[str](), False
+    waiting = iter(argv[1:])
+    for word in waiting:
+        flag, given, _ = word.partition("=")
+        target = ours if flag in _COMPARE or not word.startswith("-") else cells
+        target.append(word)
+        study |= not word.startswith("-")
+        if word.startswith("-") and not given and _COMPARE.get(flag, True):
+            target += [value] if (value := next(waiting, "")) else []
+    return [*ours, *cells] if study else argv
 
 
 def _refuse(word: str) -> NoReturn:

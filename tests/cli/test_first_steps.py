@@ -33,6 +33,24 @@ def test_quiet_prints_the_result_alone(run: Run, tmp_path: Path) -> None:
     assert run("fit", *QUICK, "--rounds", "1", "--quiet", bar)[0] == 0
 
 
+STUDY_FILE = """\
+# Two rounds of one method
+config: smoke.yaml
+set: {rounds: 2, model.engine.workers: 1}
+measures: [best]
+axes: {method: {FedAvg: {model: FedAvg}}}
+"""
+
+
+def test_a_quiet_study_prints_its_table_alone(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "study.yaml").write_text(STUDY_FILE)
+    code, out, err = run("compare", "study.yaml", "--quiet")
+    assert (code, err) == (0, "")
+    assert "FedAvg" in out and out.endswith("table.md, table.tex, report.html\n")
+    for word in ("checking", "finished", "running", "look:"):
+        assert word not in out
+
+
 def test_a_run_says_who_ended_it(run: Run) -> None:
     stop = {"monitor": "val/acc", "mode": "max", "patience": 2}
     words = ("--trainer.callbacks+=EarlyStopping", "--model.optimizer.lr", "0", "--rounds", "9")
