@@ -87,7 +87,8 @@ def test_the_explained_config_is_the_shipped_one(
 
 
 def test_every_flag_and_file_it_names_exists(run: Callable[..., tuple[int, str, str]]) -> None:
-    out = "".join(run(name, "--help")[1] for name in ("partition", "report", "compare", "figure"))
+    commands = ("partition", "report", "compare", "figure", "predict", "export")
+    out = "".join(run(name, "--help")[1] for name in commands)
     out += run("fit", "--help", "all")[1]
     classes = [getattr(fedgkd_pl, name) for name in fedgkd_pl.__all__ if name[0].isupper()]
     paths = [f"{class_.__module__}.{class_.__name__}" for class_ in classes]
