@@ -140,6 +140,8 @@ def _find(top: Path, label: str) -> Iterable[tuple[Run, Cell]]:
         method = title_of(str(run.settings["model"]["class_path"]).rpartition(".")[2])
         cell = cells.get(name) or Cell({"method": method}, run.settings["seed_everything"], ())
         labels = {"method": method} | cell.labels
+        if "variant" in labels:  # which names the method, too
+            labels["method"] = labels.pop("variant")
         labels["method"] = f"{labels['method']} {label}".rstrip()
         yield run, Cell(labels, cell.seed, ())
 
