@@ -43,6 +43,7 @@ axes: {method: {FedAvg: {model: FedAvg}}}
 """
 
 
+@pytest.mark.long
 def test_a_quiet_study_prints_its_table_alone(run: Run, tmp_path: Path) -> None:
     (tmp_path / "study.yaml").write_text(STUDY_FILE)
     code, out, err = run("compare", "study.yaml", "--quiet")
