@@ -48,9 +48,7 @@ def run(parser_class: type[ArgumentParser], argv: list[str]) -> int:
 def add_flags(parser: ArgumentParser) -> None:
     """Adds the command's own flags."""
     parser.add_argument("run", help="the folder of a run, finished or stopped")
-    parser.add_argument(
-        "--input", required=True, metavar="FILE_OR_FOLDER", help="what to predict; see below"
-    )
+    parser.add_argument("--input", metavar="FILE_OR_FOLDER", help="what to predict; see below")
     parser.add_argument("--output", metavar="FILE.csv", help="INPUT.predictions.csv, here")
     add_which(parser)
 
@@ -79,6 +77,7 @@ def predict(arguments: Any, settings: list[str]) -> int:
     from fedgkd_pl.processes.command import quiet_libraries
     from rich.console import Console
 
+    require(arguments.input is not None, "input", "which file or folder? --output is for --input")
     quiet_libraries()
     source = Path(arguments.input).expanduser()
     require(source.exists(), "input", "there is no such file or folder", arguments.input)

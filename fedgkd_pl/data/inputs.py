@@ -91,15 +91,25 @@ class RawInputs:
         stored: Tensor = pixels.reshape(1, *self.shape).to(self.dtype)
         return stored
 
+    def _pictures(self) -> list[tuple[int, ...]]:
+        """The shapes of one image, where images are read: with and without its only channel."""
+        sides = self.reading.shape if isinstance(self.reading, Pictures) else None
+        if sides is None:
+            return []
+        return [sides, sides[1:]] if sides[0] == 1 else [sides]
+
     def _batch(self, inputs: Any, dtype: torch.dtype) -> Tensor:
         """An array, or arrays, of the right shape and type."""
         if isinstance(inputs, list | tuple) and inputs and isinstance(inputs[0], Tensor):
             require(len({each.shape for each in inputs}) == 1, "inputs", "must be of one shape")
             inputs = torch.stack(list(inputs))
         values = as_tensor(inputs, "inputs")
-        values = values[None] if values.shape == self.shape else values
+        values = values[None] if values.shape in (self.shape, *self._pictures()) else values
+        if values.shape[1:] in self._pictures():  # that are stored flat
+            values = values.reshape(len(values), *self.shape)
         wanted = " × ".join(map(str, self.shape)) or "one number"
-        reason = f"a sample must be {wanted}, {str(dtype).removeprefix('torch.')}"
+        whole = "" if dtype.is_floating_point else " whole numbers"
+        reason = f"a sample must be {wanted}{whole}, with one row per sample"
         require(values.shape[1:] == self.shape, "inputs", reason, tuple(values.shape))
         require(len(values) > 0, "inputs", "there are none")
         check_finite(values, "inputs")

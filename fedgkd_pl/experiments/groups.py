@@ -215,7 +215,8 @@ def _named(name: str, group: Group, others: Sequence[Group], of_data: bool) -> s
         differs = any(other.settings.get(key) != value for other in others)
         if differs and key.startswith("data") == of_data:
             shown = str(value).removesuffix(".0") if isinstance(value, float) else value
+            shown = "none" if value is None else shown
             parts.append(printable(f"{symbol(key.rpartition('.')[2])} {shown}"))
     if len({other.rounds for other in others}) > 1 and not of_data:
-        parts.append(f"{group.rounds} rounds")
+        parts.append(f"{group.rounds} round{'s' * (group.rounds != 1)}")
     return ", ".join(parts)

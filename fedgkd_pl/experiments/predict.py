@@ -87,7 +87,8 @@ def _rows(trained: Trained, found: Files, start: int) -> Iterator[list[str]]:
     try:
         probabilities = trained.predict(found.take(start, start + len(names))).probabilities
     except SettingError as error:
-        raise SettingError("input" if error.key == "inputs" else error.key, error.reason) from error
+        key = "input" if error.key == "inputs" else error.key
+        raise SettingError(key, error.reason, error.got) from error
     few = trained.num_classes <= ALL_CLASSES
     best = probabilities.topk(1 if few else TOP, dim=1)
     for name, top, of_top, row in zip(names, best.indices, best.values, probabilities, strict=True):

@@ -255,7 +255,7 @@ def find_runs(paths: Sequence[str], newest: bool = False) -> list[Run]:
 
     Args:
         paths: run folders (``runs/<name>/version_k``) or the folders above them.
-        newest: only the newest run below each path; otherwise all of them.
+        newest: of the versions of a name (``runs/<name>/version_k``) only the newest.
     """
     runs: dict[Path, Run] = {}
     for path in map(Path, paths):
@@ -263,7 +263,12 @@ def find_runs(paths: Sequence[str], newest: bool = False) -> list[Run]:
         if not files:
             continue
         if newest:
-            files = [max(files, key=lambda file: file.lstat().st_mtime)]
+            versions: dict[Path, Path] = {}
+            for file in sorted(files, key=lambda file: file.lstat().st_mtime):
+                home = file.parent
+                is_version = re.fullmatch(r"version_\d+", home.name) is not None
+                versions[home.parent if is_version else home] = file
+            files = list(versions.values())
         for file in sorted(files, key=natural):
             runs.setdefault(file.parent.resolve(), read_run(file.parent))
     if not runs:

@@ -220,7 +220,8 @@ def fewer(measure: str, runs: Iterable[Run]) -> str:
     if not short:
         return ""
     other = "" if len(short) == len(numbers) else " of some seeds"
-    return f"the mean of {' or '.join(map(str, short))} rounds{other}: no more were tested"
+    rounds = "round" if short == [1] else "rounds"
+    return f"the mean of {' or '.join(map(str, short))} {rounds}{other}: no more were tested"
 
 
 def _groups(study: Study, entries: Mapping[Labels, Entry]) -> dict[Labels, dict[str, Entry]]:

@@ -274,7 +274,8 @@ def export(
         format: ``safetensors``, ``onnx``, ``torchscript`` or ``torch_export``.
         ckpt_path: ``last``, ``best`` (by validation), ``average`` or a checkpoint file of the run.
         average: the same as ``ckpt_path="average"``, the model of AveragedModel.
-        output: the file; by default ``model.…`` in the run's folder.
+        output: the file; by default ``model.…``, ``model-best.…`` or ``model-average.…`` in the
+            run's folder.
         settings: further flags of ``fedgkd-pl fit`` that do not decide the result, such as
             ``["--data.data_dir", "data", "--import", "my_methods"]``.
 
@@ -283,12 +284,14 @@ def export(
     """
     require(format in FILES, "format", f"must be one of {', '.join(FILES)}", format)
     folder = begun(run)
-    file = folder.path / FILES[format] if output is None else Path(output)
+    which = "average" if average else ckpt_path
+    kind = f"-{which}" if which in ("best", "average") else ""
+    name = FILES[format].replace("model", f"model{kind}", 1)
+    file = folder.path / name if output is None else Path(output)
     require(file.parent.is_dir(), "output", "its folder does not exist", str(file))
     check_packages(format, "format")
     text = "is another model than that of ckpt_path: give one of them"
     require(not average or ckpt_path == "last", "average", text, ckpt_path)
-    which = "average" if average else ckpt_path
     model = read_model(folder.path)
     inputs = torch.empty(0)  # which only a trace needs
     if format != "safetensors":

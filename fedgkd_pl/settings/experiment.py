@@ -197,7 +197,8 @@ class Experiment:
         done, rounds = checkpoint["global_step"], self.settings["rounds"]
         finished = folder is None or folder.is_finished(done)
         stopped = folder is not None and checkpoint["fedgkd_pl"].get("stopped")
-        text = f"the run is finished: a callback ended it after round {done}"
+        text = f"the run is finished: a callback ended it after round {done}; for more rounds, "
+        text += "begin a new run without that callback, or with more patience"
         require(not (stopped and finished), "resume", text)
         if stopped:
             self.callbacks.append(_OnlyFinish())
@@ -244,6 +245,11 @@ class Experiment:
         if chosen is None and faster and self.start.file is None:
             print(f"hint:  --trainer.precision {faster} is faster on this CPU (docs/speed.md)")
 
+    @property
+    def _imports(self) -> str:
+        """The flags that bring the user's modules in again."""
+        return "".join(f" --import {module}" for module in self.modules)
+
     def _tell(self, folder: RunFolder) -> None:
         """Prints how it went and where to look."""
         summary = json.loads(folder.summary.read_text(encoding="utf-8"))
@@ -258,7 +264,8 @@ class Experiment:
         if self.own_logger and not self.quiet:
             print(how_to_look(folder.path.parent))
         if score == "acc" and not self.quiet:
-            print(f"use:   fedgkd-pl predict {quote(str(folder.path))} --input FILE")
+            path = quote(str(folder.path))
+            print(f"use:   fedgkd-pl predict {path} --input FILE{self._imports}")
 
     def __repr__(self) -> str:
         """What it would train."""
@@ -300,7 +307,7 @@ class Experiment:
                 self._interrupt(f"stopped by {stop.name}")  # in the user's own program
             if self.start.folder is not None:
                 path = quote(str(self.start.folder.path))
-                stop.hint = f"go on with: fedgkd-pl fit --resume {path}"
+                stop.hint = f"go on with: fedgkd-pl fit --resume {path}{self._imports}"
             raise stop from error
         except SystemExit as error:
             if isinstance(error.__context__, KeyboardInterrupt):  # Lightning's answer to one

@@ -49,9 +49,10 @@ class Parser(LightningArgumentParser):
         super().validate(*args, **kwargs | {"skip_unset": False})
 
     def format_help(self, *args: Any) -> str:
-        """The common flags, then all of them."""
+        """The common flags, then all of them; of a class (``--model.help CLASS``) its own."""
+        own: str = super().format_help(*args)
         command = self.prog.replace(" [options]", "").rpartition(" ")[2]
-        return long_help(command) + super().format_help(*args)
+        return long_help(command) + own if self in _parsers.values() else own
 
 
 class Parsed(LightningCLI):

@@ -63,7 +63,8 @@ def test_a_run_says_who_ended_it(run: Run) -> None:
     told = "ended after round 3 of 9: EarlyStopping: val/acc did not improve for 2 rounds (best 0."
     assert line.startswith(told)
     code, _, err = run("fit", "--resume", "runs/smoke/version_0")
-    told = "error: resume: the run is finished: a callback ended it after round 3\n"
+    told = "error: resume: the run is finished: a callback ended it after round 3; for more rounds"
+    told += ", begin a new run without that callback, or with more patience\n"
     assert (code, err) == (2, told)
 
 
@@ -261,3 +262,9 @@ def test_an_extra_is_installed_by_its_packages(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("importlib.metadata.requires", requires)
     assert installs("x") == "pip install 'a>=1' 'b[y]<3,>=2'"
     assert installs("z") == "pip install '.[z]' in a clone of fedgkd_pl"
+
+
+def test_help_of_a_class_is_of_that_class_alone(run: Run) -> None:
+    code, out, _ = run("fit", "--data.help", "ImageFolders")
+    assert code == 0 and "--data.path" in out
+    assert "--model.gamma" not in out and "--ckpt_path" not in out

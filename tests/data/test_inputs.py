@@ -36,6 +36,9 @@ def test_digits_as_arrays_and_as_images() -> None:
         assert torch.equal(raw(data.test.inputs.double().numpy()), seen(data))
         images = [Image.fromarray((image * 15.9375).round().astype(np.uint8)) for image in pixels]
         assert torch.equal(raw(images), seen(data)[:5])
+        for shaped in (pixels, pixels[:, None]):
+            assert torch.equal(raw(shaped), seen(data)[:5])
+            assert torch.equal(raw(shaped[0]), seen(data)[:1])
         assert torch.equal(raw(images[0]), seen(data)[:1])
 
 
@@ -78,7 +81,7 @@ def test_tables(tmp_path: Path, standardise: bool) -> None:
     assert torch.equal(raw(columns | {"a": [str(row[0]) for row in rows]}), seen(data))
     with pytest.raises(SettingError, match=r"^inputs: inputs has no column 'a', but b"):
         raw(columns)
-    with pytest.raises(SettingError, match=r"^inputs: a sample must be 2, float64"):
+    with pytest.raises(SettingError, match=r"^inputs: a sample must be 2, with one row per sample"):
         raw([[1.0, 2.0, 3.0]])
 
 
@@ -164,8 +167,8 @@ def test_a_transform_of_ones_own_is_not_guessed() -> None:
         (np.full((1, 64), -1), "must be whole numbers from 0 to 255"),
         (np.full((1, 64), 256), "must be whole numbers from 0 to 255"),
         (np.zeros((0, 64)), "there are none"),
-        (np.zeros((2, 8, 8)), "a sample must be 64, uint8"),
-        ([], "a sample must be 64, uint8"),
+        (np.zeros((2, 8, 9)), "a sample must be 64 whole numbers, .*got \\(2, 8, 9"),
+        ([], "a sample must be 64 whole numbers"),
         ("a text", "must be numbers"),
         ([torch.zeros(64), torch.zeros(63)], "must be of one shape"),
     ],

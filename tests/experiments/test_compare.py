@@ -5,6 +5,7 @@ import csv
 import io
 import json
 import math
+import os
 import signal
 import sys
 import time
@@ -351,6 +352,18 @@ def test_versions_come_in_their_order(tmp_path: Path) -> None:
     assert [run.summary["seed"] for run in find_runs([str(tmp_path)])] == [1, 9, 10]
     with pytest.raises(SettingError):
         find_runs([str(tmp_path / "nowhere")])
+
+
+def test_the_newest_is_that_of_every_name(tmp_path: Path) -> None:
+    """Runs of other names are not older versions of it, nor are folders of Python's."""
+    names = ("a/version_0", "a/version_1", "b/version_0", "mine", "other")
+    for seed, name in enumerate(names):
+        (tmp_path / name).mkdir(parents=True)
+        file = tmp_path / name / "summary.json"
+        file.write_text(json.dumps(fake("FedAvg", seed, [0.5]).summary))
+        os.utime(file, (100 - seed, 100 - seed) if seed else (200, 200))
+    seeds = [run.summary["seed"] for run in find_runs([str(tmp_path)], newest=True)]
+    assert seeds == [0, 2, 3, 4], "version_0 of a was written last"
 
 
 # -- runs ----------------------------------------------------------------------------------------

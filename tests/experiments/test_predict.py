@@ -312,7 +312,7 @@ def write_bad(folder: Path) -> None:
     [
         ("--input nowhere", "input: there is no such file or folder (got nowhere)"),
         ("--input nan.npy", "input: row 281 has NaN or Inf"),
-        ("--input wide.npy", "input: a sample must be 64, uint8"),
+        ("--input wide.npy", "input: a sample must be 64 whole numbers"),
         ("--input object.npy", "input: object.npy cannot be read"),
         ("--input two.npz", "input: two.npz has no inputs nor x, but a, b"),
         ("--input large.png", "input: large.png is 7 × 9 (height × width), the run's images are"),
@@ -327,7 +327,7 @@ def write_bad(folder: Path) -> None:
         ("--input x.npy --last --ckpt_path best", "argument --ckpt_path: not allowed with"),
         ("--input x.npy --model.gamma 9", "model.gamma: a run is resumed with the settings"),
         ("--input", "argument --input: expected one argument"),
-        ("--output o.csv", "the following arguments are required: --input"),
+        ("--output o.csv", "input: which file or folder?"),
         ("--average", "average: is for --input"),
         ("--best --ckpt_path last", "ckpt_path: one model at a time (got best and last)"),
     ],

@@ -57,7 +57,9 @@ def test_an_export_gives_the_nets_logits_from_a_copied_folder(
 
 def test_the_best_round_is_exported(run: Run, done: Path, tmp_path: Path) -> None:
     (best,) = (done / "checkpoints").glob("best-*.ckpt")
-    file = export(done, ckpt_path="best", output=tmp_path / "best.safetensors")
+    copied = shutil.copytree(done, tmp_path / "copied")
+    last, file = export(copied), export(copied, ckpt_path="best")
+    assert (last.name, file.name) == ("model.safetensors", "model-best.safetensors")
     assert same(load_file(file), weights(best))
 
 

@@ -197,10 +197,8 @@ def test_a_run_that_a_callback_ended_stays_ended(run: Run, tmp_path: Path) -> No
     weights = (folder / "global.safetensors").read_bytes()
     metrics = (folder / "metrics.csv").read_bytes()
     code, _, err = run("fit", "--resume", folder)
-    assert (code, err) == (
-        2,
-        "error: resume: the run is finished: a callback ended it after round 2\n",
-    )
+    assert code == 2
+    assert err.startswith("error: resume: the run is finished: a callback ended it after round 2; ")
     for name in ("summary.json", "global.safetensors"):  # killed before it said how it went
         (folder / name).unlink()
     code, _, err = run("fit", "--resume", folder)
