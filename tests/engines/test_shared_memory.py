@@ -176,6 +176,7 @@ print("read-only", torch.equal(alone, train(2)), flush=True)
 """
 
 
+@pytest.mark.long
 def test_cifar_trains_in_a_containers_shm(tmp_path: Path) -> None:
     """64 MB of ``/dev/shm``, then a read-only one; 184 MB of images, shared and not copied."""
     (tmp_path / "script.py").write_text(SMALL_SHM)

@@ -456,6 +456,7 @@ def test_a_failing_cell_stops_no_other(compare: Compare, tmp_path: Path) -> None
     assert [row["method"] for row in rows] == ["FedGKD"]
 
 
+@pytest.mark.long
 def test_a_stopped_study_says_how_to_go_on(tmp_path: Path) -> None:
     (tmp_path / "mini.yaml").write_text(MINI)
     # a new interpreter: cells of a warm one's fork server, under load, sometimes end a stop late

@@ -418,6 +418,7 @@ def test_a_long_temporary_folder(launcher: Launcher, tmp_path: Path) -> None:
     assert code == 0 and whole(tmp_path), (tmp_path / "output.txt").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.faults)])
 def test_warnings_as_errors(workers: str, tmp_path: Path) -> None:
     """jsonargparse warns of what Lightning calls; of our own code they are errors still."""
