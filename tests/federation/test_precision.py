@@ -154,12 +154,22 @@ def test_a_client_does_not_see_the_servers_precision(method: Any, precision: str
         assert told.metrics == again.metrics
 
 
-@pytest.mark.parametrize("precision", ["32-true", "64-true", "bf16-mixed", "bf16-true", "16-true"])
-@pytest.mark.parametrize(
-    "method",
-    [m if title(m) == "FedGKD" else pytest.param(m, marks=pytest.mark.engines) for m in PRODUCT],
-    ids=title,
-)
+EVERYWHERE = [
+    pytest.param(
+        *(method, precision),
+        marks=[] if title(method) == "FedGKD" else [pytest.mark.engines],
+        id=f"{title(method)}-{precision}",
+    )
+    for method in PRODUCT
+    for precision in ("32-true", "64-true", "bf16-mixed", "bf16-true", "16-true")
+]
+MIXED = [
+    pytest.param(method, "bf16-mixed", marks=[pytest.mark.long], id=f"{title(method)}-bf16-mixed")
+    for method in METHODS[len(PRODUCT) :]
+]
+
+
+@pytest.mark.parametrize(("method", "precision"), EVERYWHERE + MIXED)
 def test_a_pool_gives_the_same_at_every_precision(method: Any, precision: str) -> None:
     models = []
     for workers in (1, 2):
