@@ -2,17 +2,23 @@
 
 Every run is a process of its own: 1,000,000 samples of 64 bytes, a cohort of 10, FedAvg on a linear
 net, no evaluation, clients in the process itself so that its peak memory is all there is.
+
+Then what clients keep: SCAFFOLD's control variates of a net of 0.3 MB, a cohort of 20, a commit
+every round until every client has taken part.
 """
 
 import json
 import resource
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 SAMPLES, COHORT, ROUNDS, LONG = 1_000_000, 10, 30, 200
+KEEPERS, TURNS = 20, 100  # clients in a round that keep something, and rounds
 
 
 def run(clients: int, used: int, rounds: int) -> None:
@@ -82,10 +88,55 @@ def run(clients: int, used: int, rounds: int) -> None:
     print(json.dumps({"peak": peak, "seconds": watch.seconds, "memory": watch.memory}))
 
 
-def measure(clients: int, used: int, rounds: int) -> dict[str, Any]:
+def run_keepers(clients: int) -> None:
+    """Trains SCAFFOLD until every client has a state; prints memory and the commits' seconds."""
+    import torch
+    from fedgkd_pl import SCAFFOLD, Arrays, CyclicCohorts, LocalEngine
+    from fedgkd_pl.runs.keep import LastRound
+    from fedgkd_pl.storage.checkpoint_io import SafeCheckpointIO
+    from lightning.pytorch import Trainer
+    from torch import nn
+
+    from benchmarks.contender import BARE
+
+    commits: list[float] = []
+
+    class Timed(SafeCheckpointIO):
+        def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+            start = time.perf_counter()
+            super().save_checkpoint(*args, **kwargs)
+            commits.append(time.perf_counter() - start)
+
+    torch.manual_seed(0)
+    x, y = torch.rand(40_000, 64), torch.randint(10, (40_000,))
+    data = Arrays(
+        *(x.numpy(), y.numpy(), x[:10].numpy(), y[:10].numpy()),
+        num_clients=clients,
+        participation=KEEPERS / clients,
+        cohorts=CyclicCohorts(),
+        batch_size=10,
+        val_fraction=0.0,
+        seed=0,
+    )
+    net = nn.Sequential(nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 10))
+    model = SCAFFOLD(net, local_steps=1, engine=LocalEngine(workers=1))
+    with tempfile.TemporaryDirectory() as folder:
+        keep = LastRound()
+        keep.dirpath = folder
+        bare = BARE | {"enable_checkpointing": True}
+        Trainer(max_epochs=TURNS, callbacks=[keep], plugins=[Timed()], **bare).fit(model, data)
+        files = [file.stat().st_size for file in Path(folder).rglob("*") if file.is_file()]
+    with open("/proc/self/statm", encoding="ascii") as file:
+        resident = int(file.read().split()[1]) * resource.getpagesize()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    found = {"states": len(model._client_states), "disk": sum(files), "seconds": commits[-20:]}
+    print(json.dumps(found | {"resident": resident, "peak": peak}))
+
+
+def measure(*numbers: int) -> dict[str, Any]:
     """The same, in a process of its own."""
-    words = [sys.executable, "-W", "ignore", "-m", "benchmarks.scale", str(clients), str(used)]
-    done = subprocess.run([*words, str(rounds)], capture_output=True, text=True)
+    words = [sys.executable, "-W", "ignore", "-m", "benchmarks.scale", *map(str, numbers)]
+    done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(done.stderr)
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
@@ -94,9 +145,20 @@ def measure(clients: int, used: int, rounds: int) -> dict[str, Any]:
 
 def main() -> None:
     """Prints Markdown."""
-    if len(sys.argv) > 1:
+    if len(sys.argv) > 2:
         run(*map(int, sys.argv[1:]))
         return
+    if sys.argv[1:] and sys.argv[1] != "keepers":
+        run_keepers(int(sys.argv[1]))
+        return
+    if not sys.argv[1:]:
+        clients_table()
+        print()
+    keepers_table()
+
+
+def clients_table() -> None:
+    """FedAvg, which keeps nothing."""
     print("| clients | samples of each | peak memory, MB | of 100 clients' | ms a round | of it |")
     print("|---|---|---|---|---|---|")
     first: dict[str, Any] = {}
@@ -116,6 +178,23 @@ def main() -> None:
         f"\nOver {LONG} rounds, memory grows from {early / 1e6:.1f} MB after round 10 to "
         f"{late / 1e6:.1f} MB: {late / early - 1:+.2%} (bound: 2 %)."
     )
+
+
+def keepers_table() -> None:
+    """SCAFFOLD, of which every client keeps 0.3 MB."""
+    print("| clients | with a state | on disk, MB | peak memory, MB | of 20 | commit, ms | of 20 |")
+    print("|---|---|---|---|---|---|---|")
+    first: dict[str, Any] = {}
+    for clients in (20, 200, 2_000):
+        found = measure(clients)
+        first = first or found
+        seconds, base = (median(one["seconds"]) for one in (found, first))
+        print(
+            f"| {clients:,} | {found['states']:,} | {found['disk'] / 1e6:.0f} "
+            f"| {found['peak'] / 1e6:.0f} | {found['peak'] / first['peak']:.2f} × "
+            f"| {1e3 * seconds:.0f} | {seconds / base:.2f} × |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from fedgkd_pl.engines.base import Engine, Session, cores, devices_like, schedul
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.answers import failure
 from fedgkd_pl.federation.client_trainer import ClientTrainer, Job, quiet
-from fedgkd_pl.federation.message import Answer, Message
+from fedgkd_pl.federation.message import Answer, Message, State
 from fedgkd_pl.federation.performance import keep_memory, threads
 
 
@@ -66,16 +66,16 @@ class InProcessSession(Session):
         """See :meth:`Session.run`."""
         for client in schedule(self.job, cohort):
             with threads(self.threads), quiet():  # not while the answer is used
-                answer = self._train(message, client)
+                answer = self._train(message, client, self.job.states.get(client, {}))
             yield answer
 
     def close(self) -> None:
         """See :meth:`Session.close`."""
         self.trainer.close()
 
-    def _train(self, message: Message, client: int) -> Answer:
+    def _train(self, message: Message, client: int, state: State) -> Answer:
         try:
-            return self.trainer.update(message, client, self.job.states.get(client, {}))
+            return self.trainer.update(message, client, state)
         except Exception as error:  # a user's net or loss may fail in any way
             self.trainer.close()
             self.trainer = ClientTrainer(self.job)  # nothing of the failed fit stays

@@ -4,7 +4,7 @@ import logging
 import re
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -48,7 +48,7 @@ class Job:
     data: ClientData
     device: torch.device
     trainer: dict[str, Any]
-    states: dict[int, State]
+    states: Mapping[int, State]
     compile: bool = False
     accelerator: Accelerator | None = None
     precision: Precision | None = None

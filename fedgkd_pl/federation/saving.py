@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.federation.checks import check_resumed
 from fedgkd_pl.federation.evaluation import GlobalModel
-from fedgkd_pl.federation.message import ClientUpdate, Message, State
+from fedgkd_pl.federation.message import ClientUpdate, Message
 from fedgkd_pl.federation.schedule import RoundSchedule
 from fedgkd_pl.federation.task import TASKS
-from fedgkd_pl.storage.checkpoint_io import load_newest
+from fedgkd_pl.storage.checkpoint_io import SafeCheckpointIO, load_newest
 from fedgkd_pl.storage.recorded import Recorded
+from fedgkd_pl.storage.states import MEMORY, StateStore
 from torch import nn
 
 if TYPE_CHECKING:
@@ -33,13 +34,15 @@ class SavedModel(GlobalModel, Recorded):
     keeps: tuple[str, ...] = ()
     schedule: RoundSchedule | None = None  # of the clients' rate over rounds
 
-    def __init__(self, net: nn.Module, engine: "Engine") -> None:
+    def __init__(self, net: nn.Module, engine: "Engine", state_memory: float = MEMORY) -> None:
         super().__init__(net)
+        require(state_memory >= 0, "state_memory", "must not be negative", state_memory)
         self.engine = engine
+        self.state_memory = state_memory
         self.bytes_down = 0
         self.bytes_up = 0
         self.failed_rounds: list[int] = []
-        self._client_states: dict[int, State] = {}
+        self._client_states = StateStore(state_memory)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuses the name that :meth:`reset` had in earlier versions."""
@@ -62,7 +65,7 @@ class SavedModel(GlobalModel, Recorded):
         """
         self.bytes_down = self.bytes_up = 0
         self.failed_rounds = []
-        self._client_states = {}
+        self._client_states = StateStore(self.state_memory)
         if self.schedule is not None:
             self.schedule.reset()
         for kept in (getattr(self, name) for name in self.keeps):
@@ -71,10 +74,12 @@ class SavedModel(GlobalModel, Recorded):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds what the server knows beside the model, and what a method :attr:`keeps`."""
+        # only our own writer knows how to put states into files of their own
+        ours = isinstance(self.trainer.strategy.checkpoint_io, SafeCheckpointIO)
         checkpoint["fedgkd_pl"] = {
             "method": type(self).__name__,
             "bytes": [self.bytes_down, self.bytes_up],
-            "client_states": self._client_states,
+            "client_states": self._client_states if ours else dict(self._client_states),
             "states_stay": self.engine.states_stay,
             "failed_rounds": self.failed_rounds,
             "stopped": self.trainer.should_stop,
@@ -101,7 +106,12 @@ class SavedModel(GlobalModel, Recorded):
         if self._trainer is not None and self.trainer.state.fn == "fit":
             self.check_data(self.datamodule, saved)
         self.bytes_down, self.bytes_up = saved["bytes"]
-        self._client_states = saved["client_states"]
+        states = saved["client_states"]
+        if not isinstance(states, StateStore):  # inside the checkpoint, as before 0.1.0
+            states = StateStore()
+            states.update(saved["client_states"])
+        states.limit = self.state_memory * 1e6
+        self._client_states = states
         self.failed_rounds = saved["failed_rounds"]
         if self.schedule is not None and "schedule" in saved:
             self.schedule.load_state_dict(saved["schedule"])

@@ -36,6 +36,7 @@ from fedgkd_pl.federation.round import NoLossScale, RoundResults, form_of, job_o
 from fedgkd_pl.federation.saving import SavedModel
 from fedgkd_pl.processes.signals import CtrlC, stop_behind
 from fedgkd_pl.storage.checkpoint_io import SafeCheckpointIO
+from fedgkd_pl.storage.states import MEMORY
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import Precision
@@ -62,6 +63,7 @@ class FederatedServer(SavedModel):
         min_clients: a round in which fewer clients succeed changes nothing.
         max_failed_rounds: this many such rounds in a row end the run.
         compile: whether to compile the clients' steps.
+        state_memory: megabytes of what clients keep that stay in memory.
     """
 
     # names of what clients may report; None for any plain ones. Read from the class that defines
@@ -77,8 +79,9 @@ class FederatedServer(SavedModel):
         min_clients: int,
         max_failed_rounds: int,
         compile: bool,
+        state_memory: float = MEMORY,
     ) -> None:
-        super().__init__(net, engine)
+        super().__init__(net, engine, state_memory)
         require(local_epochs >= 1, "local_epochs", "must be at least 1", local_epochs)
         require(local_steps is None or local_steps >= 1, "local_steps", "must be ≥ 1", local_steps)
         require(min_clients >= 1, "min_clients", "must be at least 1", min_clients)
@@ -174,7 +177,7 @@ class FederatedServer(SavedModel):
         """
         succeeded, failures = len(self.results.reports), self.results.failures
         if succeeded >= self.min_clients:
-            self._client_states |= self.results.states
+            self._client_states.update(self.results.states)
             return True
         self.failed_rounds.append(self.round)
         log.warning(

@@ -22,6 +22,7 @@ from fedgkd_pl.federation.performance import threads
 from fedgkd_pl.federation.schedule import RoundSchedule
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.federation.steps import first_optimizer
+from fedgkd_pl.storage.states import MEMORY
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -62,6 +63,8 @@ class FedAvg(FederatedServer):
             of what clients train on.
         module: a LightningModule instead of a net: its ``training_step`` is the clients' loss, its
             ``validation_step`` measures the global model.
+        state_memory: megabytes of what clients keep between rounds (SCAFFOLD, MOON, ...) that stay
+            in memory; the rest is on disk, beside the checkpoints.
     """
 
     title = "FedAvg"
@@ -86,10 +89,12 @@ class FedAvg(FederatedServer):
         compile: bool = False,
         metrics: dict[str, Metric] | None = None,
         module: LightningModule | None = None,
+        state_memory: float = MEMORY,
     ) -> None:
         net = one_of(net, module)
         super().__init__(
-            *(net, engine, local_epochs, local_steps), min_clients, max_failed_rounds, compile
+            *(net, engine, local_epochs, local_steps),
+            *(min_clients, max_failed_rounds, compile, state_memory),
         )
         configures = is_own_module(net) and is_overridden("configure_optimizers", net)
         self.optimizer = None if configures and is_default(optimizer) else optimizer

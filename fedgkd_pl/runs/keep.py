@@ -9,7 +9,7 @@ import torch
 from fedgkd_pl.federation.checks import SCORES
 from fedgkd_pl.runs.folder import LAST
 from fedgkd_pl.storage.checkpoint import CheckpointDamaged, read_checkpoint
-from fedgkd_pl.storage.files import commit
+from fedgkd_pl.storage.checkpoint_io import copy_checkpoint
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
@@ -36,7 +36,7 @@ class BestRound(ModelCheckpoint):
             for path, new in here.items():
                 there = self.source / Path(path).name if self.source else None
                 if there is not None and not os.path.lexists(new) and _is_checkpoint(there):
-                    commit(Path(new), [there.read_bytes()])
+                    copy_checkpoint(there, Path(new))
             state_dict = state_dict | {
                 "dirpath": self.dirpath,
                 "best_model_path": here.get(state_dict["best_model_path"], ""),

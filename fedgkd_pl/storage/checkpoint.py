@@ -3,6 +3,7 @@
 A file of ours is a safetensors file that any reader of that format opens. Beside the tensors it
 has their structure and all plain values as JSON, in a tensor of bytes called ``tree``; its last 32
 bytes, a tensor too, are the SHA-256 of all bytes before them.
+Clients' states are files beside it, of which it has the checksums (:mod:`.states`).
 Nothing in it can be run. Lightning's own ``.ckpt`` files are read as well, as plain data.
 """
 
@@ -17,10 +18,12 @@ from typing import Any
 
 import torch
 from fedgkd_pl.errors import StorageError
+from fedgkd_pl.storage.states import FOLDER, SIZE, StateDamaged, StateStore
 from torch import Tensor
 
 FORMAT, VERSION = "fedgkd_pl", "1"
 DIGEST, TREE = "sha256", "tree"
+STATES = "states"  # marks a list of files beside the checkpoint
 RECORD = "run"  # among the callbacks' states: what a run has recorded so far
 ZIP = b"PK\x03\x04"
 LARGEST_HEADER = 100_000_000  # of the safetensors format
@@ -100,6 +103,8 @@ def _to_json(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
             path += "'"
         tensors[path] = value
         return {"tensor": path}
+    if isinstance(value, StateStore):
+        return {STATES: _to_json(value.index(), f"{path}.{STATES}", tensors)}
     if isinstance(value, dict):
         pairs = [
             [key, _to_json(item, f"{path}.{key}" if path else str(key), tensors)]
@@ -147,7 +152,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
                 raise CheckpointDamaged("cannot be read as a checkpoint")
             if _whole_size(file.read(size)) != info.st_size:
                 raise CheckpointDamaged("is cut off, or no checkpoint")
-        return _decode(path.read_bytes(), size)
+        return _decode(path.read_bytes(), size, path.parent / FOLDER)
     except FileNotFoundError as error:
         raise CheckpointDamaged("is not there") from error
     except OSError as error:
@@ -177,7 +182,7 @@ def _is_sealed(content: bytes) -> bool:
     return hashlib.sha256(memoryview(content)[:-32]).digest() == content[-32:]
 
 
-def _decode(content: bytes, size: int) -> dict[str, Any]:
+def _decode(content: bytes, size: int, states: Path) -> dict[str, Any]:
     from safetensors import SafetensorError
     from safetensors.torch import load
 
@@ -188,16 +193,19 @@ def _decode(content: bytes, size: int) -> dict[str, Any]:
         if (manifest["format"], manifest["version"]) != (FORMAT, VERSION):
             raise CheckpointDamaged(f"has format version {manifest['version']}, this is {VERSION}")
         tensors = load(content)
-        checkpoint = _from_json(json.loads(tensors[TREE].numpy().tobytes()), tensors)
+        tree = json.loads(tensors[TREE].numpy().tobytes())
+        checkpoint = _from_json(tree, tensors, states)
     except CheckpointDamaged:
         raise
+    except StateDamaged as error:
+        raise CheckpointDamaged(f"cannot be used: {error}") from error
     except (*_NOT_OURS, SafetensorError) as error:
         raise CheckpointDamaged("is not a checkpoint") from error
     if not isinstance(checkpoint, dict):
         raise CheckpointDamaged("is not a checkpoint")
-    states = checkpoint.get("callbacks")
-    if isinstance(states, dict) and "RunFiles" in states:  # its name before 0.1.0
-        states.setdefault(RECORD, states.pop("RunFiles"))
+    callbacks = checkpoint.get("callbacks")
+    if isinstance(callbacks, dict) and "RunFiles" in callbacks:  # its name before 0.1.0
+        callbacks.setdefault(RECORD, callbacks.pop("RunFiles"))
     return checkpoint
 
 
@@ -212,18 +220,43 @@ def round_of(path: Path) -> int | None:
         return None
 
 
-def _from_json(value: Any, tensors: dict[str, Tensor]) -> Any:
+def referred_states(path: Path) -> set[bytes] | None:
+    """The checksums of the states that a checkpoint refers to; None if that cannot be read."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(4)
+            if start == ZIP:
+                return set()
+            size = int.from_bytes(start + file.read(4), "little")
+            header = json.loads(file.read(min(size, LARGEST_HEADER)))
+            names: set[bytes] = set()
+            for key, entry in header.items():
+                if key.endswith(f".{STATES}.digests"):
+                    first, last = entry["data_offsets"]
+                    file.seek(8 + size + first)
+                    digests = file.read(last - first)
+                    names |= {digests[n : n + SIZE] for n in range(0, len(digests), SIZE)}
+            return names
+    except FileNotFoundError:
+        return set()
+    except (OSError, *_NOT_OURS):
+        return None
+
+
+def _from_json(value: Any, tensors: dict[str, Tensor], states: Path) -> Any:
     if isinstance(value, list):
-        return [_from_json(item, tensors) for item in value]
+        return [_from_json(item, tensors, states) for item in value]
     if not isinstance(value, dict):
         return value
     ((tag, content),) = value.items()
     if tag == "tensor":
         return tensors[content]
     if tag == "tuple":
-        return tuple(_from_json(item, tensors) for item in content)
+        return tuple(_from_json(item, tensors, states) for item in content)
+    if tag == STATES:
+        return StateStore.of_index(_from_json(content, tensors, states), states)
     pairs = content.items() if tag == "dict" else content
-    return {key: _from_json(item, tensors) for key, item in pairs}
+    return {key: _from_json(item, tensors, states) for key, item in pairs}
 
 
 def _read_lightning(path: Path, size: int) -> dict[str, Any]:

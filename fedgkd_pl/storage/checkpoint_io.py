@@ -5,9 +5,17 @@ import re
 from pathlib import Path
 from typing import Any
 
-from fedgkd_pl.storage.checkpoint import CheckpointDamaged, encode, is_sound, read_checkpoint
+from fedgkd_pl.errors import StorageError
+from fedgkd_pl.storage.checkpoint import (
+    CheckpointDamaged,
+    encode,
+    is_sound,
+    read_checkpoint,
+    referred_states,
+)
 from fedgkd_pl.storage.files import commit, home_of, previous
 from fedgkd_pl.storage.reading import printable
+from fedgkd_pl.storage.states import FOLDER, StateStore, copy_states
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 
 # Constructor arguments: engines, nets, functions. A method is built from its config instead.
@@ -30,9 +38,23 @@ class SafeCheckpointIO(CheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
     ) -> None:
-        """Writes a checkpoint atomically; ``storage_options`` is not used."""
+        """Writes a checkpoint atomically; ``storage_options`` is not used.
+
+        First the clients' states that are new, then the file that refers to them; only then goes
+        what nothing refers to any more.
+        """
         kept = {key: value for key, value in checkpoint.items() if key not in _NEVER_READ}
-        commit(Path(path), encode(kept), keep_previous=is_sound(Path(path)))
+        path = Path(path)
+        ours = kept.get("fedgkd_pl", {}).values()
+        stores = [value for value in ours if isinstance(value, StateStore) and len(value)]
+        try:
+            for store in stores:
+                store.save(path.parent / FOLDER)
+            commit(path, encode(kept), keep_previous=is_sound(path))
+        except StorageError:
+            _clean(stores, path.parent)
+            raise
+        _clean(stores, path.parent)
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
@@ -44,6 +66,25 @@ class SafeCheckpointIO(CheckpointIO):
         """Removes a checkpoint and the previous one."""
         for file in Path(path), previous(Path(path)):
             file.unlink(missing_ok=True)
+
+
+def _clean(stores: list[StateStore], folder: Path) -> None:
+    """Removes the states that no checkpoint of a folder refers to."""
+    names: set[bytes] = set()
+    for file in folder.iterdir() if stores and folder.is_dir() else ():
+        referred = referred_states(file) if file.is_file() else set()
+        if referred is None and file.suffix == ".ckpt":
+            return  # nobody knows what a damaged file needs
+        names |= referred or set()
+    for store in stores:
+        store.clean(folder / FOLDER, names)
+
+
+def copy_checkpoint(source: Path, target: Path) -> None:
+    """Takes a checkpoint to the folder of another run, with the states it refers to."""
+    names = referred_states(source) or set()
+    copy_states(names, source.parent / FOLDER, target.parent / FOLDER)
+    commit(target, [source.read_bytes()])
 
 
 def load_newest(path: Path) -> tuple[dict[str, Any], Path]:

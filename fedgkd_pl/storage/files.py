@@ -21,7 +21,12 @@ CHECKPOINTS = "checkpoints"  # a run's folder of them
 _held: dict[Path, tuple["BaseFileLock", tuple[int, int]]] = {}  # with the folder's identity
 
 
-def commit(target: Path, chunks: Iterable[bytes | memoryview], keep_previous: bool = False) -> None:
+def commit(
+    target: Path,
+    chunks: Iterable[bytes | memoryview],
+    keep_previous: bool = False,
+    sync: bool = True,
+) -> None:
     """Writes a file so that no fault leaves it half written.
 
     It is written beside its target, forced to the disk, and then takes the target's name.
@@ -29,6 +34,7 @@ def commit(target: Path, chunks: Iterable[bytes | memoryview], keep_previous: bo
     Args:
         target: its folder is made, unless this process has locked that.
         keep_previous: keep what was there as :func:`previous`.
+        sync: force the file's name to the disk, too; one of many leaves that to the last.
 
     Raises:
         StorageError: it could not be written; what was there before is there, or kept.
@@ -55,7 +61,8 @@ def commit(target: Path, chunks: Iterable[bytes | memoryview], keep_previous: bo
             reached("replaced", target)
         finally:
             part.unlink(missing_ok=True)
-        _sync_folder(target.parent)
+        if sync:
+            sync_folder(target.parent)
         reached("committed", target)
     except OSError as error:
         raise StorageError(target, error) from error
@@ -134,7 +141,7 @@ def _identity(folder: Path) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Forces a folder's names to the disk, where the system can."""
     if os.name == "posix":
         descriptor = os.open(folder, os.O_RDONLY)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from fedgkd_pl.errors import StorageError
-from fedgkd_pl.storage.files import _sync_folder, commit, lock
+from fedgkd_pl.storage.files import sync_folder, commit, lock
 
 from tests.conftest import REPO
 from tests.support.faults import Command, Launcher, warm_script
@@ -436,11 +436,11 @@ def test_warnings_as_errors(workers: str, tmp_path: Path) -> None:
 # -- files ---------------------------------------------------------------------------------------
 
 
-def test_a_filesystem_that_cannot_sync_folders(
+def test_a_filesystem_that_cannotsync_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if Path("/proc/self").exists():
-        _sync_folder(Path("/proc"))  # EINVAL
+        sync_folder(Path("/proc"))  # EINVAL
     sync = os.fsync
     answer = [0]
 

@@ -249,6 +249,29 @@ def test_a_commit_stopped_at_any_step_loses_at_most_a_round(
     assert outcome(tmp_path / "run" / "version_0") == expected
 
 
+@pytest.mark.parametrize(
+    "step",
+    [
+        *("written", "removed"),
+        *(pytest.param(s, marks=pytest.mark.long) for s in ("opened", "synced", "replaced")),
+    ],
+)
+def test_a_run_stopped_between_its_clients_states_goes_on(
+    launcher: Launcher, whole: Whole, step: str, tmp_path: Path
+) -> None:
+    """R2: some states of a round are written, or removed, and the checkpoint is not there yet."""
+    expected = whole("moon")[0]
+    assert any(len(name) == 64 + len(".safetensors") for name in expected["files"])
+    code = launcher.run(
+        tmp_path, *words("moon"), stop_at=(step, "states", 1 if step == "removed" else 4)
+    )
+    assert code == -signal.SIGKILL
+    resume(launcher, tmp_path, "moon")
+    shown = re.findall(rf"round (\d+)/{ROUNDS}", (tmp_path / "output.txt").read_text())
+    assert len(shown) - ROUNDS <= 1, "more than the round in the making was run again"
+    assert outcome(tmp_path / "run" / "version_0") == expected
+
+
 def test_two_processes_cannot_be_at_one_run(launchers: list[Launcher], tmp_path: Path) -> None:
     launcher, other = launchers
     pid = launcher.start(tmp_path, *words("fedavg"), "--rounds", "100000")

@@ -130,8 +130,8 @@ class Launcher:
 
         Args:
             words: of ``fedgkd-pl``, or the path of a script.
-            stop_at: kill it when a commit of the file of this name has reached this step for the
-                n-th time: (step, name, n).
+            stop_at: kill it when a commit of a file of this name, or in a folder of it, has
+                reached this step for the n-th time: (step, name, n).
             env: variables of its environment.
             output: a file for what it prints; ``closed`` or ``broken`` for none.
             errors: another file for its errors.
@@ -306,7 +306,7 @@ def _command(words: list[str], stop_at: list[Any] | None) -> None:
         left = [times]
 
         def reached(now: str, target: Path) -> None:
-            if now == step and target.name == name:
+            if now == step and name in (target.name, target.parent.name):
                 left[0] -= 1
                 if not left[0]:
                     os.kill(os.getpid(), signal.SIGKILL)
