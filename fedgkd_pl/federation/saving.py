@@ -12,7 +12,7 @@ from fedgkd_pl.federation.schedule import RoundSchedule
 from fedgkd_pl.federation.task import TASKS
 from fedgkd_pl.storage.checkpoint_io import SafeCheckpointIO, load_newest
 from fedgkd_pl.storage.recorded import Recorded
-from fedgkd_pl.storage.states import MEMORY, StateStore
+from fedgkd_pl.storage.states import StateStore
 from torch import nn
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class SavedModel(GlobalModel, Recorded):
     keeps: tuple[str, ...] = ()
     schedule: RoundSchedule | None = None  # of the clients' rate over rounds
 
-    def __init__(self, net: nn.Module, engine: "Engine", state_memory: float = MEMORY) -> None:
+    def __init__(self, net: nn.Module, engine: "Engine", state_memory: float = 64) -> None:
         super().__init__(net)
         require(state_memory >= 0, "state_memory", "must not be negative", state_memory)
         self.engine = engine

@@ -36,7 +36,6 @@ from fedgkd_pl.federation.round import NoLossScale, RoundResults, form_of, job_o
 from fedgkd_pl.federation.saving import SavedModel
 from fedgkd_pl.processes.signals import CtrlC, stop_behind
 from fedgkd_pl.storage.checkpoint_io import SafeCheckpointIO
-from fedgkd_pl.storage.states import MEMORY
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import Precision
@@ -79,7 +78,7 @@ class FederatedServer(SavedModel):
         min_clients: int,
         max_failed_rounds: int,
         compile: bool,
-        state_memory: float = MEMORY,
+        state_memory: float = 64,
     ) -> None:
         super().__init__(net, engine, state_memory)
         require(local_epochs >= 1, "local_epochs", "must be at least 1", local_epochs)

@@ -22,7 +22,6 @@ from fedgkd_pl.federation.performance import threads
 from fedgkd_pl.federation.schedule import RoundSchedule
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.federation.steps import first_optimizer
-from fedgkd_pl.storage.states import MEMORY
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -89,7 +88,7 @@ class FedAvg(FederatedServer):
         compile: bool = False,
         metrics: dict[str, Metric] | None = None,
         module: LightningModule | None = None,
-        state_memory: float = MEMORY,
+        state_memory: float = 64,
     ) -> None:
         net = one_of(net, module)
         super().__init__(

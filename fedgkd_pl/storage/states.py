@@ -25,7 +25,6 @@ from torch import Tensor
 
 State = dict[str, Tensor]
 FOLDER = "states"  # beside checkpoints
-MEMORY = 64  # MB of states in memory
 SIZE = 32  # bytes of a checksum
 _FILE = re.compile(r"[0-9a-f]{64}\.safetensors")
 
@@ -42,7 +41,7 @@ class StateStore(MutableMapping[int, State]):
             temporary folder where there are none.
     """
 
-    def __init__(self, memory: float = MEMORY) -> None:
+    def __init__(self, memory: float = 64) -> None:
         self.limit = memory * 1e6
         self._names: dict[int, bytes | None] = {}  # checksums; None of one that no file has yet
         self._memory: OrderedDict[int, State] = OrderedDict()  # the one used last comes last
