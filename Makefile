@@ -45,7 +45,7 @@ test: $(STAMP)  ## the tests: minutes (more: make test-long test-engines test-sl
 
 test-long: $(STAMP)  ## what make test leaves out of its longest tests, and two notebooks: minutes
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m long --durations 10 $(ENGINES:%=--ignore %) tests
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --nbmake --nbmake-timeout 300 notebooks/01_quickstart.ipynb notebooks/02_compare.ipynb
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --nbmake --nbmake-timeout 300 notebooks/01_quickstart.ipynb notebooks/02_compare.ipynb notebooks/08_theory.ipynb
 
 test-page: $(STAMP)  ## the report's page in a headless Chromium, light, dark and narrow (apt-get install chromium)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -v -m page tests/experiments/test_page.py
