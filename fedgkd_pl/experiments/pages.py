@@ -23,7 +23,7 @@ import yaml
 from fedgkd_pl.experiments.paper import numbers, paper_rows
 from fedgkd_pl.methods import MethodInfo, discover
 from fedgkd_pl.settings.files import METHODS, PROTOCOLS, TUNED, folder, methods
-from fedgkd_pl.settings.signatures import Argument, own_arguments
+from fedgkd_pl.settings.signatures import Argument, class_value, own_arguments
 
 PLACE = "docs/methods"
 BLOCK = re.compile(r"<!-- code: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
@@ -39,6 +39,12 @@ SECTIONS = {
     "Differences from the paper and from published code": "",
     "Results": "paper",
     "Run it": "run",
+}
+TASKS = {
+    "classes": "classes",
+    "dense": "a class per pixel",
+    "labels": "several labels a sample",
+    "values": "numbers",
 }
 KEPT = "| down | up | the server keeps | a client keeps |\n|---|---|---|---|\n"
 
@@ -113,12 +119,16 @@ def _block(kind: str, page: Page) -> str:
 
 
 def head(page: Page) -> str:
-    """Who wrote the paper, and where class and config are."""
+    """Who wrote the paper, where class and config are, and what can be learned."""
     module = f"methods/{page.info.module.rpartition('.')[2]}.py"
     config = f"configs/{METHODS}/{page.stem}.yaml"
+    tasks = class_value(page.path, "tasks") or TASKS
+    modules = "no " if class_value(page.path, "takes_modules") is False else "a "
     return (
         f"*{page.info.citation}* · `{page.info.name}` in [{module}](../../fedgkd_pl/{module}) · "
-        f"[{config}](../../{config})\n"
+        f"[{config}](../../{config})\n\n"
+        f"Learns {', '.join(TASKS[task] for task in tasks)}; takes {modules}"
+        "[LightningModule](../modules.md) in place of a net.\n"
     )
 
 
@@ -135,8 +145,8 @@ def settings(page: Page) -> str:
     text = "\n".join(lines) + "\n" if known else "None of its own.\n"
     if rest:
         above = next(each for each in all_pages() if each.info.name == rest)
-        text += f"\nAll other settings are those of [{above.info.title}]({above.stem}.md#settings)"
-        text += ", `net` among them.\n"
+        where = f"[{above.info.title}]({above.stem}.md#settings)"
+        text += f"\nAll other settings are those of {where}.\n"
     return text
 
 
@@ -149,7 +159,9 @@ def _inherited(key: str, rest: str) -> Argument:
     return own_arguments(path)[0][name]
 
 
-def _in_configs(name: str, config: Mapping[str, Any], tuned: Mapping[str, Mapping[str, Any]]) -> str:
+def _in_configs(
+    name: str, config: Mapping[str, Any], tuned: Mapping[str, Mapping[str, Any]]
+) -> str:
     """The value of a method's YAML, and those of single protocols."""
     parts = [f"`{_text(config[name])}`"] if name in config else []
     protocols: dict[str, list[str]] = {}
@@ -283,7 +295,8 @@ def kept(text: str) -> tuple[str, ...] | None:
     _, found, rest = text.partition(KEPT)
     if not found:
         return None
-    return tuple(cell.strip() for cell in rest.partition("\n")[0].split("|")[1:-1])
+    cells = re.split(r"(?<!\\)\|", rest.partition("\n")[0])
+    return tuple(cell.strip() for cell in cells[1:-1])
 
 
 KINDS: dict[str, Callable[[Page], str]] = {

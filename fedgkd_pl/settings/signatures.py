@@ -60,6 +60,27 @@ def own_arguments(path: str) -> tuple[dict[str, Argument], str]:
     return arguments, rest
 
 
+def class_value(path: str, name: str) -> Any:
+    """What a class or the nearest one above it assigns to a name in its body, if that is plain.
+
+    None where nobody does, or what is assigned is an expression.
+    """
+    for node in _with_bases(path):
+        for line in node.body:
+            targets = line.targets if isinstance(line, ast.Assign) else [_target(line)]
+            if any(isinstance(each, ast.Name) and each.id == name for each in targets):
+                value = getattr(line, "value", None)
+                try:
+                    return None if value is None else ast.literal_eval(value)
+                except ValueError:  # an expression
+                    return None
+    return None
+
+
+def _target(line: ast.stmt) -> ast.expr | None:
+    return line.target if isinstance(line, ast.AnnAssign) else None
+
+
 def _with_bases(path: str) -> Iterator[ast.ClassDef]:
     """A class and those above it, as far as they are this package's."""
     module, _, name = path.rpartition(".")
