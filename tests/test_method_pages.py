@@ -10,7 +10,8 @@ import fedgkd_pl
 import pytest
 from fedgkd_pl import build
 from fedgkd_pl.experiments import pages
-from fedgkd_pl.experiments.pages import BLOCK, KEPT, SECTIONS, Page, all_pages, generate, kept
+from fedgkd_pl.experiments.pages import BLOCK, KEPT, SECTIONS, generate, kept
+from fedgkd_pl.experiments.programs import Page, all_pages, as_python
 from fedgkd_pl.experiments.results import BLOCK as RESULTS
 from fedgkd_pl.runs.described import describe
 from fedgkd_pl.settings.signatures import Argument, class_value, own_arguments
@@ -56,7 +57,7 @@ def test_a_page_has_the_skeleton(stem: str) -> None:
         own = BLOCK.sub("", section(text, title))
         assert f"<!-- code: {block} -->" in section(text, title) or not block, title
         assert own.strip() or title in ("Settings", "Run it"), f"{title} has no words"
-    assert len(re.findall(r"[.:](?:\s|$)", section(text, "When to use it"))) <= 3
+    assert len(re.findall(r"\.(?:\s|$)", section(text, "When to use it"))) == 1, "one sentence"
     assert RESULTS.search(section(text, "Results")), "no table of our results"
     cells = kept(text)
     assert cells is not None and len(cells) == 4 and all(cells)
@@ -162,6 +163,19 @@ def test_arguments_are_read_from_the_source() -> None:
     assert class_value("fedgkd_pl.methods.fedprox.FedProx", "nothing") is None
     made = [pages._default(Argument("", ast.parse(text).body[0].value)) for text in DEFAULTS]  # type: ignore[attr-defined]
     assert made == [f"`{shown}`" for shown in DEFAULTS.values()]
+
+
+def test_objects_of_a_config_in_python() -> None:
+    adam = {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.1, "betas": [0.9, 0.99]}}
+    other = {"class_path": "OtherData", "init_args": {"data": {"class_path": "fedgkd_pl.CIFAR100"}}}
+    assert as_python(adam) == "partial(Adam, lr=0.1, betas=[0.9, 0.99])"
+    assert as_python(other) == "OtherData(data=CIFAR100())"
+    assert [as_python(value) for value in (None, 1e-5, "a", True)] == [
+        "None",
+        "1e-05",
+        "'a'",
+        "True",
+    ]
 
 
 DEFAULTS = {

@@ -14,15 +14,14 @@ one is begun that has all sections and blocks and nothing else.
 import ast
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from fedgkd_pl.experiments.paper import numbers, paper_rows
-from fedgkd_pl.methods import MethodInfo, discover
-from fedgkd_pl.settings.files import METHODS, PROTOCOLS, TUNED, folder, methods
+from fedgkd_pl.experiments.programs import Page, all_pages, as_python, is_class, program
+from fedgkd_pl.methods import discover
+from fedgkd_pl.settings.files import METHODS, folder
 from fedgkd_pl.settings.signatures import Argument, class_value, own_arguments
 
 PLACE = "docs/methods"
@@ -47,46 +46,6 @@ TASKS = {
     "values": "numbers",
 }
 KEPT = "| down | up | the server keeps | a client keeps |\n|---|---|---|---|\n"
-
-
-@dataclass(frozen=True)
-class Page:
-    """A method and its page.
-
-    Attributes:
-        stem: the name of its config and of its page, without their endings.
-    """
-
-    info: MethodInfo
-    stem: str
-
-    @property
-    def path(self) -> str:
-        """Of its class."""
-        return f"{self.info.module}.{self.info.name}"
-
-    def configured(self) -> dict[str, Any]:
-        """What its config sets, by the names that flags have after ``model.``; its data apart."""
-        given = _read(f"{METHODS}/{self.stem}.yaml")["model"].get("init_args", {})
-        return dict(_flat(given))
-
-    def tuned(self) -> dict[str, dict[str, Any]]:
-        """What it takes on one protocol only: by protocol, as :meth:`configured`."""
-        every = _read(TUNED).get(self.stem, {})
-        return {
-            protocol: {key.removeprefix("model."): value for key, value in settings.items()}
-            for protocol, settings in every.items()
-        }
-
-
-def all_pages() -> list[Page]:
-    """A page for every method that has a config, in the order of their colours."""
-    configs = methods()
-    return [
-        Page(info, Path(configs[info.title]).stem)
-        for info in discover().values()
-        if info.title in configs
-    ]
 
 
 def generate(top: Path) -> dict[Path, str]:
@@ -137,7 +96,8 @@ def settings(page: Page) -> str:
     own, rest = own_arguments(page.path)
     config, tuned = page.configured(), page.tuned()
     set_here = dict.fromkeys([*config, *(key for each in tuned.values() for key in each)])
-    known = own | {key: _inherited(key, rest) for key in set_here if key not in own}
+    more = [key for key in set_here if key not in own and key != "net"]
+    known = own | {key: _inherited(key, rest) for key in more}
     lines = ["| setting | default | in the configs | meaning |", "|---|---|---|---|"]
     for name, argument in known.items():
         values = _in_configs(name, config, tuned)
@@ -187,6 +147,8 @@ def _text(value: Any) -> str:
     """As YAML has it."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
+    if is_class(value):
+        return as_python(value)
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_text, value))}]"
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -223,56 +185,7 @@ def run(page: Page) -> str:
         f"fedgkd-pl compare studies/digits.yaml --only method={only}",
     ]
     lines = "\n".join(commands)
-    return f"```sh\n{lines}\n```\n\n```python\n{python(page)}```\n"
-
-
-def python(page: Page) -> str:
-    """The digits' protocol with a method, as a program."""
-    protocol = _read(f"{PROTOCOLS}/digits.yaml")
-    model, data = (protocol[part]["init_args"] for part in ("model", "data"))
-    values = page.configured() | page.tuned().get("digits", {})
-    net = {key.removeprefix("net."): v for key, v in values.items() if key.startswith("net.")}
-    public = _read(f"{METHODS}/{page.stem}.yaml").get("data", {}).get("init_args", {})
-    plain = {key: data[key] for key in ("num_clients", "participation", "batch_size")}
-    classes = {"partition": data["partition"], **public}
-    parts = {key: repr(value) for key, value in plain.items()}
-    parts |= {key: _call(v["class_path"], v.get("init_args", {})) for key, v in classes.items()}
-    sgd, engine = model["optimizer"]["init_args"], model["engine"]
-    own = {key: repr(value) for key, value in values.items() if not key.startswith("net.")}
-    own |= {
-        "local_epochs": repr(model["local_epochs"]),
-        "optimizer": f"partial(SGD, {_keywords(sgd)})",
-        "engine": _call(engine["class_path"], engine["init_args"]),
-    }
-    names = {"MLP", "Digits", page.info.name, engine["class_path"]}
-    names |= {each["class_path"] for each in classes.values()}
-    ordered = sorted(names, key=lambda name: (not name.isupper(), name))
-    trainer = {"max_epochs": protocol["rounds"], **protocol["trainer"]}
-    return "\n".join(
-        [
-            "from functools import partial\n",
-            f"from fedgkd_pl import {', '.join(ordered)}",
-            "from lightning.pytorch import Trainer, seed_everything",
-            "from torch.optim import SGD\n",
-            f"seed_everything({protocol['seed_everything']})",
-            "data = Digits(",
-            *(f"    {key}={value}," for key, value in parts.items()),
-            ")",
-            f"model = {page.info.name}(",
-            f"    {_call('MLP', net)},",
-            *(f"    {key}={value}," for key, value in own.items()),
-            ")",
-            f"{_call('Trainer', trainer)}.fit(model, data)\n",
-        ]
-    )
-
-
-def _call(name: str, arguments: Mapping[str, Any]) -> str:
-    return f"{name}({_keywords(arguments)})"
-
-
-def _keywords(arguments: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+    return f"```sh\n{lines}\n```\n\n```python\n{program(page)}```\n"
 
 
 INDEX = (
@@ -305,20 +218,6 @@ KINDS: dict[str, Callable[[Page], str]] = {
     "paper": paper,
     "run": run,
 }
-
-
-def _flat(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """``{net: {init_args: {projection: 256}}}`` as ``net.projection``."""
-    for key, value in settings.items():
-        if isinstance(value, dict) and set(value) == {"init_args"}:
-            yield from ((f"{key}.{name}", each) for name, each in _flat(value["init_args"]))
-        else:
-            yield key, value
-
-
-def _read(name: str) -> dict[str, Any]:
-    content: dict[str, Any] = yaml.safe_load((folder() / name).read_text(encoding="utf-8"))
-    return content
 
 
 def main(top: Path) -> int:
