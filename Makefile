@@ -8,7 +8,7 @@ ENGINES := tests/engines/test_ray.py tests/engines/test_flower.py tests/engines/
 # Where it is set, each of some thirty processes of the tests compiles the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo digits bench test test-long test-page test-device test-engines test-faults test-ray test-flower fuzz test-slow lint papers results format wheel clean
+.PHONY: help setup demo digits bench test test-long test-page test-device test-engines test-faults test-ray test-flower fuzz test-slow lint papers pages results format wheel clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -88,6 +88,9 @@ lint: $(STAMP)  ## ruff and mypy --strict
 
 papers: $(STAMP)  ## write the table of methods in PAPERS.md anew
 	@$(BIN)/python -m fedgkd_pl.experiments.papers PAPERS.md
+
+pages: $(STAMP)  ## write what docs/methods has from the code anew; begin the page of a new method
+	@$(BIN)/python -m fedgkd_pl.experiments.pages
 
 results: $(STAMP)  ## write every table and curve of accuracies in README.md, results/ and docs/ anew
 	@$(BIN)/python -m fedgkd_pl.experiments.results write

@@ -29,7 +29,7 @@ from fedgkd_pl.experiments.table import Table
 from fedgkd_pl.experiments.tables import make_tables
 
 Options = dict[str, str]
-PAGES = ("README.md", "results/README.md", "benchmarks/DIGITS.md", "docs/*.md")
+PAGES = ("README.md", "results/README.md", "benchmarks/DIGITS.md", "docs/*.md", "docs/methods/*.md")
 BLOCK = re.compile(r"<!-- results: (.*?) -->(\n?).*?<!-- end -->", re.DOTALL)
 
 
