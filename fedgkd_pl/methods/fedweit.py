@@ -102,8 +102,8 @@ class FedWeIT(FedAvg):
         self.local = local
         self.keep_optimizer = keep_optimizer
         self.decomposed = decomposed(net)
-        self.knowledge: dict[int, State] = {}  # the last A of every client
-        self.informed: list[int] = []  # the clients that have it since the task began
+        self.knowledge: dict[int, State] = {}  # the A of the last task, by client
+        self.informed: dict[int, int] = {}  # at which place a client has last been told of it
         self._cohort: Sequence[int] = ()
         self._begin()
 
@@ -115,7 +115,7 @@ class FedWeIT(FedAvg):
     def reset(self) -> None:
         """Starts from the net as it is, without knowledge."""
         super().reset()
-        self.knowledge, self.informed = {}, []
+        self.knowledge, self.informed = {}, {}
         self._begin()
 
     def check(self, data: FederatedDataModule) -> None:
@@ -139,7 +139,7 @@ class FedWeIT(FedAvg):
         types = {name: weight.dtype for name, weight in message.models.pop("global").items()}
         message.tensors["base"] = {n: weight.to(types[n]) for n, weight in self.base.items()}
         message.numbers["clients"] = self.datamodule.num_clients
-        if self._place() and self.adaptive and self._without_knowledge(self._cohort):
+        if self._without_knowledge(self._cohort):
             message.tensors["knowledge"] = {
                 f"{client}{BETWEEN}{name}": adapted
                 for client, adaptive in self.knowledge.items()
@@ -171,10 +171,9 @@ class FedWeIT(FedAvg):
             if name in self._total:
                 new = mean_of_sent(self._total[name], self._count[name], before).to(new.dtype)
             self.base[name] = new.cpu().clone()
-        self.informed = sorted({*self.informed, *self._answered})
+        self.informed |= dict.fromkeys(self._answered, self._place())
         if self._ends():
-            self.knowledge |= self._adapted
-            self.informed = []
+            self.knowledge = self._adapted
 
     # -- what clients send and keep ------------------------------------------------------------
 
@@ -270,7 +269,10 @@ class FedWeIT(FedAvg):
         return self.adaptive and self._ends()
 
     def _without_knowledge(self, cohort: Sequence[int]) -> list[int]:
-        return [client for client in cohort if client not in self.informed and self.knowledge]
+        place = self._place()
+        if not place or not self.knowledge:
+            return []
+        return [client for client in cohort if self.informed.get(client) != place]
 
     def model_of(self, client: int, place: int) -> State:
         """A client's own parameters of a task with the B of now.

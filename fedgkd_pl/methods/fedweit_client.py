@@ -68,8 +68,8 @@ class FedWeITClient(FedAvgClient):
         weights, groups, learned = self.weights(), self.memory.groups, self.memory.learned
         values = {f"mask{BETWEEN}{n}": groups[f"mask {place}"][n] for n in weights}
         for task in range(place + 1):
-            for name in weights if learned[task] or task == place else ():
-                values[f"adaptive {task}{BETWEEN}{name}"] = groups[f"adaptive {task}"][name]
+            adaptive = groups[f"adaptive {task}"]
+            values |= {f"adaptive {task}{BETWEEN}{name}": adaptive[name] for name in weights}
         if place:
             values |= {f"attention{BETWEEN}{n}": a for n, a in groups["attention"].items()}
         parameters: dict[str, nn.Parameter] = {}
@@ -159,11 +159,11 @@ class FedWeITClient(FedAvgClient):
         return loss, parts
 
     def sparsity_term(self) -> Tensor:
-        """Σ|m_t| + Σ_{i≤t} Σ|A_i|."""
-        kinds = ("mask", "adaptive")
-        return torch.stack(
-            [p.abs().sum() for k, p in self.own.items() if k.startswith(kinds)]
-        ).sum()
+        """Σ|m_t| + Σ_{i≤t} Σ|A_i|, of tasks that the client has trained in."""
+        tasks = [*(task for task, _, _ in self.old), self.memory.place]
+        groups = ("mask", *(f"adaptive {task}" for task in tasks))
+        terms = [self.own[f"{g}{BETWEEN}{n}"].abs().sum() for g in groups for n in self.decomposed]
+        return torch.stack(terms).sum()
 
     def drift_term(self) -> Tensor:
         """Σ_{i<t} ‖ B ⊙ σ(m_i) + A_i − θ_i ‖²."""
