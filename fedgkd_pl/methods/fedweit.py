@@ -55,15 +55,15 @@ class FedWeIT(FedAvg):
 
     Args:
         net: the model to learn; any module from inputs to logits.
-        lam1: λ1, the weight of Σ|m| and Σ|A|, and where A is pruned (paper's code: 0.001).
-        lam2: λ2, the weight of the drift of old tasks' weights (paper's code: 100, with a half of
+        lam1: λ1, the weight of Σ|m| and Σ|A|, and where A is pruned (published code: 0.001).
+        lam2: λ2, the weight of the drift of old tasks' weights (published code: 100, with a half of
             the sum: 50 here).
         sparsity: the part of the channels whose B is not sent; null sends all.
         adaptive: false leaves B alone: masks of one, no A, no attention.
         local: whether biases, norm layers and the last layer are a client's own for each task;
             false averages them as FedAvg does.
         keep_optimizer: whether the state of a client's optimizer lasts for a task, or a round.
-        optimizer: of the clients (paper's code: Adam at 0.001/3).
+        optimizer: of the clients; by default about that of the published code, Adam at 0.001/3.
         weighting: of the clients in B's mean: ``uniform``, or by their ``samples``.
         kwargs: those of :class:`FedAvg`; ``server_optimizer`` does not move B.
     """
@@ -87,7 +87,7 @@ class FedWeIT(FedAvg):
         adaptive: bool = True,
         local: bool = True,
         keep_optimizer: bool = True,
-        optimizer: OptimizerCallable = lambda params: torch.optim.Adam(params, lr=1e-3 / 3),
+        optimizer: OptimizerCallable = lambda params: torch.optim.Adam(params, lr=0.00033),
         weighting: Weighting = "uniform",
         **kwargs: Any,
     ) -> None:
