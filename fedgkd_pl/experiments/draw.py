@@ -119,18 +119,19 @@ def panels_of(
 
 
 def tasks(groups: Sequence[Group]) -> "Figure":
-    """Accuracy on all tasks so far, and how much of the earlier ones is forgotten."""
+    """Accuracy on all tasks so far, and how much of the earlier ones is forgotten, by data."""
     from fedgkd_pl.plots.tasks import task_panels
 
-    found: dict[str, dict[str, list[dict[int, float]]]] = {"accuracy": {}, "forgetting": {}}
-    for title, column in (("accuracy", "task/acc"), ("forgetting", "task/forgetting")):
-        for group in groups:
+    found: dict[str, dict[str, list[dict[int, float]]]] = {}
+    several = len({group.panel for group in groups}) > 1
+    for group in groups:
+        for title, column in (("accuracy", "task/acc"), ("forgetting", "task/forgetting")):
             seeds = [run.columns for run in group.runs.values()]
             known = [_by_task(columns, column) for columns in seeds if columns.get(column)]
             if known:
-                one = len({each.panel for each in groups}) == 1
-                found[title][group.name if one else f"{group.name}, {group.panel}"] = known
-    require(len(found["accuracy"]) > 0, "runs", f"no {folder.METRICS} has task/acc: TaskAccuracy")
+                panel = f"{group.panel}: {title}" if several else title
+                found.setdefault(panel, {})[group.name] = known
+    require(len(found) > 0, "runs", f"no {folder.METRICS} has task/acc: train with TaskAccuracy")
     return task_panels(found)
 
 

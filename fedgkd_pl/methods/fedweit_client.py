@@ -81,7 +81,8 @@ class FedWeITClient(FedAvgClient):
             if kept is None or (kept.shape, kept.dtype) != (made.shape, made.dtype):
                 kept = nn.Parameter(made)
             kept.grad = None
-            parameters[key] = kept.copy_(value)
+            kept.copy_(value)
+            parameters[key] = kept
         self.own = parameters
         self.knowledge = {}
         if place:

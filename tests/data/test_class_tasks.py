@@ -85,7 +85,7 @@ def test_losses_and_teachers_see_the_classes_of_the_task_alone(method: Any) -> N
     data = Six()
     trainer = quiet_trainer(max_epochs=1)
     model._trainer = trainer  # as in a run
-    trainer.datamodule = data  # type: ignore[attr-defined]
+    trainer.datamodule = data
     data.setup()
     tasks = data.client_data.tasks
     assert tasks is not None
@@ -116,7 +116,7 @@ def test_losses_and_teachers_see_the_classes_of_the_task_alone(method: Any) -> N
         assert loss.item() == pytest.approx((ce + 0.1 * kd).item(), rel=1e-5)
     loss.backward()
     gradient = client.net.classifier.weight.grad  # type: ignore[union-attr, operator]
-    moved = gradient.any(1).nonzero()[:, 0].tolist()  # type: ignore[union-attr, operator]
+    moved = gradient.any(1).nonzero()[:, 0].tolist()  # type: ignore[union-attr]
     assert moved == columns
 
 
@@ -159,7 +159,7 @@ def test_a_client_alone_with_its_data_learns_its_tasks() -> None:
     data = Six()
     trainer = quiet_trainer(max_epochs=1)
     model._trainer = trainer
-    trainer.datamodule = data  # type: ignore[attr-defined]
+    trainer.datamodule = data
     job = job_of(model, trainer, data)
     message = Message(4, {"global": model.global_state()})
     whole = ClientTrainer(job).update(message, 1, {})
