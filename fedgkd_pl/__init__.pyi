@@ -12,6 +12,7 @@ from .callbacks.forgetting import Forgetting as Forgetting
 from .callbacks.local_models import LocalModels as LocalModels
 from .callbacks.profile import RoundProfile as RoundProfile
 from .callbacks.progress import RoundProgress as RoundProgress
+from .callbacks.task_accuracy import TaskAccuracy as TaskAccuracy
 from .data.cohorts import AuthorsCohorts as AuthorsCohorts
 from .data.cohorts import BernoulliCohorts as BernoulliCohorts
 from .data.cohorts import Cohorts as Cohorts
@@ -54,6 +55,7 @@ from .data.sources.leaf import Leaf as Leaf
 from .data.sources.tables import CSVTable as CSVTable
 from .data.sources.tables import ParquetTable as ParquetTable
 from .data.sources.text import TextFiles as TextFiles
+from .data.tasks import ClassTasks as ClassTasks
 from .engines.base import Engine as Engine
 from .engines.base import Session as Session
 from .engines.flower.engine import FlowerEngine as FlowerEngine
@@ -110,6 +112,7 @@ from .methods.fedopt import FedAdam as FedAdam
 from .methods.fedopt import FedAvgM as FedAvgM
 from .methods.fedopt import FedYogi as FedYogi
 from .methods.fedprox import FedProx as FedProx
+from .methods.fedweit import FedWeIT as FedWeIT
 from .methods.moon import MOON as MOON
 from .methods.scaffold import SCAFFOLD as SCAFFOLD
 from .models.heads import SplitNet as SplitNet

@@ -22,6 +22,7 @@ Purpose = Literal[
     "client test",
     "client val",
     "personalize",
+    "tasks",
 ]
 _STREAMS: dict[str, int] = {name: index for index, name in enumerate(get_args(Purpose))}
 

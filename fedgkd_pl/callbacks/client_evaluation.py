@@ -9,6 +9,7 @@ from fedgkd_pl.callbacks.evaluate import Split, SplitCallback, SplitRunner
 from fedgkd_pl.callbacks.rows import RowsFile
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.own import OwnSplit
+from fedgkd_pl.data.tasks import TaskSequences
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.federation.server import FederatedServer
@@ -39,8 +40,9 @@ class OwnRunner(SplitRunner):
         batch_size: int,
         device: torch.device,
         precision: Precision,
+        tasks: TaskSequences | None = None,
     ) -> None:
-        super().__init__(net, own.examples, batch_size, device, precision)
+        super().__init__(net, own.examples, batch_size, device, precision, tasks)
         self.own = own
 
     def everyone(self, model: State) -> dict[int, Score]:
@@ -114,7 +116,8 @@ class ClientEvaluation(RowsFile, SplitCallback):
         """Copies the net, once for all rounds."""
         data = pl_module.datamodule
         parts = (data.eval_batch_size, pl_module.device, trainer.precision_plugin)
-        self.runner = OwnRunner(pl_module.net, data.client_splits[self.split], *parts)
+        own = data.client_splits[self.split]
+        self.runner = OwnRunner(pl_module.net, own, *parts, data.client_data.tasks)
 
     def on_broadcast(
         self, trainer: Trainer, pl_module: FederatedServer, message: Message, cohort: Any

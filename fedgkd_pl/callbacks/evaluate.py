@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.examples import Batches, Examples
+from fedgkd_pl.data.tasks import TaskSequences
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.callback import FederatedCallback
 from fedgkd_pl.federation.message import State
@@ -34,7 +35,9 @@ class SplitRunner:
         batch_size: int,
         device: torch.device,
         precision: Precision,
+        tasks: TaskSequences | None = None,
     ) -> None:
+        self.tasks = tasks  # where there are some, that of a sample is known
         self.targets = examples.targets.cpu()
         self.device = device
         self.batches = Batches(examples.to(device), batch_size)
@@ -49,7 +52,9 @@ class SplitRunner:
             batches = Batches(batches.examples.view(rows), batches.batch_size)
         with evaluating(self.precision, self.device):
             logits = [self.net(self.precision.convert_input(x)) for x, _ in batches]
-        return torch.cat([batch.cpu().double() for batch in logits])
+        found = torch.cat([batch.cpu().double() for batch in logits])
+        targets = self.targets if rows is None else self.targets[rows]
+        return found if self.tasks is None else self.tasks.known(found, targets)
 
     def score(self, logits: Tensor, targets: Tensor | None = None) -> tuple[float, float]:
         """The accuracy and the mean cross-entropy; of all samples unless ``targets`` are given."""
@@ -88,7 +93,7 @@ class SplitCallback(FederatedCallback):
         data = pl_module.datamodule
         examples = part_of(getattr(data, self.split), self.max_samples)
         parts = (data.eval_batch_size, pl_module.device, trainer.precision_plugin)
-        self.runner = SplitRunner(pl_module.net, examples, *parts)
+        self.runner = SplitRunner(pl_module.net, examples, *parts, data.client_data.tasks)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Gives its memory back."""

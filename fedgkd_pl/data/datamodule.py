@@ -17,6 +17,7 @@ from fedgkd_pl.data.own import OwnSplits, keep_own, own_of_owners
 from fedgkd_pl.data.partition import IID, Partition
 from fedgkd_pl.data.public import PublicData
 from fedgkd_pl.data.raw import Reading
+from fedgkd_pl.data.tasks import ClassTasks
 from fedgkd_pl.data.validation import check_splits
 from fedgkd_pl.errors import require
 from fedgkd_pl.seeds import default_seed, derive
@@ -64,6 +65,7 @@ class FederatedDataModule(LightningDataModule, Recorded):
         client_test_fraction: the part of every client's samples that it does not train on and is
             tested on itself, from each of its classes alike; 0 for none.
         client_val_fraction: another such part, to choose by.
+        tasks: groups of classes that clients learn one after the other; by default all at once.
     """
 
     name: str
@@ -89,6 +91,7 @@ class FederatedDataModule(LightningDataModule, Recorded):
         public: PublicData | None = None,
         client_test_fraction: float = 0,
         client_val_fraction: float = 0,
+        tasks: ClassTasks | None = None,
     ) -> None:
         super().__init__()
         require(num_clients >= 1, "num_clients", "must be at least 1", num_clients)
@@ -119,6 +122,7 @@ class FederatedDataModule(LightningDataModule, Recorded):
         self.partition_seed = self.seed if partition_seed is None else partition_seed
         self.cohorts = cohorts or UniformCohorts()
         self.public_source = public
+        self.tasks = tasks
         self.public: Examples | None = None  # once it is loaded
         self.clients: ClientData | None = None
         self.client_splits: OwnSplits = {}  # what clients keep of their own, once it is loaded
@@ -184,7 +188,12 @@ class FederatedDataModule(LightningDataModule, Recorded):
             self.eligible, sizes, self.cohort_size, self.seed, self.partition
         )
         self.cohorts.check(self.population)
-        self.clients = ClientData(owned, index, self.batch_size, self.seed)
+        sequences = None
+        if self.tasks is not None:
+            require(by_label, "tasks", f"are groups of classes, which {self.name} does not have")
+            sequences = self.tasks.sequences(self.num_classes, self.partition_seed)
+            sequences.check_clients(index, owned.labels.numpy(), self.eligible)
+        self.clients = ClientData(owned, index, self.batch_size, self.seed, sequences)
 
     def _hold_out(self, owned: Examples, keys: Any) -> tuple[Any, Any]:
         """The clients' part and the server's, as slices or row numbers."""
@@ -211,10 +220,14 @@ class FederatedDataModule(LightningDataModule, Recorded):
                     examples.close()
 
     def check_rounds(self, rounds: int) -> None:
-        """Raises a clear error if the cohorts are not known for so many rounds."""
+        """Raises a clear error if the cohorts or the tasks are not known for so many rounds."""
         known = self.cohorts.rounds
         reason = f"must be at most {known}, the rounds that its cohorts are known for"
         require(known is None or rounds <= known, "rounds", reason, rounds)
+        if self.tasks is not None:
+            each = self.tasks.rounds_per_task
+            reason = f"must be at most {self.tasks.rounds}: {self.tasks.tasks} tasks of {each}"
+            require(rounds <= self.tasks.rounds, "rounds", reason, rounds)
 
     @property
     def client_data(self) -> ClientData:
@@ -242,6 +255,9 @@ class FederatedDataModule(LightningDataModule, Recorded):
             for own in self._kept().values():
                 splits.append(own.examples)
                 index.append(torch.from_numpy(own.index.offsets))
+            if data.tasks is not None:
+                orders = [data.tasks.order(client) for client in range(self.num_clients)]
+                index += [torch.tensor([data.tasks.rounds_per_task]), torch.tensor(orders)]
             self._fingerprint = digest(*splits, *index)
         return self._fingerprint
 

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from fedgkd_pl.data.index import ClientIndex, SingleClientIndex
 from fedgkd_pl.data.mapped import MappedTensor
+from fedgkd_pl.data.tasks import Task, TaskSequences
+from fedgkd_pl.errors import require
 from fedgkd_pl.seeds import derive
 from numpy.typing import NDArray
 from torch import Tensor
@@ -193,22 +195,44 @@ class Batches:
 
 @dataclass
 class ClientData:
-    """All that clients train on: the examples in memory and who owns which."""
+    """All that clients train on: the examples in memory and who owns which.
+
+    Where there are ``tasks``, a client has in a round its samples of one of them.
+    """
 
     examples: Examples
     index: ClientIndex
     batch_size: int
     seed: int
+    tasks: TaskSequences | None = None
 
     def batches(self, client: int, round: int) -> Batches:
         """The batches of one client in one round (from 1): a function of (seed, round, client)."""
         generator = torch.Generator().manual_seed(derive(self.seed, "batches", round, client))
-        return Batches(self.owned(client), self.batch_size, generator)
+        return Batches(self.owned(client, round), self.batch_size, generator)
 
-    def owned(self, client: int) -> Examples:
-        """The examples of one client."""
+    def owned(self, client: int, round: int | None = None) -> Examples:
+        """The examples of one client: all, or those that it learns from in a round."""
+        return self.examples.view(self._rows(client, round))
+
+    def size(self, client: int, round: int) -> int:
+        """n_k: the number of samples that a client learns from in a round."""
+        return self.index.size(client) if self.tasks is None else len(self._rows(client, round))
+
+    def task(self, client: int, round: int) -> Task | None:
+        """What a client learns in a round; None where that is everything."""
+        return None if self.tasks is None else self.tasks.at(client, round)
+
+    def _rows(self, client: int, round: int | None) -> Tensor:
         rows = torch.from_numpy(self.index[client]).to(self.examples.targets.device)
-        return self.examples.view(rows)
+        task = None if round is None else self.task(client, round)
+        if task is None:
+            return rows
+        classes = torch.tensor(task.classes, device=rows.device)
+        rows = rows[torch.isin(self.examples.targets[rows], classes)]
+        text = f"client {client} has no sample of classes {list(task.classes)}"
+        require(len(rows) > 0, "tasks", text, task.number)
+        return rows
 
     def only(self, client: int, examples: Examples) -> "ClientData":
         """The data of one client with these examples, where nobody else's data is."""

@@ -31,6 +31,7 @@ KINDS = {
     "clients": "each client's model on the test set; needs the LocalModels callback",
     "per_client": "global and own model on each client's own samples; needs ClientEvaluation",
     "personalized": "each client before and after fine-tuning; needs fedgkd-pl personalize",
+    "tasks": "accuracy and forgetting by the number of tasks learned; needs TaskAccuracy",
     "confusion": f"truth × prediction of a model; needs {folder.PREDICTIONS} (fedgkd-pl predict)",
     "toy": "decision boundaries of FedGKD and FedAvg on the 2-D toy, trained now; needs no run",
 }
@@ -61,8 +62,8 @@ def plot(kind: str, runs: Runs) -> "Figure":
 
     Args:
         kind: ``curves``, ``average``, ``participation``, ``partition``, ``features``, ``clients``,
-            ``per_client``, ``personalized`` or ``confusion``; the last four and ``partition`` show
-            the first run.
+            ``per_client``, ``personalized``, ``confusion`` or ``tasks``; ``clients`` to
+            ``confusion`` and ``partition`` show the first run.
         runs: as :func:`runs_of` takes them.
     """
     runs = runs_of(runs)
@@ -76,6 +77,8 @@ def plot(kind: str, runs: Runs) -> "Figure":
         return learning_curves(groups, AVERAGE)
     if kind == "participation":
         return participation(groups)
+    if kind == "tasks":
+        return tasks(groups)
     if kind == "partition":
         return partition(runs[0])
     if kind == "features":
@@ -113,6 +116,31 @@ def panels_of(
         if known:
             panels.setdefault(group.panel, {})[group.name] = known
     return panels
+
+
+def tasks(groups: Sequence[Group]) -> "Figure":
+    """Accuracy on all tasks so far, and how much of the earlier ones is forgotten, by data."""
+    from fedgkd_pl.plots.tasks import task_panels
+
+    found: dict[str, dict[str, list[dict[int, float]]]] = {}
+    several = len({group.panel for group in groups}) > 1
+    for group in groups:
+        for title, column in (("accuracy", "task/acc"), ("forgetting", "task/forgetting")):
+            seeds = [run.columns for run in group.runs.values()]
+            known = [_by_task(columns, column) for columns in seeds if columns.get(column)]
+            if known:
+                panel = f"{group.panel}: {title}" if several else title
+                found.setdefault(panel, {})[group.name] = known
+    require(len(found) > 0, "runs", f"no {folder.METRICS} has task/acc: train with TaskAccuracy")
+    return task_panels(found)
+
+
+def _by_task(columns: dict[str, dict[int, float]], column: str) -> dict[int, float]:
+    """A column in percent, by how many tasks are learned when it is logged."""
+    ends = {number: learned for learned, number in enumerate(sorted(columns["task/acc"]), start=1)}
+    return {
+        ends[number]: 100 * value for number, value in columns[column].items() if number in ends
+    }
 
 
 def participation(groups: Sequence[Group]) -> "Figure":

@@ -159,7 +159,7 @@ def _job(experiment: Experiment, epochs: int | None, lr: float | None) -> Job:
     client.local_loss, client.num_classes = model.local_loss, data.num_classes
     client.run_seed = data.seed
     length = {} if epochs is None else {"max_epochs": epochs, "max_steps": -1}
-    own_seed = replace(job.data, seed=derive(data.seed, "personalize"))
+    own_seed = replace(job.data, seed=derive(data.seed, "personalize"), tasks=None)
     trainer = job.trainer | length
     return replace(job, client=client, data=own_seed, trainer=trainer, states={})
 

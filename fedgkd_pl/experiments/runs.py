@@ -30,6 +30,7 @@ ACCURACIES = {
 }
 OF_AVERAGE = "average_"  # begins the name of a measure of AveragedModel's model
 AVERAGES = [f"{OF_AVERAGE}{name}" for name in ACCURACIES]
+OF_TASKS = {f"task_{name}": f"task/{name}" for name in ("acc", "forgetting", "transfer")}
 KEYS = ("method", "dataset", "seed", "rounds", "bytes_down")
 LARGEST = 64 * MB  # of a file with rows or counts
 ROUNDS, COUNT, CLASSES = 2**31, 2**63, 2_000  # numbers are below these
@@ -164,8 +165,13 @@ class Run:
 
         Args:
             name: ``best``, ``final``, ``last10``, ``at_best_val`` or ``round<N>``; with
-                ``average_`` before it, of the averaged model.
+                ``average_`` before it, of the averaged model. ``task_acc``, ``task_forgetting`` or
+                ``task_transfer``: at the end of the last task, by :class:`TaskAccuracy`.
         """
+        if name in OF_TASKS:
+            by_round = self._percent(OF_TASKS[name])
+            value = by_round[max(by_round)] if by_round else nan
+            return value if isfinite(value) else None
         kind = name.removeprefix(OF_AVERAGE)
         number = round_of(name)
         if self.has_loss_only:

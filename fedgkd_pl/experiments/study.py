@@ -19,7 +19,9 @@ from fedgkd_pl.settings.files import methods, resolve
 from fedgkd_pl.storage.reading import printable
 
 Settings = Mapping[str, Any]  # dotted keys, as `fedgkd-pl fit` takes them; `config` names files
-MEASURE = re.compile(r"(average_)?(best|final|last10|at_best_val|round[1-9]\d{,8})")
+MEASURE = re.compile(
+    r"(average_)?(best|final|last10|at_best_val|round[1-9]\d{,8})|task_(acc|forgetting|transfer)"
+)
 SETTING = re.compile(r"[A-Za-z_]\w*(\.\w+)*\+?")
 # Flags of `fedgkd-pl fit` that are no settings: a study says what is run, not what is imported,
 # where it is kept or how it goes on.

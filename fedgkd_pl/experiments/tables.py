@@ -16,6 +16,8 @@ from fedgkd_pl.experiments.table import Table, Value
 Labels = tuple[str, ...]
 Results = Sequence[tuple[Cell, Run]]
 NAMES = {"best": "best", "final": "final", "last10": "last 10", "at_best_val": "at best val"}
+NAMES |= {"task_acc": "tasks", "task_forgetting": "forgetting", "task_transfer": "transfer"}
+LESS_IS_BETTER = "task_forgetting"
 
 
 @dataclass
@@ -240,12 +242,13 @@ def _have_the_same_seeds(group: Mapping[str, Entry]) -> bool:
 
 def _rank(study: Study, entries: Mapping[Labels, Entry]) -> None:
     """Finds the best and the second, where all were run with the same seeds."""
-    for group in _groups(study, entries).values():
-        means = [round(entry.mean, 2) for entry in group.values()]
+    for key, group in _groups(study, entries).items():
+        sign = -1 if key[-1] == LESS_IS_BETTER else 1
+        means = [sign * round(entry.mean, 2) for entry in group.values()]
         if len(group) < 2 or not _have_the_same_seeds(group):
             continue
         for entry in group.values():
-            rank = 1 + sum(other > round(entry.mean, 2) for other in means)
+            rank = 1 + sum(other > sign * round(entry.mean, 2) for other in means)
             entry.rank = rank if rank <= 2 else 0
 
 
@@ -255,7 +258,7 @@ def _notes(study: Study, entries: Mapping[Labels, Entry], measures: Sequence[str
     tests = 0
     others = [axis for axis in study.axes if axis != study.compare]
     for key, group in _groups(study, entries).items():
-        if key[-1] not in measures or len(group) < 2:
+        if key[-1] not in measures or len(group) < 2 or key[-1] == LESS_IS_BETTER:
             continue
         shown = [
             f"{symbol(axis)} {label}"

@@ -3,17 +3,19 @@
 import math
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from typing import Any, cast
 
 import torch
 from fedgkd_pl.data.examples import Batch, Batches, Examples
+from fedgkd_pl.data.tasks import Task
 from fedgkd_pl.federation.losses import CrossEntropy, LocalLoss
 from fedgkd_pl.federation.message import LR_FACTOR, ClientUpdate, Message, State
 from fedgkd_pl.federation.own_module import Recorder, is_own_module, training_loss
 from fedgkd_pl.federation.performance import fused, is_channels_last
 from fedgkd_pl.federation.steps import UnitGradient, first_optimizer
+from fedgkd_pl.federation.task_view import TaskView
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -55,6 +57,8 @@ class FederatedClient(LightningModule):
     # added to the gradient of every parameter in every step, before it is clipped
     correction: list[Tensor] | None = None
     unit_steps: UnitGradient | None = None  # what they would do with a gradient of 1
+    task: Task | None = None  # what the client at hand learns in this round; None: everything
+    view: TaskView | None = None  # shared by the net and its copies, where data has tasks
 
     def __init__(
         self,
@@ -123,6 +127,8 @@ class FederatedClient(LightningModule):
 
     def loss_of(self, outputs: Tensor, y: Tensor) -> Objective:
         """The loss of a net's outputs, and its report, for a method that asks the net itself."""
+        if self.view is not None:  # of a part of the net, which has not hidden other classes yet
+            outputs = self.view.only(outputs)
         loss = self.cross_entropy(outputs, y)
         parts = {self.local_loss.name: loss}
         if self.local_loss.targets == "classes":
@@ -165,6 +171,16 @@ class FederatedClient(LightningModule):
         like = next(self.net.parameters())
         return torch.tensor(numbers, dtype=like.dtype, device=like.device)
 
+    def begin(self, task: Task | None) -> None:
+        """Called before :meth:`receive`: what the next client learns, where its data has tasks."""
+        self.task = task
+        if self.view is not None and task is not None:
+            self.view.show(task.classes, self.num_classes, self.device)
+
+    def trained(self) -> Iterable[nn.Parameter]:
+        """What the optimizer moves: the net, to which a method may add parameters of its own."""
+        return self.net.parameters()
+
     def receive(self, message: Message, state: State) -> None:
         """Starts from w_t; ``state`` is what this client kept, empty in its first round."""
         self.net.load_state_dict(message.models["global"])
@@ -194,7 +210,7 @@ class FederatedClient(LightningModule):
         """A new optimizer: no momentum passes from client to client."""
         if self.optimizer is None:
             return self._of_module()
-        optimizer = self.optimizer(self.net.parameters())
+        optimizer = self.optimizer(self.trained())
         self._scale(optimizer)
         # a fused step takes neither sparse gradients nor ones of another layout than the weights',
         # which only a hook of a method's own can make

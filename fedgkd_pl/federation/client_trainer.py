@@ -117,6 +117,7 @@ class ClientTrainer:
         seed = derive(self.data.seed, "model", message.round, client)
         with plain_precision(self.device), seeded(seed):
             batches = self.data.batches(client, message.round)
+            self.client.begin(self.data.task(client, message.round))
             self.client.receive(message, state)
             restart(self.trainer)
             self.trainer.fit(self.client, batches)

@@ -29,6 +29,7 @@ class GlobalModel(LightningModule):
 
     local_loss: LocalLoss = CrossEntropy()  # of clients, which decides what is measured
     metrics: Mapping[str, Metric] = {}  # measured beside what always is
+    models_differ = False  # whether :meth:`model_of` depends on the client and its task
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -48,6 +49,10 @@ class GlobalModel(LightningModule):
         if not isinstance(data, FederatedDataModule):
             raise SettingError("data", "a FederatedDataModule is needed: trainer.fit(model, data)")
         return data
+
+    def model_of(self, client: int, place: int) -> State:
+        """The model that a client has for the task at a place of its sequence, from 0."""
+        return self.global_state()
 
     def global_state(self) -> State:
         """The global model: parameters and buffers."""

@@ -14,6 +14,7 @@ from fedgkd_pl.federation.client_trainer import Job
 from fedgkd_pl.federation.evaluation import cohort_statistics
 from fedgkd_pl.federation.message import Answer, ClientFailure, ClientUpdate, State
 from fedgkd_pl.federation.own_module import is_own_module
+from fedgkd_pl.federation.task_view import TaskView
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins import Precision
 from torch import nn
@@ -63,13 +64,13 @@ def form_of(server: "FederatedServer", cohort: Sequence[int]) -> Form:
     """What the answers of a round must be, as the method declares it."""
     owners = (owner for owner in (server, *type(server).__mro__) if "client" in vars(owner))
     known = server.engine.max_samples is None
-    size = server.datamodule.client_data.index.size
+    data, number = server.datamodule.client_data, server.round
     return Form(
         weights=server.client_model(),
         extra=server.client_extra(),
         state=server.engine.states(server.client_state()),
         metrics=_reported(server, vars(next(owners)).get("client_metrics")),
-        samples={client: size(client) for client in cohort} if known else {},
+        samples={client: data.size(client, number) for client in cohort} if known else {},
         max_samples=server.engine.max_samples,
         check=server.client_fault,
     )
@@ -86,7 +87,13 @@ def _reported(
 
 def client_of(server: "FederatedServer", data: FederatedDataModule) -> "FederatedClient":
     """The client half of a method, with what every client of a run has."""
-    client = server.client()
+    if data.client_data.tasks is None:
+        client = server.client()
+    else:
+        view = TaskView()
+        with view.on(server.net):
+            client = server.client()
+        client.view = view
     client.local_loss = server.local_loss
     client.needs_outputs = server.needs_outputs or bool(server.metrics)
     if server.metrics:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 from fedgkd_pl.data.examples import Batch
+from fedgkd_pl.data.tasks import TaskSequences
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.federation.answers import NAME
 from fedgkd_pl.federation.losses import CrossEntropy, LocalLoss
@@ -46,6 +47,7 @@ class Scores(nn.Module):
     def __init__(self, loss: LocalLoss | None, width: int, metrics: Mapping[str, Metric]) -> None:
         super().__init__()
         self.local_loss = loss
+        self.tasks: TaskSequences | None = None  # a sample's task is known where there are some
         self.loss = MeanMetric()
         self.counts: MulticlassConfusionMatrix | None = None
         usual: dict[str, Metric] = {}
@@ -74,7 +76,8 @@ class Scores(nn.Module):
     def step(self, net: nn.Module, batch: Batch, batch_idx: int, split: str) -> None:
         """Evaluates a net on a batch."""
         x, y = batch
-        self.update(net(x), y)
+        outputs = net(x)
+        self.update(outputs if self.tasks is None else self.tasks.known(outputs, y), y)
 
     def update(self, outputs: Tensor, y: Tensor) -> None:
         """Takes the outputs for a batch in."""
@@ -238,7 +241,10 @@ def scores_of(
     """What is measured of a net over a split of some data."""
     if not is_own_module(net):
         labels = loss.targets == "labels"
-        return Scores(loss, data.test.targets.shape[1] if labels else data.num_classes, metrics)
+        width = data.test.targets.shape[1] if labels else data.num_classes
+        of_net = Scores(loss, width, metrics)
+        of_net.tasks = data.client_data.tasks
+        return of_net
     scores = ModuleScores(CrossEntropy() if data.num_classes else None, data.num_classes, metrics)
     scores.try_out(net, data, split)
     return scores

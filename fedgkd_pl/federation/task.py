@@ -64,6 +64,8 @@ def check_task(server: "FederatedServer", data: "FederatedDataModule") -> None:
         text = f"kl is of classes, and {data.name} has none: set it to mse"
         raise SettingError("distance", text)
     if is_own_module(server.net):
+        text = "hide the outputs of other classes from the loss, which here is the module's own"
+        require(data.tasks is None, "tasks", text)
         check_module(server, data)
         _try_module(server, data)
         server.new_scores(data)

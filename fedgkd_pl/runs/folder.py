@@ -31,6 +31,7 @@ PERSONALIZED = "personalized.csv"
 PREDICTIONS = "predictions.csv"
 PROFILE = "profile.csv"
 TOKENIZER = "tokenizer.json"
+TASKS = "tasks.csv"
 SUMMARY = "summary.json"  # written last: a run that has it is finished
 OF_PYTHON = "# read off the objects of a run in Python\n"  # begins such a config
 FEATURE_MAPS = "features-round*.npz"

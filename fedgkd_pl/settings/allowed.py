@@ -17,6 +17,7 @@ import torchmetrics
 from fedgkd_pl.data.cohorts import Cohorts
 from fedgkd_pl.data.partition import Partition
 from fedgkd_pl.data.public import PublicData
+from fedgkd_pl.data.tasks import ClassTasks
 from fedgkd_pl.engines.base import Engine
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.federation.client import FederatedClient
@@ -91,7 +92,7 @@ def _exact() -> frozenset[str]:
 
 def _things() -> Iterator[Any]:
     """Classes, and functions that make nets."""
-    ours = (Cohorts, Engine, LocalLoss, Partition, PublicData, SimCLR)
+    ours = (ClassTasks, Cohorts, Engine, LocalLoss, Partition, PublicData, SimCLR)
     parts = (Callback, LightningDataModule, nn.Module, *ours)
     for name in fedgkd_pl.__all__:
         ours = getattr(fedgkd_pl, name)

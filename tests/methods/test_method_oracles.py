@@ -55,6 +55,7 @@ OFF = {
     "MOON": {"mu": 0.0},
     "FedDistill+": {"coefficient": 0.0},
     "FedGen": {"alpha": 0.0, "beta": 0.0},
+    "FedWeIT": {"adaptive": False, "local": False, "keep_optimizer": False, "weighting": "samples"},
 }
 
 

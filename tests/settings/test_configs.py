@@ -83,7 +83,7 @@ def test_the_configs_of_the_readme_are_there() -> None:
 def tiny(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, real: bool) -> list[str]:
     """Writes a little data of the config's kind; returns the flags that go with it."""
     few = ["--data.num_clients", "5", "--model.engine.workers", "1"]
-    if name.startswith("cifar"):
+    if name.startswith(("cifar", "split_cifar")):
         write_cifar(folder / "data", monkeypatch, classes=100 if "100" in name else 10)
         return few
     if name.startswith("tiny_imagenet"):
@@ -163,7 +163,7 @@ def test_a_pair_is_two_files_and_what_they_take_together() -> None:
 
 
 def test_every_pair_has_its_names() -> None:
-    assert len(PROTOCOLS) == 7 and len(METHODS) >= 9
+    assert len(PROTOCOLS) == 9 and len(METHODS) >= 9
     for protocol, method in product(PROTOCOLS, METHODS):
         files = [str(CONFIGS / "protocols" / f"{protocol}.yaml")]
         files += [str(CONFIGS / "methods" / f"{method}.yaml")]

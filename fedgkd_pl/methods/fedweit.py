@@ -1,0 +1,318 @@
+"""FedWeIT: clients learn a sequence of tasks each, and share what their tasks have in common.
+
+Yoon et al., Federated Continual Learning with Weighted Inter-client Transfer, ICML 2021. The
+weights of a client in its task t are B, which all share, under a mask of its own, what the task
+adapts, and what others have adapted for theirs (those of every layer but the last; m is one number
+per output channel, a one per client j):
+
+    θ_t = B ⊙ σ(m_t) + A_t + Σ_j a_tj KB_tj
+    L_t = CE(θ_t) + λ1 ( Σ|m_t| + Σ_{i≤t} Σ|A_i| ) + λ2 Σ_{i<t} ‖ B ⊙ σ(m_i) + A_i − θ_i ‖²
+
+with θ_i = B ⊙ σ(m_i) + A_i as it was when task t began: the last term holds old tasks' weights
+while B moves and old A_i follow. Biases, norm layers and the last layer belong to a client and a
+task. Each round:
+
+    client:  sends B in the channels whose |m_t| is above a quantile, with which those are; in a
+             task's last round A_t, entries not above λ1 set to 0
+    server:  B ← Σ_k B_k / Σ_k mask_k by channel; one that nobody sends stays. In a task's first
+             round all clients' last A_t go out, as KB
+
+Without tasks in the data there is one task, which never ends. The client half is in
+fedweit_client.py, what a client keeps in fedweit_memory.py.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from fedgkd_pl.data.datamodule import FederatedDataModule
+from fedgkd_pl.errors import require
+from fedgkd_pl.federation.answers import Spec, Specs
+from fedgkd_pl.federation.message import ClientUpdate, Message, State
+from fedgkd_pl.federation.moments import moments_of
+from fedgkd_pl.methods.fedavg import FedAvg, Weighting
+from fedgkd_pl.methods.fedweit_client import ADAPTIVE, BASE, MASK, FedWeITClient
+from fedgkd_pl.methods.fedweit_memory import (
+    BETWEEN,
+    LEARNED,
+    Memory,
+    decomposed,
+    groups_of,
+    mean_of_sent,
+    prune,
+    received,
+)
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor, nn
+
+
+class FedWeIT(FedAvg):
+    """FedWeIT: weights are a masked common base, a task's own sparse part, and others' parts.
+
+    Every client has a model of its own for every task; the mean of the round's clients' models,
+    which nobody sends, is evaluated as the global one. A client keeps three models for each of its
+    tasks, and in the current one those of all clients.
+
+    Args:
+        net: the model to learn; any module from inputs to logits.
+        lam1: λ1, the weight of Σ|m| and Σ|A|, and where A is pruned (published code: 0.001).
+        lam2: λ2, the weight of the drift of old tasks' weights (published code: 100, with a half of
+            the sum: 50 here).
+        sparsity: the part of the channels whose B is not sent; null sends all.
+        adaptive: false leaves B alone: masks of one, no A, no attention.
+        local: whether biases, norm layers and the last layer are a client's own for each task;
+            false averages them as FedAvg does.
+        keep_optimizer: whether the state of a client's optimizer lasts for a task, or a round.
+        optimizer: of the clients; by default about that of the published code, Adam at 0.001/3.
+        weighting: of the clients in B's mean: ``uniform``, or by their ``samples``.
+        kwargs: those of :class:`FedAvg`; ``server_optimizer`` does not move B.
+    """
+
+    title = "FedWeIT"
+    citation = "Yoon et al., ICML 2021"
+    colour = 23
+    takes_modules = False
+    tasks: tuple[str, ...] = ("classes",)
+    shares_models = False
+    models_differ = True
+    keeps: tuple[str, ...] = ("start", "base", "knowledge", "informed")
+    client_metrics = ("loss", "acc", "ce", "sparsity", "drift")
+
+    def __init__(
+        self,
+        net: nn.Module,
+        lam1: float = 1e-3,
+        lam2: float = 100.0,
+        sparsity: float | None = 0.3,
+        adaptive: bool = True,
+        local: bool = True,
+        keep_optimizer: bool = True,
+        optimizer: OptimizerCallable = lambda params: torch.optim.Adam(params, lr=0.00033),
+        weighting: Weighting = "uniform",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(net, optimizer=optimizer, weighting=weighting, **kwargs)
+        require(0 <= lam1 < float("inf"), "lam1", "must not be negative", lam1)
+        require(0 <= lam2 < float("inf"), "lam2", "must not be negative", lam2)
+        text = "must be in [0, 1), or null to send all channels"
+        require(sparsity is None or 0 <= sparsity < 1, "sparsity", text, sparsity)
+        self.lam1, self.lam2 = lam1, lam2
+        self.sparsity = sparsity
+        self.adaptive = adaptive
+        self.local = local
+        self.keep_optimizer = keep_optimizer
+        self.decomposed = decomposed(net)
+        self.knowledge: dict[int, State] = {}  # the A of the last task, by client
+        self.informed: dict[int, int] = {}  # at which place a client has last been told of it
+        self._cohort: Sequence[int] = ()
+        self._begin()
+
+    def _begin(self) -> None:
+        self.start = {name: t.cpu().clone() for name, t in self.global_state().items()}  # w_0
+        shared = self.decomposed if self.local else self.start  # what is not a client's own
+        self.base = {name: self.start[name].clone() for name in shared}
+
+    def reset(self) -> None:
+        """Starts from the net as it is, without knowledge."""
+        super().reset()
+        self.knowledge, self.informed = {}, {}
+        self._begin()
+
+    def check(self, data: FederatedDataModule) -> None:
+        """Asks for a layer to decompose, and for an optimizer whose state can be kept."""
+        super().check(data)
+        text = "FedWeIT decomposes the weights of Linear and Conv2d before the last layer: has none"
+        require(len(self.decomposed) > 0, "net", text)
+        if self.keep_optimizer:
+            moments_of(self.optimizer)
+
+    # -- a round -------------------------------------------------------------------------------
+
+    def training_step(self, cohort: list[int], batch_idx: int) -> None:
+        """One communication round; whom it asks decides whether knowledge must be sent."""
+        self._cohort = cohort
+        super().training_step(cohort, batch_idx)
+
+    def broadcast(self) -> Message:
+        """B, and in a new task KB, until every client of the cohort has it."""
+        message = super().broadcast()
+        types = {name: weight.dtype for name, weight in message.models.pop("global").items()}
+        message.tensors["base"] = {n: weight.to(types[n]) for n, weight in self.base.items()}
+        message.numbers["clients"] = self.datamodule.num_clients
+        if self._without_knowledge(self._cohort):
+            message.tensors["knowledge"] = {
+                f"{client}{BETWEEN}{name}": adapted
+                for client, adaptive in self.knowledge.items()
+                for name, adapted in adaptive.items()
+            }
+        self._total: State = {}
+        self._count: State = {}
+        self._adapted: dict[int, State] = {}
+        self._answered: list[int] = []
+        return message
+
+    def take(self, update: ClientUpdate) -> None:
+        """Sums B and the masks up; keeps A until the round counts."""
+        self._answered.append(update.client)
+        for name in self.decomposed if self.adaptive else ():
+            for sums, part in (self._total, BASE), (self._count, MASK):
+                value = self.weight(update) * update.extra[part + name].double()
+                sums[name] = sums[name] + value if name in sums else value
+        if self._sends_adaptive():
+            found = {name: update.extra[ADAPTIVE + name] for name in self.decomposed}
+            self._adapted[update.client] = found
+
+    def server_step(self, mean: State) -> None:
+        """B is the mean of what was sent; all other weights are averaged as in FedAvg."""
+        super().server_step(mean)
+        averaged = self.global_state()
+        for name, before in self.base.items():
+            new = averaged[name]
+            if name in self._total:
+                new = mean_of_sent(self._total[name], self._count[name], before).to(new.dtype)
+            self.base[name] = new.cpu().clone()
+        self.informed |= dict.fromkeys(self._answered, self._place())
+        if self._ends():
+            self.knowledge = self._adapted
+
+    # -- what clients send and keep ------------------------------------------------------------
+
+    def client_extra(self) -> Specs:
+        """B and which channels of it count; in a task's last round A."""
+        if not self.adaptive:
+            return {}
+        specs = self._kinds()
+        extra = {BASE + name: spec for name, spec in specs["weight"].items()}
+        for name, spec in specs["mask"].items():
+            extra[MASK + name] = Spec(spec.shape, spec.dtype, 0, 1)
+        if self._sends_adaptive():
+            extra |= {ADAPTIVE + name: spec for name, spec in specs["weight"].items()}
+        return extra
+
+    def client_state(self) -> Specs:
+        """A client's :class:`Memory`."""
+        place, clients, specs = self._place(), self.datamodule.num_clients, self._kinds()
+        groups = {group: specs[kind] for group, kind in groups_of(place, clients).items()}
+        if self.keep_optimizer:
+            groups["moments"] = moments_of(self.optimizer).specs(self._trained(specs, place))
+        state = {
+            f"{g}{BETWEEN}{n}": spec for g, named in groups.items() for n, spec in named.items()
+        }
+        if state:
+            state[LEARNED] = Spec((place + 1,), torch.int64, 0, 1)
+        return state
+
+    def _kinds(self) -> dict[str, dict[str, Spec]]:
+        """What tensors of every kind are like, by the name of the weight."""
+        model = self.client_model()
+        weights = {n: model[n] for n in self.decomposed} if self.adaptive else {}
+        rest = {n: spec for n, spec in model.items() if n not in self.decomposed}
+        clients = self.datamodule.num_clients
+        return {
+            "weight": weights,
+            "mask": {n: Spec(s.shape[:1], s.dtype, s.low, s.high) for n, s in weights.items()},
+            "attention": {n: Spec((clients,), s.dtype, s.low, s.high) for n, s in weights.items()},
+            "rest": rest if self.local else {},
+        }
+
+    def _trained(self, specs: dict[str, dict[str, Spec]], place: int) -> Specs:
+        """What the optimizer of a client moves; named as :meth:`FedWeITClient.named` does."""
+        model = self.client_model()
+        trained = {f"net{BETWEEN}{name}": model[name] for name, _ in self.net.named_parameters()}
+        kinds = {f"adaptive {task}": "weight" for task in range(place + 1)} | {"mask": "mask"}
+        kinds |= {"attention": "attention"} if place else {}
+        return trained | {
+            f"{group}{BETWEEN}{n}": s
+            for group, kind in kinds.items()
+            for n, s in specs[kind].items()
+        }
+
+    def client_fault(self, update: ClientUpdate) -> str:
+        """A channel is sent or is not; of one that is not, B is 0."""
+        for name in self.decomposed if self.adaptive else ():
+            base, mask = update.extra[BASE + name], update.extra[MASK + name]
+            if not torch.equal(mask, mask.bool().to(mask)):
+                return f"its mask of {name} is not 0 or 1"
+            if base[~mask.bool()].any():
+                return f"its base of {name} is of channels that its mask leaves out"
+        return ""
+
+    def bytes_of(self, message: Message, cohort: Sequence[int]) -> int:
+        """B for everybody; KB, without its zeros, for those who do not have it."""
+        base, knowledge = (message.tensors.get(group, {}) for group in ("base", "knowledge"))
+        return sum(t.nbytes for t in base.values()) * len(cohort) + sum(
+            map(sparse_bytes, knowledge.values())
+        ) * len(self._without_knowledge(cohort))
+
+    def bytes_of_answer(self, update: ClientUpdate) -> int:
+        """The channels that are sent and which those are; A without its zeros."""
+        masked = self.decomposed if self.adaptive else []
+        total = sum(update.weights[name].nbytes for name in self.base if name not in masked)
+        for name in masked:
+            base, mask = update.extra[BASE + name], update.extra[MASK + name]
+            total += int(mask.sum()) * base[:1].nbytes + -(-len(mask) // 8)
+            if ADAPTIVE + name in update.extra:
+                total += sparse_bytes(update.extra[ADAPTIVE + name])
+        return total
+
+    # -- tasks ---------------------------------------------------------------------------------
+
+    def _place(self) -> int:
+        tasks = self.datamodule.client_data.tasks
+        return 0 if tasks is None else tasks.place(self.round)
+
+    def _ends(self) -> bool:
+        tasks = self.datamodule.client_data.tasks
+        return tasks is not None and tasks.ends(self.round)
+
+    def _sends_adaptive(self) -> bool:
+        return self.adaptive and self._ends()
+
+    def _without_knowledge(self, cohort: Sequence[int]) -> list[int]:
+        place = self._place()
+        if not place or not self.knowledge:
+            return []
+        return [client for client in cohort if self.informed.get(client) != place]
+
+    def model_of(self, client: int, place: int) -> State:
+        """A client's own parameters of a task with the B of now.
+
+        Of a task that it has not begun: with m = 0, the first A and nothing attended to.
+        """
+        memory = Memory.read(self._client_states.get(client) or {})
+        model = self._first()
+        begun = place <= memory.place
+        if self.local and begun:
+            model |= memory.groups[f"rest {place}"]
+        own = memory.groups.get("base", {}) if self.adaptive else {}
+        base = {n: received(t.to(model[n].dtype), own.get(n)) for n, t in self.base.items()}
+        if not self.adaptive:
+            return model | base
+        known = {n: base[n] for n in self.decomposed}
+        if begun:
+            return model | base | memory.effective(place, known, self.lam1)
+        first = {n: b / 2 + prune(model[n] / 3, self.lam1) for n, b in known.items()}
+        return model | base | first
+
+    def _first(self) -> State:
+        """w_0 in the precision of now."""
+        return {name: self.start[name].to(t.dtype) for name, t in self.global_state().items()}
+
+    def client(self) -> FedWeITClient:
+        """The client half, which knows w_0."""
+        return FedWeITClient(
+            *(self.net, self.optimizer, self.scheduler),
+            start=self._first(),
+            decomposed=self.decomposed,
+            lam1=self.lam1,
+            lam2=self.lam2,
+            sparsity=self.sparsity,
+            adaptive=self.adaptive,
+            local=self.local,
+            moments=moments_of(self.optimizer) if self.keep_optimizer else None,
+        )
+
+
+def sparse_bytes(tensor: Tensor) -> int:
+    """Of the entries that are not 0, and a bit for each that says whether it is one of them."""
+    return int(tensor.count_nonzero()) * tensor.element_size() + -(-tensor.numel() // 8)

@@ -1,0 +1,225 @@
+"""Tasks as data: who learns what in which round, what is hidden, and what is refused."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fedgkd_pl import (
+    MLP,
+    MOON,
+    ClassTasks,
+    Digits,
+    FedAvg,
+    FedGKD,
+    FedProx,
+    LocalEngine,
+    Pathological,
+)
+from fedgkd_pl.data.tasks import FAR
+from fedgkd_pl.errors import SettingError
+from fedgkd_pl.federation.client_trainer import ClientTrainer
+from fedgkd_pl.federation.message import Message
+from fedgkd_pl.federation.round import client_of, job_of
+from lightning.pytorch import LightningModule
+from torch import nn
+from torch.nn.functional import log_softmax
+from torch.optim import SGD
+
+from tests.conftest import Table, fit, quiet_trainer, same
+from tests.support.tasks import ROUNDS, Six, six_net
+
+
+def test_groups_are_cut_in_order_and_clients_go_through_all_of_them() -> None:
+    tasks = ClassTasks(tasks=5, rounds_per_task=3).sequences(10, seed=7)
+    assert tasks.groups == ((0, 1), (2, 3), (4, 5), (6, 7), (8, 9))
+    orders = [tasks.order(client) for client in range(20)]
+    assert all(sorted(order) == [0, 1, 2, 3, 4] for order in orders)
+    assert len(set(map(tuple, orders))) > 5
+    again = ClassTasks(tasks=5, rounds_per_task=3).sequences(10, seed=7)
+    assert orders == [again.order(client) for client in range(20)]
+    places = [tasks.place(number) for number in range(1, 16)]
+    assert places == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4]
+    task = tasks.at(3, 6)
+    assert (task.place, task.number, task.ends) == (1, orders[3][1], True)
+    assert task.classes == tasks.groups[orders[3][1]] and not tasks.at(3, 5).ends
+    same_order = ClassTasks(tasks=2, order="same").sequences(4, seed=7)
+    assert [same_order.order(client) for client in (0, 9)] == [[0, 1], [0, 1]]
+
+
+def test_a_round_has_the_samples_of_its_task_and_n_k_follows() -> None:
+    data = Six()
+    data.setup()
+    tasks, clients = data.client_data.tasks, data.client_data
+    assert tasks is not None
+    for client in range(3):
+        labels = data.arrays()[client][1]
+        seen = []
+        for number in range(1, ROUNDS + 1):
+            classes = tasks.groups[tasks.order(client)[(number - 1) // 2]]
+            batches = clients.batches(client, number)
+            found = torch.cat([y for _, y in batches]).tolist()
+            assert sorted(found) == sorted(y for y in labels.tolist() if y in classes)
+            assert clients.size(client, number) == len(found) == len(batches.examples)
+            seen += found if number % 2 else []
+        assert sorted(seen) == sorted(labels.tolist())
+        assert len(clients.owned(client)) == len(labels)
+
+
+def test_without_tasks_clients_have_all_of_their_samples() -> None:
+    plain, tasked = Six(tasks=None), Six()
+    assert plain.client_data.task(0, 1) is None
+    assert plain.client_data.size(1, 5) == 18 == len(plain.client_data.batches(1, 5).examples)
+    assert plain.fingerprint() != tasked.fingerprint()
+    other = Six(tasks=ClassTasks(tasks=3, rounds_per_task=3))
+    assert len({tasked.fingerprint(), other.fingerprint(), Six().fingerprint()}) == 2
+
+
+@pytest.mark.parametrize("method", [FedAvg, partial(FedProx, mu=0.1), FedGKD, MOON])
+def test_losses_and_teachers_see_the_classes_of_the_task_alone(method: Any) -> None:
+    """By hand, with the columns of other classes cut out; their rows of the head stay."""
+    torch.manual_seed(0)
+    net = MLP(4, [5], 6, projection=3)
+    model = method(net, optimizer=partial(SGD, lr=0.1), engine=LocalEngine(1))
+    data = Six()
+    trainer = quiet_trainer(max_epochs=1)
+    model._trainer = trainer  # as in a run
+    trainer.datamodule = data
+    data.setup()
+    tasks = data.client_data.tasks
+    assert tasks is not None
+    client = client_of(model, data)
+    assert not net._forward_hooks, "the server's own net hides nothing"
+    torch.manual_seed(1)
+    start = {n: torch.randn_like(t) for n, t in net.state_dict().items()}
+    teacher = {n: torch.randn_like(t) for n, t in net.state_dict().items()}
+    message = Message(3, {"global": start, "teacher": teacher}, {"distil": 1})
+    task = tasks.at(1, 3)
+    client.begin(task)
+    client.receive(message, {})
+    x, y = torch.randn(6, 4), torch.tensor(list(task.classes) * 3)
+    loss, parts = client.objective(x, y, client.teach(x))
+    columns = list(task.classes)
+
+    def cut(state: dict[str, torch.Tensor]) -> torch.Tensor:
+        net.load_state_dict(state)
+        return log_softmax(net(x)[:, columns], dim=1)
+
+    ours = cut(start)
+    ce = -ours[range(6), [columns.index(int(label)) for label in y]].mean()
+    assert parts["ce"].item() == pytest.approx(ce.item(), rel=1e-5)
+    if method is FedGKD:
+        theirs = cut(teacher)
+        kd = (theirs.exp() * (theirs - ours)).sum(1).mean()
+        assert parts["kd"].item() == pytest.approx(kd.item(), rel=1e-5)
+        assert loss.item() == pytest.approx((ce + 0.1 * kd).item(), rel=1e-5)
+    loss.backward()
+    gradient = client.net.classifier.weight.grad  # type: ignore[union-attr, operator]
+    moved = gradient.any(1).nonzero()[:, 0].tolist()  # type: ignore[union-attr]
+    assert moved == columns
+
+
+def test_hidden_outputs_are_far_below_and_finite() -> None:
+    tasks = ClassTasks(tasks=2).sequences(4, seed=0)
+    outputs, y = torch.tensor([[1.0, 2, 3, 4], [5, 6, 7, 8]]), torch.tensor([1, 2])
+    assert tasks.known(outputs, y).tolist() == [[1, 2, FAR, FAR], [FAR, FAR, 7, 8]]
+    assert FAR > torch.finfo(torch.float16).min
+    assert torch.tensor(FAR, dtype=torch.bfloat16).exp() == 0
+
+
+def test_the_global_model_is_tested_with_the_task_of_each_sample_known() -> None:
+    model = FedAvg(six_net(), optimizer=partial(SGD, lr=0.1), engine=LocalEngine(1))
+    data = Six()
+    fit(model, data, 2)
+    with torch.no_grad():
+        logits = model.net(torch.from_numpy(data.x[:25])).numpy()
+    pairs = [(0, 1), (2, 3), (4, 5)]
+    right = []
+    for row, label in zip(logits, data.y[:25].tolist(), strict=True):
+        pair = pairs[label // 2]
+        right.append(pair[int(np.argmax(row[list(pair)]))] == label)
+    assert model.report["test/acc"] == pytest.approx(np.mean(right))
+
+
+@pytest.mark.parametrize("method", [FedProx, FedGKD])
+def test_two_workers_give_the_same_bits(method: Any) -> None:
+    models = [
+        method(six_net(), optimizer=partial(SGD, lr=0.1), engine=LocalEngine(n)) for n in (1, 2)
+    ]
+    for model in models:
+        fit(model, Six(), 3)
+        assert not model.results.failures
+    assert same(models[0].net.state_dict(), models[1].net.state_dict())
+
+
+def test_a_client_alone_with_its_data_learns_its_tasks() -> None:
+    """As a worker of Ray's or Flower's has them: with the samples of one client."""
+    model = FedAvg(six_net(), optimizer=partial(SGD, lr=0.1), engine=LocalEngine(1))
+    data = Six()
+    trainer = quiet_trainer(max_epochs=1)
+    model._trainer = trainer
+    trainer.datamodule = data
+    job = job_of(model, trainer, data)
+    message = Message(4, {"global": model.global_state()})
+    whole = ClientTrainer(job).update(message, 1, {})
+    job.data = job.data.only(1, job.data.owned(1))
+    alone = ClientTrainer(job).update(message, 1, {})
+    assert same(whole.weights, alone.weights) and whole.num_samples == alone.num_samples
+    assert whole.num_samples == data.client_data.size(1, 4)
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (partial(Six, tasks=ClassTasks(tasks=4)), "tasks: must divide the 6 classes"),
+        (
+            partial(Digits, num_clients=5, partition=Pathological(2), tasks=ClassTasks()),
+            "tasks: every client goes through all tasks, and client",
+        ),
+        (partial(Six, tasks=ClassTasks(tasks=3, rounds_per_task=1)), "rounds: must be at most 3"),
+    ],
+)
+def test_tasks_that_cannot_be(data: Any, text: str) -> None:
+    model = FedAvg(six_net(), engine=LocalEngine(1))
+    with pytest.raises(SettingError, match=text):
+        fit(model, data(), 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"tasks": 0}, "tasks: must be at least 1"),
+        ({"rounds_per_task": 0}, "rounds_per_task: must be at least 1"),
+        ({"order": "random"}, "order: must be own or same"),
+    ],
+)
+def test_settings_that_mean_nothing(change: dict[str, Any], text: str) -> None:
+    with pytest.raises(SettingError, match=text):
+        ClassTasks(**change)
+
+
+def test_numbers_and_modules_have_no_tasks() -> None:
+    class Numbers(Table):
+        num_classes = 0
+
+        def load(self) -> Any:
+            splits = super().load()
+            rows = splits.train
+            values = type(rows)(rows.inputs, rows.targets.float()[:, None], rows.transform)
+            return type(splits)(values, values[:6])
+
+    with pytest.raises(SettingError, match="tasks: are groups of classes, which table does not"):
+        Numbers(tasks=ClassTasks(tasks=3)).setup()
+
+    class Own(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 6)
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            return nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
+
+    model = FedAvg(module=Own(), optimizer=partial(SGD, lr=0.1), engine=LocalEngine(1))
+    with pytest.raises(SettingError, match="tasks: hide the outputs of other classes"):
+        fit(model, Six(), 1)
