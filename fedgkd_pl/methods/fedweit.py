@@ -14,7 +14,7 @@ task. Each round:
 
     client:  sends B in the channels whose |m_t| is above a quantile, with which those are; in a
              task's last round A_t, entries not above λ1 set to 0
-    server:  B ← Σ_k B_k / Σ_k mask_k by channel; one that nobody sends stays. In a task's first
+    server:  B ← Σ_k B_k / Σ_k mask_k by channel; 0 for one that nobody sends. In a task's first
              round all clients' last A_t go out, as KB
 
 Without tasks in the data there is one task, which never ends. The client half is in
@@ -166,10 +166,10 @@ class FedWeIT(FedAvg):
         """B is the mean of what was sent; all other weights are averaged as in FedAvg."""
         super().server_step(mean)
         averaged = self.global_state()
-        for name, before in self.base.items():
+        for name in self.base:
             new = averaged[name]
             if name in self._total:
-                new = mean_of_sent(self._total[name], self._count[name], before).to(new.dtype)
+                new = mean_of_sent(self._total[name], self._count[name]).to(new.dtype)
             self.base[name] = new.cpu().clone()
         self.informed |= dict.fromkeys(self._answered, self._place())
         if self._ends():
@@ -284,7 +284,7 @@ class FedWeIT(FedAvg):
         begun = place <= memory.place
         if self.local and begun:
             model |= memory.groups[f"rest {place}"]
-        own = memory.groups.get("base", {}) if self.adaptive else {}
+        own = memory.groups.get("base", self.start) if self.adaptive else {}
         base = {n: received(t.to(model[n].dtype), own.get(n)) for n, t in self.base.items()}
         if not self.adaptive:
             return model | base

@@ -49,7 +49,7 @@ class FedWeITClient(FedAvgClient):
         start = {name: first[name] for name in self.decomposed} if self.adaptive else {}
         rest = {n: t for n, t in first.items() if n not in self.decomposed} if self.local else {}
         memory = self.memory = Memory.read(state)
-        memory.groups.setdefault("base", {name: sent[name] for name in start})
+        memory.groups.setdefault("base", dict(start))
         place = 0 if self.task is None else self.task.place
         while memory.place < place:
             memory.begin(start, rest, clients)

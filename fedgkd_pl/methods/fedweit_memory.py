@@ -174,10 +174,10 @@ def kept_channels(mask: Tensor, sparsity: float) -> Tensor:
     return (sizes > threshold).to(mask)
 
 
-def mean_of_sent(total: Tensor, count: Tensor, before: Tensor) -> Tensor:
-    """Σ B̂ / Σ masks, channel by channel; a channel that nobody sent stays as it was before."""
+def mean_of_sent(total: Tensor, count: Tensor) -> Tensor:
+    """Σ B̂ / Σ masks, channel by channel; 0, which tells clients to keep theirs, if nobody sent."""
     count = over(count, total)
-    return torch.where(count > 0, total / count.clamp(min=1e-15), before.double())
+    return torch.where(count > 0, total / count.clamp(min=1e-15), 0.0)
 
 
 def received(sent: Tensor, own: Tensor | None) -> Tensor:
