@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.oracles import oracle_fedweit as weit
 from tests.oracles import oracle_nets as nets
 from tests.oracles import oracle_server as server
 
@@ -277,3 +278,263 @@ def test_the_start_is_no_candidate() -> None:
     assert best < 1 and nets.accuracy(SMALL, chosen, val) == best
     step = next(step for step, share in evaluations if share == best)
     assert made == evaluations[-1][0] and (made == 20 or made - step == 4)
+
+
+# FedWeIT
+
+
+TASKS = ((0, 1), (2, 3))
+ORDERS = (TASKS, TASKS[::-1])  # of two clients
+WEIT: dict[str, Any] = {"lam1": 0.02, "lam2": 3.0, "lr": 0.05}
+HIDDEN = 7
+
+
+def weit_net(w: dict[str, Tensor], x: Tensor) -> Tensor:
+    """One layer is decomposed; its bias and the head are local."""
+    return (x @ w["hidden"].T + w["bias"]).relu() @ w["head"].T
+
+
+def weit_start() -> dict[str, Tensor]:
+    random = torch.Generator().manual_seed(5)
+    shapes = {"hidden": (HIDDEN, 4), "bias": (HIDDEN,), "head": (4, HIDDEN)}
+    return {
+        name: torch.randn(shape, generator=random, dtype=torch.float64) / 2
+        for name, shape in shapes.items()
+    }
+
+
+def weit_data(seed: int, n: int) -> tuple[Tensor, Tensor]:
+    x, _ = data(seed, n)
+    return x, torch.arange(n) % 4
+
+
+WEIT_CLIENTS = [weit_data(20, 12), weit_data(21, 16)]
+
+
+def weit_batches(t: int, k: int) -> list[Tensor]:
+    """Round t of two rounds per task."""
+    classes = torch.tensor(ORDERS[k][(t - 1) // 2])
+    own = torch.isin(WEIT_CLIENTS[k][1], classes).nonzero()[:, 0]
+    return [own[part] for part in drawn(len(own), 3, t, k)]
+
+
+def weit_init(k: int, position: int, size: int) -> dict[str, dict[str, Tensor]]:
+    random = torch.Generator().manual_seed(100 * k + position)
+    m, a = (torch.randn(n, generator=random, dtype=torch.float64) for n in (HIDDEN, size))
+    return {"m": {"hidden": m}, "a": {"hidden": a}}
+
+
+def fedweit(rounds: int = 4, cohorts: Any = None, **changes: Any) -> dict[str, list[Any]]:
+    options: dict[str, Any] = {"orders": ORDERS, "rounds_per_task": 2, "batches": weit_batches}
+    options |= {"init": weit_init} | WEIT | changes
+    cohorts = cohorts or [[0, 1]] * rounds
+    return weit.run(weit_net, weit_start(), ["hidden"], WEIT_CLIENTS, cohorts, **options)
+
+
+def vector(name: str) -> Tensor:
+    return torch.tensor(weit.VECTOR[name], dtype=torch.float64)
+
+
+def test_fedweits_vectors() -> None:
+    B, m, A, kb, a = (vector(name) for name in ("B", "m", "A", "KB", "a"))
+    close(weit.effective(B, m, A, a, kb), vector("theta"), atol=1e-15)
+    assert not torch.allclose(weit.effective(B.T, m, A, a, kb), vector("theta"))
+    drift = ((vector("dB") * weit.gate(m, B)) ** 2).sum()
+    assert drift.item() == pytest.approx(weit.VECTOR["drift"])
+    before = {"w": weit.effective(B, m, A)}
+    task = weit.Task((0, 1), {"w": m}, {"w": A}, {"w": torch.zeros(0)}, {})
+    for half, name in ((False, "drift_term"), (True, "half_drift_term")):
+        terms = weit.loss_terms(
+            lambda w, x: x @ w["w"].T,
+            *({"w": B + vector("dB")}, {0: task, 1: task}, 1, {0: before}),
+            *(torch.eye(2).double(), torch.tensor([0, 1])),
+            weit.SETTINGS | {"half_drift": half},
+        )
+        assert terms["drift"].item() == pytest.approx(weit.VECTOR[name])
+    assert terms["A"].item() == pytest.approx(1e-3 * 2 * 0.3)  # of both tasks
+    assert terms["m"].item() == pytest.approx(1e-3 * 1.0986123)  # of the current one
+
+
+def test_the_masked_means_vector() -> None:
+    masks, Bs, mean = (
+        torch.tensor(weit.MEAN_VECTOR[name], dtype=torch.float64) for name in ("masks", "B", "mean")
+    )
+    sent = [(B * mask[:, None], mask) for B, mask in zip(Bs, masks, strict=True)]
+    close(weit.masked_mean(sent, torch.zeros(2, 2).double()), mean, atol=1e-13)
+    before = torch.tensor([[5.0, 6.0], [7.0, 8.0]]).double()
+    alone = [sent[0]]
+    assert weit.masked_mean(alone, before)[1].tolist() == [7, 8]
+    zero = weit.masked_mean(alone, before, "zero")
+    assert zero[1].tolist() == [0, 0]
+    close(weit.merged(before, zero), torch.tensor([[2.0, 4.0], [7.0, 8.0]]).double(), atol=1e-13)
+
+
+def test_the_threshold_is_strict() -> None:
+    m = torch.tensor([0.5, -0.1, 0.9, -0.3, 0.2, 1.0, -0.8, 0.4, -0.6, 0.7])
+    mask = weit.upload_mask(m)
+    assert mask.sum() == weit.KEPT_OF_TEN
+    assert mask.tolist() == [float(abs(v) > 0.4 + 1e-6) for v in m.tolist()]
+    assert weit.upload_mask(torch.ones(5)).sum() == 0  # equals go together
+    assert weit.upload_mask(torch.tensor([0.3])).sum() == 0
+
+
+def test_a_convolutions_channels_are_gated() -> None:
+    kernel, m = torch.ones(3, 2, 2, 2).double(), torch.tensor([0.0, 20.0, -20.0]).double()
+    theta = weit.effective(kernel, m, torch.zeros_like(kernel))
+    assert theta[:, 1, 0, 1].tolist() == pytest.approx([0.5, 1.0, 0.0], abs=1e-8)
+
+
+def test_the_other_classes_outputs_are_as_if_masked() -> None:
+    logits, y = torch.randn(6, 5).double(), torch.tensor([1, 3, 3, 1, 1, 3])
+    masked = logits.clone()
+    masked[:, [0, 2, 4]] = -1e9
+    close(weit.task_ce(logits, y, (1, 3)), torch.nn.functional.cross_entropy(masked, y))
+    assert weit.task_accuracy(logits, y, (1, 3)) == (masked.argmax(1) == y).double().mean()
+
+
+def test_forgetting() -> None:
+    assert weit.forgetting([[0.9], [0.8, 0.7], [0.6, 0.75, 0.5]]) == pytest.approx(0.15)
+    assert weit.forgetting([[0.4, 1.0], [0.6, 0.3]]) == 0  # got better; not begun does not count
+    with pytest.raises(ValueError):
+        weit.forgetting([[0.9]])
+
+
+def test_fedweit_by_torchs_adam() -> None:
+    """Two clients, two tasks of two rounds, again with tensors, loops and torch.optim.Adam."""
+    out = fedweit()
+    w0 = weit_start()
+    server_B, kb, senders = w0["hidden"], [], set()
+    own = [w0["hidden"].clone().requires_grad_() for _ in (0, 1)]
+    m: list[list[Tensor]] = [[], []]
+    A: list[list[Tensor]] = [[], []]
+    rest: list[Any] = [None, None]
+    old: list[Any] = [None, None]
+    adam: list[Any] = [None, None]
+    for t in (1, 2, 3, 4):
+        up, adaptives = [], []
+        for k in (0, 1):
+            position = (t - 1) // 2
+            if t == 3:
+                with torch.no_grad():
+                    old[k] = own[k] * m[k][0].sigmoid()[:, None] + A[k][0]
+            with torch.no_grad():
+                own[k].copy_(torch.where(server_B == 0, own[k], server_B))
+            if t in (1, 3):
+                first = weit_init(k, position, len(kb))
+                m[k].append(first["m"]["hidden"].requires_grad_())
+                A[k].append((w0["hidden"] / 3).requires_grad_())
+                rest[k] = [w0["bias"].clone(), w0["head"].clone(), first["a"]["hidden"]]
+                for value in rest[k]:
+                    value.requires_grad_()
+                adam[k] = torch.optim.Adam([own[k], m[k][-1], *A[k], *rest[k]], lr=0.05)
+            bias, head, a = rest[k]
+            for batch in weit_batches(t, k):
+                x, y = WEIT_CLIENTS[k][0][batch], WEIT_CLIENTS[k][1][batch]
+                theta = own[k] * m[k][-1].sigmoid()[:, None] + A[k][-1]
+                if kb:
+                    theta = theta + torch.einsum("j,joi->oi", a, torch.stack(kb))
+                logits = torch.relu(x @ theta.T + bias) @ head.T
+                closed = [c for c in range(4) if c not in ORDERS[k][position]]
+                logits = logits.index_fill(1, torch.tensor(closed), -1e9)
+                loss = torch.nn.functional.cross_entropy(logits, y)
+                loss = loss + 0.02 * sum(each.abs().sum() for each in [*A[k], m[k][-1]])
+                if old[k] is not None:
+                    drift = own[k] * m[k][0].detach().sigmoid()[:, None] + A[k][0] - old[k]
+                    loss = loss + 3.0 * drift.square().sum()
+                adam[k].zero_grad()
+                loss.backward()
+                adam[k].step()
+            mask = (m[k][-1].abs() > m[k][-1].abs().sort()[0][2]).double().detach()  # 0.3 · 7
+            up.append((own[k].detach() * mask[:, None], mask))
+            adaptives.append((A[k][-1] * (A[k][-1].abs() > 0.02)).detach().clone())
+            ours = out["clients"][t - 1][k]
+            close(ours.B["hidden"], own[k].detach())
+            for i in range(position + 1):
+                close(ours.tasks[i].A["hidden"], A[k][i].detach())
+                close(ours.tasks[i].m["hidden"], m[k][i].detach())
+            close(ours.tasks[position].rest, {"bias": bias.detach(), "head": head.detach()})
+        count = (up[0][1] + up[1][1])[:, None]
+        server_B = torch.where(count > 0, (up[0][0] + up[1][0]) / count.clamp(min=1), server_B)
+        close(out["B"][t - 1]["hidden"], server_B)
+        senders |= set(count.flatten().tolist())
+        kb = adaptives if t == 2 else kb
+    assert senders == {0, 1, 2}  # of a channel
+    assert [len(each) for each in out["kb"]] == [0, 0, 2, 2]
+    task = out["clients"][-1][1].tasks[1]
+    close(task.a["hidden"], rest[1][2].detach())
+    # Evaluated: pruned A, with a and KB of its own task.
+    B = torch.where(server_B == 0, own[1].detach(), server_B)
+    theta = B * m[1][1].detach().sigmoid()[:, None] + adaptives[1]
+    theta = theta + torch.einsum("j,joi->oi", rest[1][2].detach(), torch.stack(kb))
+    close(out["thetas"][-1][1][1]["hidden"], theta)
+    first = B * m[1][0].detach().sigmoid()[:, None] + weit.pruned(A[1][0].detach(), 0.02)
+    close(out["thetas"][-1][1][0]["hidden"], first)
+
+
+def test_the_terms_by_hand() -> None:
+    out = fedweit()
+    before, after = out["clients"][1][0], out["received"][2][0]
+    first = out["losses"][2][0][0]  # the second task's first batch
+    A, m = weit_start()["hidden"] / 3, weit_init(0, 1, 2)["m"]["hidden"]
+    penalty = 0.02 * (A.abs().sum() + before.tasks[0].A["hidden"].abs().sum())
+    assert first["A"] == pytest.approx(penalty.item())
+    assert first["m"] == pytest.approx(0.02 * m.abs().sum().item())
+    moved = (after["hidden"] - before.B["hidden"]) * before.tasks[0].m["hidden"].sigmoid()[:, None]
+    assert first["drift"] == pytest.approx(3.0 * moved.square().sum().item()) and moved.any()
+    assert first["decay"] == 0
+    assert all(terms["drift"] == 0 for terms in out["losses"][1][0])
+
+
+def test_fedavg_is_a_special_case() -> None:
+    """Masking off, A, m and what is local frozen, no penalty, SGD: θ is FedAvg's."""
+    frozen = ("A", "m", "a", "rest")
+    none = {"lam1": 0.0, "lam2": 0.0, "masked": False, "freeze": frozen, "optimizer": "sgd"}
+    out = fedweit(rounds=2, **none)
+    w0 = weit_start()
+    theta = w0["hidden"] * 4 / 3  # B_0 + A
+    for t in (1, 2):
+        trained = []
+        for k in (0, 1):
+            w = theta
+            for batch in weit_batches(t, k):
+                w = w.detach().requires_grad_()
+                z = weit_net(w0 | {"hidden": w}, WEIT_CLIENTS[k][0][batch])
+                (g,) = torch.autograd.grad(
+                    weit.task_ce(z, WEIT_CLIENTS[k][1][batch], ORDERS[k][0]), w
+                )
+                w = w - 0.05 * g
+            trained.append(w.detach())
+        theta = (trained[0] + trained[1]) / 2
+        for k in (0, 1):
+            close(out["thetas"][t - 1][k][0]["hidden"], theta)
+
+
+def test_the_published_ways() -> None:
+    out = fedweit(mask_gradient=False, train_old=False, lam_mask=0.0)
+    for k in (0, 1):
+        first, last = out["clients"][1][k], out["clients"][3][k]
+        for i in (0, 1):
+            close(last.tasks[i].m, weit_init(k, i, 2)["m"], atol=0)
+        close(last.tasks[0].A, first.tasks[0].A, atol=0)
+    paper = fedweit(lam_mask=0.0)
+    task = paper["clients"][0][0].tasks[0]
+    assert (task.m["hidden"] - weit_init(0, 0, 0)["m"]["hidden"]).abs().min() > 0
+    old, now = (paper["clients"][t][0].tasks[0].A["hidden"] for t in (1, 3))
+    assert not torch.equal(old, now)
+    decayed = fedweit(decay=0.5)["losses"][0][0][0]
+    w0, m = weit_start()["hidden"], weit_init(0, 0, 0)["m"]["hidden"]
+    expected = 0.25 * ((w0 / 3).square().sum() + m.square().sum() + w0.square().sum())
+    assert decayed["decay"] == pytest.approx(expected.item())
+
+
+def test_who_is_absent_keeps_its_own_and_begins_late() -> None:
+    out = fedweit(cohorts=[[0, 1], [0], [0], [0, 1]])
+    assert list(out["clients"][1]) == [0] and len(out["kb"][2]) == 1  # one sent its A
+    late = out["clients"][3][1]
+    assert sorted(late.tasks) == [0, 1] and len(late.tasks[1].kb) == 1
+    trained = out["clients"][0][1]
+    expected = weit.theta_old(trained.B, trained.tasks)
+    close(late.old[0], expected[0])
+    test = weit_data(30, 8)
+    scores = fedweit(cohorts=[[0], [0]], test=test)["accuracy"]
+    assert list(scores[1]) == [0] and 0 <= scores[1][0][0] <= 1
