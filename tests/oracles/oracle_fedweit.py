@@ -1,7 +1,9 @@
 """Reference rounds of FedWeIT (Yoon et al., ICML 2021) on sequences of tasks, in float64 torch.
 
-Written from ``METHODS.md`` and the design of issue 20 alone; nothing is imported from the package,
-so that agreement means something. The net is any function (state, x) → logits of all classes.
+Written from ``METHODS.md`` and the design of issue 20; facts that they leave open (when θ_old is
+taken, whose B is evaluated, what becomes of channels nobody sends) were looked up in the authors'
+published code. Nothing is imported from the package, so that agreement means something. The net is
+any function (state, x) → logits of all classes.
 Gradients come from autograd; composition, loss, masks, optimizer and rounds are spelt out.
 
     θ_t = B ⊙ σ(m_t) + A_t + Σ_j a_tj KB_tj        for every layer that is decomposed
