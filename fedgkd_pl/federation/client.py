@@ -55,6 +55,7 @@ class FederatedClient(LightningModule):
     # added to the gradient of every parameter in every step, before it is clipped
     correction: list[Tensor] | None = None
     unit_steps: UnitGradient | None = None  # what they would do with a gradient of 1
+    own_epochs: int | None = None  # of this client in this round, if other than the usual
 
     def __init__(
         self,

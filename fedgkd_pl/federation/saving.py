@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.federation.checks import check_resumed
-from fedgkd_pl.federation.evaluation import GlobalModel
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
+from fedgkd_pl.federation.nets import ModelOfNets
 from fedgkd_pl.federation.schedule import RoundSchedule
 from fedgkd_pl.federation.task import TASKS
 from fedgkd_pl.storage.checkpoint_io import load_newest
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fedgkd_pl.federation.server import FederatedServer
 
 
-class SavedModel(GlobalModel, Recorded):
+class SavedModel(ModelOfNets, Recorded):
     """A global model whose checkpoint has all that a run goes on from."""
 
     takes_modules = True  # whether the net may be a LightningModule with its own training step
@@ -49,7 +49,9 @@ class SavedModel(GlobalModel, Recorded):
 
     def bytes_of(self, message: Message, cohort: Sequence[int]) -> int:
         """What a cohort downloads; called once a round."""
-        return message.nbytes * len(cohort)
+        if self.net_of is None:
+            return message.nbytes * len(cohort)
+        return sum(message.for_net(self.net_of(client)).nbytes for client in cohort)
 
     def bytes_of_answer(self, update: ClientUpdate) -> int:
         """What a client uploads; called once for every answer that counts."""
@@ -100,6 +102,7 @@ class SavedModel(GlobalModel, Recorded):
         )
         if self._trainer is not None and self.trainer.state.fn == "fit":
             self.check_data(self.datamodule, saved)
+        self.fill_like(name.removeprefix("net.") for name in checkpoint.get("state_dict", ()))
         self.bytes_down, self.bytes_up = saved["bytes"]
         self._client_states = saved["client_states"]
         self.failed_rounds = saved["failed_rounds"]
