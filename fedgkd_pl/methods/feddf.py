@@ -22,6 +22,7 @@ from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.examples import Examples
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
+from fedgkd_pl.federation.nets import TakesNets
 from fedgkd_pl.federation.server_training import (
     answered_batches,
     server_adam,
@@ -57,7 +58,7 @@ class FedDF(FedAvg):
     citation = "Lin et al., NeurIPS 2020"
     colour = 22
     takes_modules = False
-    takes_nets = "members"
+    takes_nets: TakesNets = "members"
     tasks: tuple[str, ...] = ("classes",)
 
     def __init__(

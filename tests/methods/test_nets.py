@@ -39,7 +39,8 @@ class Labelled(Inputs):
 
 def nets(count: int = 2) -> list[nn.Module]:
     torch.manual_seed(0)
-    return [MLP(4, [6], 3), MLP(4, [5, 7], 3), MLP(4, [6], 3)][:count]
+    every: list[nn.Module] = [MLP(4, [6], 3), MLP(4, [5, 7], 3), MLP(4, [6], 3)]
+    return every[:count]
 
 
 def table(**kwargs: Any) -> Table:
