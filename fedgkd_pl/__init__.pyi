@@ -114,6 +114,7 @@ from .methods.fedopt import FedYogi as FedYogi
 from .methods.fedprox import FedProx as FedProx
 from .methods.moon import MOON as MOON
 from .methods.scaffold import SCAFFOLD as SCAFFOLD
+from .models.cnn import CNN as CNN
 from .models.ensemble import Ensemble as Ensemble
 from .models.heads import SplitNet as SplitNet
 from .models.mlp import MLP as MLP
