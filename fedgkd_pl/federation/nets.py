@@ -65,7 +65,7 @@ def server_net(
     require(len(set(map(id, nets))) == len(nets), "nets", "has one object twice: copy it")
     if takes == "apart":
         return one_of(net, None)
-    require(net is None, "nets", "takes the place of net: give one of them")
+    require(net is None, "nets", "takes the place of net: give one of them (net: null)")
     return Ensemble(nets if takes == "members" else ())
 
 

@@ -5,11 +5,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import cloudpickle
 import pytest
 import torch
 from fedgkd_pl import CFD, MLP, FedAUX, FedAvg, FedDF, FedDistill, FedMD, FedProx, LocalEngine
 from fedgkd_pl.data.examples import Batches, Examples
+from fedgkd_pl.engines.worker import Worker, read
 from fedgkd_pl.errors import SettingError
+from fedgkd_pl.federation.client_trainer import ClientTrainer, quiet
+from fedgkd_pl.federation.message import ClientUpdate, Message, encode_state
 from fedgkd_pl.methods.fedmd import DIGEST, PRIVATE, agreed_rows, digest_loss
 from fedgkd_pl.models.ensemble import Ensemble
 from fedgkd_pl.seeds import derive
@@ -424,3 +428,27 @@ def test_what_is_refused(make: Any, text: str) -> None:
 def test_what_does_not_fit_is_refused(model: Any, data: Any, text: str) -> None:
     with pytest.raises(SettingError, match=text):
         fit(model(), table(**data), 1)
+
+
+def test_a_worker_that_gets_the_job_by_value_answers_the_same() -> None:
+    """As Ray's do: every client with the half of its own net, from one message."""
+    model = several("FedDF")
+    job: list[Any] = []
+    opened = model.engine.open
+
+    def open(given: Any, cohort_size: int) -> Any:
+        job.append(given)
+        return opened(given, cohort_size)
+
+    model.engine.open = open  # type: ignore[method-assign]
+    fit(model, table(), 1)
+    packed = cloudpickle.dumps(job[0])
+    states = {f"global@{n}": net.state_dict() for n, net in enumerate(nets())}
+    message = Message.decode(Message(1, states).encode())
+    here, there = ClientTrainer(job[0]), Worker(lambda: cloudpickle.loads(packed))
+    with quiet():
+        for client in range(3):
+            update = here.update(message, client, {})
+            answer = read(there.train(message, client, encode_state({})), client, 0.0)
+            assert isinstance(answer, ClientUpdate) and same(answer.weights, update.weights)
+            assert update.weights.keys() == nets()[client % 2].state_dict().keys()
