@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from fedgkd_pl.data.examples import Examples
+from fedgkd_pl.data.index import stratified
 from fedgkd_pl.errors import require
 from fedgkd_pl.storage.recorded import Recorded
 from torch import Tensor
@@ -107,6 +108,18 @@ class OtherData(PublicData):
 def unlabelled(examples: Examples) -> Examples:
     """The same inputs; every label is 0."""
     return replace(examples, targets=torch.zeros_like(examples.targets))
+
+
+def sampled_rows(public: Examples, samples: int, labelled: bool, seed: int) -> Tensor:
+    """So many rows of public data, or all, by a seed; of every class its share, if labelled."""
+    if samples >= len(public):
+        return torch.arange(len(public))
+    rng = np.random.default_rng(seed)
+    if labelled:
+        rows = stratified(public.labels.cpu().numpy(), samples, rng, leave=0)
+    else:
+        rows = np.sort(rng.choice(len(public), samples, replace=False))
+    return torch.from_numpy(rows)
 
 
 def _form(examples: Examples) -> str:

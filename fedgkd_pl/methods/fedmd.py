@@ -23,11 +23,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.examples import Batches, Examples
-from fedgkd_pl.data.index import stratified
+from fedgkd_pl.data.public import sampled_rows
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.answers import Spec, Specs, like
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
@@ -272,7 +271,7 @@ class FedMDClient(FedAvgClient):
     def _agreed(self, round: int) -> Examples:
         assert self.public is not None
         seed = derive(self.run_seed, "public", round)
-        rows = agreed_rows(self.public, self.public_samples, self.labelled, seed)
+        rows = sampled_rows(self.public, self.public_samples, self.labelled, seed)
         return self.public.view(rows.to(self.public.targets.device))
 
     def _digest(self, logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
@@ -330,15 +329,3 @@ def last_layer(net: nn.Module) -> nn.Linear | None:
     """The last Linear layer of a net, in the order in which it was put together."""
     layers = [module for module in net.modules() if isinstance(module, nn.Linear)]
     return layers[-1] if layers else None
-
-
-def agreed_rows(public: Examples, samples: int, labelled: bool, seed: int) -> Tensor:
-    """d_t: so many rows of the public data, or all; of every class its share, if it has labels."""
-    if samples >= len(public):
-        return torch.arange(len(public))
-    rng = np.random.default_rng(seed)
-    if labelled:
-        rows = stratified(public.labels.cpu().numpy(), samples, rng, leave=0)
-    else:
-        rows = np.sort(rng.choice(len(public), samples, replace=False))
-    return torch.from_numpy(rows)

@@ -10,11 +10,12 @@ import pytest
 import torch
 from fedgkd_pl import CFD, MLP, FedAUX, FedAvg, FedDF, FedDistill, FedMD, FedProx, LocalEngine
 from fedgkd_pl.data.examples import Batches, Examples
+from fedgkd_pl.data.public import sampled_rows
 from fedgkd_pl.engines.worker import Worker, read
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.federation.client_trainer import ClientTrainer, quiet
 from fedgkd_pl.federation.message import ClientUpdate, Message, encode_state
-from fedgkd_pl.methods.fedmd import DIGEST, PRIVATE, agreed_rows, digest_loss
+from fedgkd_pl.methods.fedmd import DIGEST, PRIVATE, digest_loss
 from fedgkd_pl.models.ensemble import Ensemble
 from fedgkd_pl.seeds import derive
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -123,7 +124,7 @@ def reference(data: Table, model: FedMD, optimizer: str, rounds: int = ROUNDS) -
 
     def rows(round: int) -> torch.Tensor:
         seed = derive(0, "public", round)
-        return agreed_rows(public, model.public_samples, labelled, seed)
+        return sampled_rows(public, model.public_samples, labelled, seed)
 
     def batches(round: int, client: int, phase: str) -> list[torch.Tensor]:
         if phase in ("start", "revisit"):
@@ -366,13 +367,13 @@ def test_what_parties_agree_on_is_stratified_and_new_in_every_round() -> None:
     data.setup()
     public = data.public
     assert public is not None
-    drawn = [agreed_rows(public, 6, True, derive(0, "public", t)) for t in range(1, 9)]
+    drawn = [sampled_rows(public, 6, True, derive(0, "public", t)) for t in range(1, 9)]
     for rows in drawn:
         assert len(rows) == len(set(rows.tolist())) == 6
         assert oracle.stratum_gaps(public.targets, rows).max() < 1
     assert len({tuple(rows.tolist()) for rows in drawn}) > 3
-    assert agreed_rows(public, 10, True, 1).tolist() == list(range(10))
-    plain = agreed_rows(public, 6, False, 3)
+    assert sampled_rows(public, 10, True, 1).tolist() == list(range(10))
+    plain = sampled_rows(public, 6, False, 3)
     assert len(set(plain.tolist())) == 6 and plain.tolist() == sorted(plain.tolist())
 
 
