@@ -10,6 +10,7 @@ from .callbacks.export import ModelExport as ModelExport
 from .callbacks.feature_map import FeatureMap as FeatureMap
 from .callbacks.forgetting import Forgetting as Forgetting
 from .callbacks.local_models import LocalModels as LocalModels
+from .callbacks.net_accuracy import NetAccuracy as NetAccuracy
 from .callbacks.profile import RoundProfile as RoundProfile
 from .callbacks.progress import RoundProgress as RoundProgress
 from .callbacks.task_accuracy import TaskAccuracy as TaskAccuracy
@@ -106,6 +107,7 @@ from .methods.fedgkd_vote import FedGKDVote as FedGKDVote
 from .methods.fedgmt import FedGMT as FedGMT
 from .methods.fedlsd import FedLSD as FedLSD
 from .methods.fedlsd import FedNTD as FedNTD
+from .methods.fedmd import FedMD as FedMD
 from .methods.fednova import FedNova as FedNova
 from .methods.fedopt import FedAdagrad as FedAdagrad
 from .methods.fedopt import FedAdam as FedAdam
@@ -115,6 +117,8 @@ from .methods.fedprox import FedProx as FedProx
 from .methods.fedweit import FedWeIT as FedWeIT
 from .methods.moon import MOON as MOON
 from .methods.scaffold import SCAFFOLD as SCAFFOLD
+from .models.cnn import CNN as CNN
+from .models.ensemble import Ensemble as Ensemble
 from .models.heads import SplitNet as SplitNet
 from .models.mlp import MLP as MLP
 from .models.resnet import ResNet as ResNet

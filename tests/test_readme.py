@@ -30,6 +30,7 @@ PAGES = ["README.md", "CONTRIBUTING.md", *DOCS]
 EXPERIMENTS = (REPO / "docs" / "experiments.md").read_text(encoding="utf-8")
 EXTENDING = (REPO / "docs" / "extending.md").read_text(encoding="utf-8")
 MODULES = (REPO / "docs" / "modules.md").read_text(encoding="utf-8")
+NETS = (REPO / "docs" / "nets.md").read_text(encoding="utf-8")
 MODEL = (REPO / "docs" / "model.md").read_text(encoding="utf-8")
 DATA = (REPO / "docs" / "data.md").read_text(encoding="utf-8")
 FEDERATED = [value.__name__ for name, value in vars(FederatedData).items() if "from_" in name]
@@ -265,6 +266,20 @@ def test_a_method_of_extending_from_the_command_line(
     assert code == 0, err
     (metrics,) = tmp_path.rglob("metrics.csv")
     assert "client/anchor_mean" in metrics.read_text(encoding="utf-8")
+
+
+def test_the_examples_of_nets(
+    run: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (block,) = re.findall(r"```python\n(.*?)```", NETS, re.DOTALL)
+    exec(compile(block, "docs/nets.md", "exec"), {"__name__": "nets"})
+    (config,) = re.findall(r"```yaml\n(.*?)```", NETS, re.DOTALL)
+    (tmp_path / "nets.yaml").write_text(config, encoding="utf-8")
+    code, _, err = run("fit", "--config", "nets.yaml", "--model.engine.workers", "1")
+    assert code == 0, err
+    (metrics,) = tmp_path.rglob("metrics.csv")
+    assert "nets/MLP1_test_acc" in metrics.read_text(encoding="utf-8")
 
 
 def test_every_guard_against_a_published_error_exists() -> None:

@@ -52,7 +52,7 @@ class TeacherAgreement(SplitCallback):
         """Compares a client's model."""
         runner = self.runner_of(pl_module)
         if runner and self.decisions is not None:
-            decisions = runner.logits(update.weights).argmax(1)
+            decisions = runner.logits(update.weights, client=update.client).argmax(1)
             self.shares.append(float((decisions == self.decisions).double().mean()))
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:

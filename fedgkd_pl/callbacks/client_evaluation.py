@@ -9,7 +9,6 @@ from fedgkd_pl.callbacks.evaluate import Split, SplitCallback, SplitRunner
 from fedgkd_pl.callbacks.rows import RowsFile
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.own import OwnSplit
-from fedgkd_pl.data.tasks import TaskSequences
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.federation.server import FederatedServer
@@ -40,26 +39,26 @@ class OwnRunner(SplitRunner):
         batch_size: int,
         device: torch.device,
         precision: Precision,
-        tasks: TaskSequences | None = None,
+        server: FederatedServer | None = None,
     ) -> None:
-        super().__init__(net, own.examples, batch_size, device, precision, tasks)
-        self.own = own
+        super().__init__(net, own.examples, batch_size, device, precision, server)
+        self.split = own
 
     def everyone(self, model: State) -> dict[int, Score]:
         """What one model is worth to every client, in one pass over the samples of all."""
         logits = self.logits(model)
-        parts = {client: self.own.rows(client) for client in self.own.clients}
+        parts = {client: self.split.rows(client) for client in self.split.clients}
         return {
             client: Score(*self.score(logits[rows], self.targets[rows]))
             for client, rows in parts.items()
         }
 
     def one(self, model: State, client: int) -> Score | None:
-        """What a model is worth to one client; None if that has no samples of its own."""
-        rows = self.own.rows(client)
+        """What a client's model is worth to it; None if it has no samples of its own."""
+        rows = self.split.rows(client)
         if rows.start == rows.stop:
             return None
-        return Score(*self.score(self.logits(model, rows), self.targets[rows]))
+        return Score(*self.score(self.logits(model, rows, client), self.targets[rows]))
 
 
 def spread(scores: Sequence[Score]) -> dict[str, float]:
@@ -116,8 +115,7 @@ class ClientEvaluation(RowsFile, SplitCallback):
         """Copies the net, once for all rounds."""
         data = pl_module.datamodule
         parts = (data.eval_batch_size, pl_module.device, trainer.precision_plugin)
-        own = data.client_splits[self.split]
-        self.runner = OwnRunner(pl_module.net, own, *parts, data.client_data.tasks)
+        self.runner = OwnRunner(pl_module.net, data.client_splits[self.split], *parts, pl_module)
 
     def on_broadcast(
         self, trainer: Trainer, pl_module: FederatedServer, message: Message, cohort: Any
@@ -130,7 +128,7 @@ class ClientEvaluation(RowsFile, SplitCallback):
     ) -> None:
         """Evaluates a client's model for that client."""
         runner = self.runner_of(pl_module)
-        if self.local and isinstance(runner, OwnRunner):
+        if self.local and update.weights and isinstance(runner, OwnRunner):
             score = runner.one(update.weights, update.client)
             self.returned |= {} if score is None else {update.client: score}
 
@@ -153,7 +151,7 @@ def _row(
     row: dict[str, float] = {
         "round": number,
         "client": client,
-        "samples": runner.own.index.size(client),
+        "samples": runner.split.index.size(client),
     }
     for kind, scores in found.items():
         if client in scores:

@@ -6,7 +6,6 @@ import numpy as np
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.examples import Batches, Examples
-from fedgkd_pl.data.tasks import TaskSequences
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.callback import FederatedCallback
 from fedgkd_pl.federation.message import State
@@ -26,6 +25,9 @@ class SplitRunner:
     """Runs models of the global net's architecture over a split, as the server's evaluation does.
 
     The net is a copy: the global one, its mode and all random state stay as they are.
+
+    Args:
+        server: knows the nets of clients, where they have several.
     """
 
     def __init__(
@@ -35,23 +37,32 @@ class SplitRunner:
         batch_size: int,
         device: torch.device,
         precision: Precision,
-        tasks: TaskSequences | None = None,
+        server: FederatedServer | None = None,
     ) -> None:
-        self.tasks = tasks  # where there are some, that of a sample is known
+        several = server is not None and server.net_of is not None
+        self.own = [FrozenNet(kind) for kind in server.kinds] if server and several else []
+        self.kind = server.kind if server else lambda client: 0
+        # where there are some, that of a sample is known
+        self.tasks = server.datamodule.client_data.tasks if server else None
         self.targets = examples.targets.cpu()
         self.device = device
         self.batches = Batches(examples.to(device), batch_size)
         self.precision = precision
         self.net = FrozenNet(net)
 
-    def logits(self, model: State, rows: slice | None = None) -> Tensor:
-        """A model's logits for every sample, or for some, in float64 on the CPU."""
-        self.net.load(model, self.device)
+    def logits(self, model: State, rows: slice | None = None, client: int | None = None) -> Tensor:
+        """A model's logits for every sample, or for some, in float64 on the CPU.
+
+        Args:
+            client: whose model it is; None for the global one.
+        """
+        net = self.own[self.kind(client)] if self.own and client is not None else self.net
+        net.load(model, self.device)
         batches = self.batches
         if rows is not None:
             batches = Batches(batches.examples.view(rows), batches.batch_size)
         with evaluating(self.precision, self.device):
-            logits = [self.net(self.precision.convert_input(x)) for x, _ in batches]
+            logits = [net(self.precision.convert_input(x)) for x, _ in batches]
         found = torch.cat([batch.cpu().double() for batch in logits])
         targets = self.targets if rows is None else self.targets[rows]
         return found if self.tasks is None else self.tasks.known(found, targets)
@@ -93,7 +104,7 @@ class SplitCallback(FederatedCallback):
         data = pl_module.datamodule
         examples = part_of(getattr(data, self.split), self.max_samples)
         parts = (data.eval_batch_size, pl_module.device, trainer.precision_plugin)
-        self.runner = SplitRunner(pl_module.net, examples, *parts, data.client_data.tasks)
+        self.runner = SplitRunner(pl_module.net, examples, *parts, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Gives its memory back."""

@@ -59,13 +59,14 @@ class FeatureMap(FederatedCallback):
     def check(self, model: FederatedServer, data: FederatedDataModule) -> None:
         """Refuses a net without features or classes, and a split that is too small."""
         require_classes(model, data, self)
-        if not callable(getattr(model.net, "features", None)):
-            name = type(model.net).__name__
-            raise SettingError(
-                "callbacks",
-                f"FeatureMap needs the net's features, which {name} does not have "
-                "(SplitNet gives them to any net)",
-            )
+        for net in model.every_net():
+            if not callable(getattr(net, "features", None)):
+                name = type(net).__name__
+                raise SettingError(
+                    "callbacks",
+                    f"FeatureMap needs the net's features, which {name} does not have "
+                    "(SplitNet gives them to any net)",
+                )
         samples = len(getattr(data, self.split))
         require(samples >= 4, "split", f"FeatureMap needs 4 samples, {self.split} has {samples}")
 
@@ -81,7 +82,8 @@ class FeatureMap(FederatedCallback):
         self, trainer: Trainer, pl_module: FederatedServer, update: ClientUpdate, cohort_size: int
     ) -> None:
         """Keeps the model of the first client; answers come largest client first."""
-        if self.answer is None or update.client < self.answer.client:
+        first = self.answer is None or update.client < self.answer.client
+        if first and update.weights:  # which stay with clients, perhaps
             self.answer = update
             self.round = pl_module.round
 
@@ -113,8 +115,9 @@ class FeatureMap(FederatedCallback):
         rng = np.random.default_rng(self.seed)
         rows = rng.permutation(len(examples))[: self.max_samples]
         results = []
-        net = deepcopy(server.net).eval()  # so that the server's keeps its mode and weights
-        for state in (server.global_state(), answer.weights):
+        theirs = server.kinds[server.kind(answer.client)]
+        for like, state in (server.net, server.global_state()), (theirs, answer.weights):
+            net = deepcopy(like).eval()  # so that the server's keeps its mode and weights
             with seeded(self.seed):  # for nets that draw numbers even when they are evaluated
                 features, acc = _evaluate(trainer, net, state, examples, rows)
             results.append((embed(features, self.seed), acc))

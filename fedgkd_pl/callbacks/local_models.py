@@ -50,8 +50,9 @@ class LocalModels(RowsFile, SplitCallback):
         self, trainer: Trainer, pl_module: FederatedServer, update: ClientUpdate, cohort_size: int
     ) -> None:
         """Evaluates a client's model."""
-        if runner := self.runner_of(pl_module):
-            acc, loss = runner.score(runner.logits(update.weights))
+        runner = self.runner_of(pl_module)
+        if runner and update.weights:  # which stay with clients, perhaps
+            acc, loss = runner.score(runner.logits(update.weights, client=update.client))
             values = (pl_module.round, update.client, update.num_samples, acc, loss)
             self.results.append(dict(zip(COLUMNS, values, strict=True)))
 

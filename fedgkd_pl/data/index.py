@@ -69,12 +69,15 @@ def largest_first(index: ClientIndex, cohort: Sequence[int]) -> list[int]:
     return sorted(cohort, key=lambda client: (-index.size(client), client))
 
 
-def stratified(groups: Labels, size: int, generator: np.random.Generator) -> Indices:
+def stratified(
+    groups: Labels, size: int, generator: np.random.Generator, leave: int = 1
+) -> Indices:
     """A sample in which every group has its share.
 
     Args:
         groups: the group of every sample: its label or its owner.
-        size: how many samples to take, about: never the last one of a group.
+        size: how many samples to take; fewer where a group would be used up.
+        leave: how many samples of a group stay, at least.
 
     Returns:
         Sample numbers, ascending.
@@ -84,7 +87,7 @@ def stratified(groups: Labels, size: int, generator: np.random.Generator) -> Ind
     take = np.floor(exact).astype(int)
     largest = np.argsort(-(exact - take), kind="stable")
     take[largest[: size - int(take.sum())]] += 1
-    take = np.minimum(take, sizes - 1)
+    take = np.minimum(take, sizes - leave)
     drawn = [
         generator.permutation(np.flatnonzero(groups == name))[:count]
         for name, count in zip(names, take, strict=True)

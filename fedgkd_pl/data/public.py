@@ -1,4 +1,4 @@
-"""Public data: inputs that the server and every client may see, and nobody's labels."""
+"""Public data: inputs that the server and every client may see, mostly without labels."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from fedgkd_pl.data.examples import Examples
+from fedgkd_pl.data.index import stratified
 from fedgkd_pl.errors import require
 from fedgkd_pl.storage.recorded import Recorded
 from torch import Tensor
@@ -22,6 +23,7 @@ class PublicData(Recorded, ABC):
     """Where public data comes from."""
 
     from_training = False  # whether it is cut from what the clients would share
+    labelled = False  # whether its labels are public, too; they are all 0 otherwise
 
     @abstractmethod
     def take(
@@ -38,13 +40,15 @@ class HeldOut(PublicData):
 
     Args:
         fraction: of the training data that validation leaves.
+        labelled: whether its labels are public, too, for methods that begin with them (FedMD).
     """
 
     from_training = True
 
-    def __init__(self, fraction: float = 0.2) -> None:
+    def __init__(self, fraction: float = 0.2, labelled: bool = False) -> None:
         require(0 < fraction < 1, "fraction", "must be in (0, 1)", fraction)
         self.fraction = fraction
+        self.labelled = labelled
 
     def take(
         self, train: Examples, num_classes: int, generator: np.random.Generator
@@ -53,7 +57,8 @@ class HeldOut(PublicData):
         size = round(self.fraction * len(train))
         require(0 < size < len(train), "fraction", f"leaves {size} of {len(train)}", self.fraction)
         drawn = torch.from_numpy(generator.permutation(len(train)))
-        return drawn[size:].sort().values, unlabelled(train.portable(drawn[:size].sort().values))
+        public = train.portable(drawn[:size].sort().values)
+        return drawn[size:].sort().values, public if self.labelled else unlabelled(public)
 
 
 class OtherData(PublicData):
@@ -62,12 +67,17 @@ class OtherData(PublicData):
     Args:
         data: the dataset; how it would be cut into clients does not matter.
         samples: take this many at random; by default all.
+        labelled: whether its labels, which must be classes of the clients' data, are public, too,
+            for methods that begin with them (FedMD).
     """
 
-    def __init__(self, data: "FederatedDataModule", samples: int | None = None) -> None:
+    def __init__(
+        self, data: "FederatedDataModule", samples: int | None = None, labelled: bool = False
+    ) -> None:
         require(samples is None or samples >= 1, "samples", "must be at least 1", samples)
         self.data = data
         self.samples = samples
+        self.labelled = labelled
 
     def take(
         self, train: Examples, num_classes: int, generator: np.random.Generator
@@ -77,10 +87,13 @@ class OtherData(PublicData):
         ours, theirs = (_form(examples) for examples in (train, other))
         text = f"the inputs of {self.data.name} are {theirs}, the clients' are {ours}"
         require(ours == theirs, "public", text)
-        if self.data.num_classes != num_classes:
+        classes = self.data.num_classes
+        text = f"{self.data.name} has {classes} classes, the clients' data {num_classes}"
+        require(not self.labelled or 0 < classes <= num_classes, "labelled", text, True)
+        if classes != num_classes and not self.labelled:
             log.info(
                 "public: %s has %d classes, the clients' data %d; nobody reads its labels",
-                *(self.data.name, self.data.num_classes, num_classes),
+                *(self.data.name, classes, num_classes),
             )
         if self.samples is not None:
             enough = self.samples <= len(other)
@@ -88,13 +101,25 @@ class OtherData(PublicData):
             require(enough, "samples", reason, self.samples)
             rows = np.sort(generator.permutation(len(other))[: self.samples])
             other = other.portable(torch.from_numpy(rows))
-        everything = torch.arange(len(train))
-        return everything, unlabelled(replace(other, transform=train.transform))
+        public = replace(other, transform=train.transform)
+        return torch.arange(len(train)), public if self.labelled else unlabelled(public)
 
 
 def unlabelled(examples: Examples) -> Examples:
     """The same inputs; every label is 0."""
     return replace(examples, targets=torch.zeros_like(examples.targets))
+
+
+def sampled_rows(public: Examples, samples: int, labelled: bool, seed: int) -> Tensor:
+    """So many rows of public data, or all, by a seed; of every class its share, if labelled."""
+    if samples >= len(public):
+        return torch.arange(len(public))
+    rng = np.random.default_rng(seed)
+    if labelled:
+        rows = stratified(public.labels.cpu().numpy(), samples, rng, leave=0)
+    else:
+        rows = np.sort(rng.choice(len(public), samples, replace=False))
+    return torch.from_numpy(rows)
 
 
 def _form(examples: Examples) -> str:

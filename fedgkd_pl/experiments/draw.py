@@ -15,6 +15,7 @@ from fedgkd_pl.experiments.runs import (
     natural,
     whole,
 )
+from fedgkd_pl.methods import title_of
 from fedgkd_pl.runs import folder
 from fedgkd_pl.runs.accuracy import AVERAGE
 from fedgkd_pl.storage.reading import printable
@@ -22,9 +23,11 @@ from fedgkd_pl.storage.reading import printable
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+NETS, NET_ACC = "nets/", "_test_acc"  # what the names of NetAccuracy's columns begin and end with
 KINDS = {
     "curves": "test accuracy by round, mean ± std over seeds; a panel for each α",
     "average": "the same of the averaged model; needs the AveragedModel callback",
+    "nets": "test accuracy of each net by round, of the first run; needs the NetAccuracy callback",
     "participation": "best accuracy over the share C of clients in a round; a panel for each α",
     "partition": "who holds what: clients × classes as bubbles, of the first run",
     "features": "t-SNE of penultimate features, global and local; needs the FeatureMap callback",
@@ -61,9 +64,9 @@ def plot(kind: str, runs: Runs) -> "Figure":
     """A figure of finished runs.
 
     Args:
-        kind: ``curves``, ``average``, ``participation``, ``partition``, ``features``, ``clients``,
-            ``per_client``, ``personalized``, ``confusion`` or ``tasks``; ``clients`` to
-            ``confusion`` and ``partition`` show the first run.
+        kind: ``curves``, ``average``, ``nets``, ``participation``, ``partition``, ``features``,
+            ``clients``, ``per_client``, ``personalized``, ``confusion`` or ``tasks``; ``clients``
+            to ``confusion``, ``nets`` and ``partition`` show the first run.
         runs: as :func:`runs_of` takes them.
     """
     runs = runs_of(runs)
@@ -75,6 +78,8 @@ def plot(kind: str, runs: Runs) -> "Figure":
         return learning_curves(groups)
     if kind == "average":
         return learning_curves(groups, AVERAGE)
+    if kind == "nets":
+        return nets(runs[0])
     if kind == "participation":
         return participation(groups)
     if kind == "tasks":
@@ -103,6 +108,26 @@ def learning_curves(groups: Sequence[Group], column: str = "test/acc") -> "Figur
     labels = {"test/acc": "test accuracy, %", AVERAGE: "test accuracy of the average, %"}
     labels["test/loss"] = "test loss"
     return curve_panels(panels, ylabel=labels.get(column, column))
+
+
+def nets(run: Run) -> "Figure":
+    """The test accuracy of every net by round, and of their ensemble."""
+    from fedgkd_pl.plots.figures import curve_panels
+
+    known = {"ensemble": run.columns.get("test/acc", {})}
+    known |= {
+        printable(name.removeprefix(NETS).removesuffix(NET_ACC)): values
+        for name, values in run.columns.items()
+        if name.startswith(NETS) and name.endswith(NET_ACC)
+    }
+    text = f"no {folder.METRICS} with {NETS}…{NET_ACC}: train with NetAccuracy"
+    require(len(known) > 1, "runs", text, run.folder)
+    curves = {
+        name: [{number: 100 * value for number, value in values.items()}]
+        for name, values in known.items()
+        if values
+    }
+    return curve_panels({printable(title_of(str(run.summary["method"]))): curves})
 
 
 def panels_of(

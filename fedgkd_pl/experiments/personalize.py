@@ -95,6 +95,8 @@ def _load(folder: RunFolder, ckpt_path: str, settings: Sequence[str]) -> Experim
     with made.whole_keys():
         text = f"{type(model).__name__} has no client half of FedAvg's to fine-tune with"
         require(isinstance(model, FedAvg), "model", text)
+        text = "personalize fine-tunes one net for all clients, and this run's have their own"
+        require(model.net_of is None, "model", text)
         classes = task_of(model, data) == "classes" and has_outputs(model.net)
         text = "personalize tests the logits of classes, which this model does not have"
         require(classes, "run", text, str(folder.path))

@@ -11,8 +11,7 @@ import torch
 from fedgkd_pl.callbacks.export import FILES, Format, check_packages, exported
 from fedgkd_pl.data.inputs import RawInputs
 from fedgkd_pl.errors import SettingError, require
-from fedgkd_pl.federation.own_module import has_outputs, is_own_module, outputs_of
-from fedgkd_pl.federation.performance import channels_last
+from fedgkd_pl.federation.own_module import has_outputs, outputs_of
 from fedgkd_pl.federation.task import Task
 from fedgkd_pl.runs.folder import CONFIG, INPUTS, MODEL, RunFolder
 from fedgkd_pl.runs.inputs import ModelInputs, inputs_files, parse_model, read_model
@@ -144,7 +143,9 @@ def load_net(
     compare_settings(fixed_settings(config), made.fixed)
     net = made.model.net
     if file.suffix == ".safetensors":
-        _load_weights(net, _read_tensors(file), file)
+        tensors = _read_tensors(file)
+        made.model.fill_like(tensors)
+        _load_weights(net, tensors, file)
     else:
         checkpoint, _ = load_checkpoint(file)
         check_settings(checkpoint, made.fixed)
@@ -153,6 +154,7 @@ def load_net(
             for name, tensor in checkpoint["state_dict"].items()
             if name.startswith("net.")
         }
+        made.model.fill_like(weights)
         check_net({"state_dict": weights}, net)
         _load_weights(net, weights, file)
     return net.eval()
@@ -253,9 +255,7 @@ def load_trained(folder: RunFolder, ckpt_path: str, settings: Sequence[str] = ()
     model.on_load_checkpoint(checkpoint)
     model.load_state_dict(checkpoint["state_dict"])
     model.to(made.trainer.strategy.root_device)
-    if not is_own_module(model.net):  # as in a run
-        device = made.trainer.strategy.root_device
-        channels_last(model.net, model.some_inputs(data), device)
+    model.lay_out(data, made.trainer.strategy.root_device)  # as in a run
     return made
 
 

@@ -65,14 +65,17 @@ REFUSED: dict[type[Callback], str] = {
 
 def check_method(server: "FederatedServer", data: FederatedDataModule) -> None:
     """Raises a clear error if the net does not fit the data, or an optimizer the net."""
-    data.check_net(server.net)
+    server.check_nets(data)
+    nets = server.every_net()
+    for net in nets:
+        data.check_net(net)
     require(
         server.min_clients <= data.cohort_size,
         "min_clients",
         f"must be at most the {data.cohort_size} clients of a round",
         server.min_clients,
     )
-    normed = any(isinstance(m, _BatchNorm) and m.training for m in server.net.modules())
+    normed = any(isinstance(m, _BatchNorm) and m.training for net in nets for m in net.modules())
     require(
         data.batch_size > 1 or not normed,
         "batch_size",
@@ -80,7 +83,8 @@ def check_method(server: "FederatedServer", data: FederatedDataModule) -> None:
         data.batch_size,
     )
     check_task(server, data)
-    for key, build in ("server_optimizer", server), ("optimizer", server.client()):
+    halves = [("optimizer", client) for client in server.clients()]
+    for key, build in ("server_optimizer", server), *halves:
         try:
             check_scheduler(build.configure_optimizers())
         except SettingError:

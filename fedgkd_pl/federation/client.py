@@ -59,6 +59,7 @@ class FederatedClient(LightningModule):
     unit_steps: UnitGradient | None = None  # what they would do with a gradient of 1
     task: Task | None = None  # what the client at hand learns in this round; None: everything
     view: TaskView | None = None  # shared by the net and its copies, where data has tasks
+    own_epochs: int | None = None  # of this client in this round, if other than the usual
 
     def __init__(
         self,

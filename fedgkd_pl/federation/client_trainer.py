@@ -7,13 +7,14 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from fedgkd_pl.data.examples import ClientData
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
+from fedgkd_pl.federation.nets import NetOf
 from fedgkd_pl.federation.own_module import ModuleHooks, is_own_module
 from fedgkd_pl.federation.precision import plain_precision
 from fedgkd_pl.seeds import derive, seeded
@@ -36,12 +37,15 @@ class Job:
     """All that a worker needs to train any client of a run.
 
     Attributes:
+        client: the client half; of the first net, where clients have several.
         data: every client's.
         trainer: other arguments of the client's Trainer, inherited from the server's.
         states: what clients keep between their rounds, by client id.
         compile: whether to compile the clients' steps.
         accelerator: the server's, copied for the clients' Trainer; None for Lightning's own.
         precision: the server's plugin, copied likewise; None for Lightning's own by its name.
+        others: the client halves of the other nets.
+        net_of: who has which; None where all have one.
     """
 
     client: "FederatedClient"
@@ -52,6 +56,8 @@ class Job:
     compile: bool = False
     accelerator: Accelerator | None = None
     precision: Precision | None = None
+    others: "list[FederatedClient]" = field(default_factory=list)
+    net_of: NetOf | None = None
 
     def on(self, device: torch.device) -> "Job":
         """The job of a worker with another device.
@@ -69,11 +75,14 @@ class ClientTrainer:
     """Trains one client after the other: a pure function of (message, state, data, seed)."""
 
     def __init__(self, job: Job) -> None:
-        self.client = job.client.to(job.device)
-        if job.compile:
-            self.client.compile_steps(job.data.batch_size)
-        if self.client.public is not None:
-            self.client.public = self.client.public.to(job.device)
+        self.clients = [half.to(job.device) for half in (job.client, *job.others)]
+        self.client = self.clients[0]  # that of the client at work
+        self.net_of = job.net_of
+        public = None if self.client.public is None else self.client.public.to(job.device)
+        for half in self.clients:
+            if job.compile:
+                half.compile_steps(job.data.batch_size)
+            half.public = public
         self.device = job.device
         self.load_data(job.data)
         module = self.client.net
@@ -100,6 +109,7 @@ class ClientTrainer:
         # Signals are the server's: Lightning would set all 62 again for every client, and
         # let a worker that ignores SIGTERM give up its client.
         self.trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
+        self.length = self.trainer.fit_loop.max_epochs, self.trainer.fit_loop.epoch_loop.max_steps
 
     def load_data(self, data: ClientData) -> None:
         """Takes data to the device: of all clients, or of those that are trained next."""
@@ -115,17 +125,27 @@ class ClientTrainer:
         """Trains one client from w_t; ``state`` is empty if it never took part."""
         start = time.perf_counter()
         seed = derive(self.data.seed, "model", message.round, client)
+        if self.net_of is not None:
+            number = self.net_of(client)
+            self.client, message = self.clients[number], message.for_net(number)
         with plain_precision(self.device), seeded(seed):
             batches = self.data.batches(client, message.round)
             self.client.begin(self.data.task(client, message.round))
             self.client.receive(message, state)
             restart(self.trainer)
+            self._set_length(self.client.own_epochs)
             self.trainer.fit(self.client, batches)
             update = self.client.reply()
         update.client, update.num_samples = client, len(batches.examples)
         teacher = self.client.teacher_seconds
         update.seconds = {"teacher": teacher, "student": time.perf_counter() - start - teacher}
         return update
+
+    def _set_length(self, epochs: int | None) -> None:
+        """For the next client; None for what is usual in the job."""
+        loop = self.trainer.fit_loop
+        length = self.length if epochs is None else (epochs, -1)
+        loop.max_epochs, loop.epoch_loop.max_steps = length
 
 
 class StayOnDevice(SingleDeviceStrategy):

@@ -4,8 +4,8 @@ On a wire and in shared memory both are one safetensors blob, so nothing is unpi
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from fedgkd_pl.storage.tensors import to_safetensors
 from torch import Tensor
 
 State = dict[str, Tensor]
+OF_NET = "@"  # between a model's name and the number of the net it is of, where there are several
 LR_FACTOR = "lr_factor"  # the number that clients multiply their learning rates by
 _INFO = "info"
 
@@ -23,7 +24,8 @@ class Message:
 
     Attributes:
         round: the round, from 1.
-        models: whole models by name; ``"global"`` is w_t, a method may add others.
+        models: whole models by name; ``"global"`` is w_t, a method may add others. Where clients
+            have several nets, ``"global@1"`` is the model of net 1.
         numbers: plain numbers a method adds.
         tensors: what a method adds that is no model, in groups by name.
     """
@@ -37,6 +39,17 @@ class Message:
     def nbytes(self) -> int:
         """The bytes a client downloads."""
         return sum(map(_nbytes, (*self.models.values(), *self.tensors.values())))
+
+    def for_nets(self, numbers: Collection[int]) -> "Message":
+        """The message without the models of other nets."""
+        wanted = {name: _net_of(name) for name in self.models}
+        models = {n: self.models[n] for n, of in wanted.items() if of is None or of in numbers}
+        return replace(self, models=models)
+
+    def for_net(self, number: int) -> "Message":
+        """What a client with this net gets: its own models, by their plain names."""
+        models = self.for_nets([number]).models
+        return replace(self, models={_plain(name): state for name, state in models.items()})
 
     def encode(self) -> bytes:
         """The message as one safetensors blob."""
@@ -130,6 +143,16 @@ def encode_state(state: State) -> bytes:
 def decode_state(blob: bytes) -> State:
     """The inverse of :func:`encode_state`."""
     return _decode(blob)[0].get("state", {})
+
+
+def _net_of(name: str) -> int | None:
+    """Of which net a model is; None where it is not of one of several."""
+    number = name.rpartition(OF_NET)[2]
+    return int(number) if OF_NET in name and number.isdecimal() else None
+
+
+def _plain(name: str) -> str:
+    return name if _net_of(name) is None else name.rpartition(OF_NET)[0]
 
 
 def _nbytes(state: Mapping[str, Tensor]) -> int:

@@ -3,8 +3,9 @@
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from fedgkd_pl.data.datamodule import FederatedDataModule
@@ -60,20 +61,28 @@ class RoundResults:
         }
 
 
-def form_of(server: "FederatedServer", cohort: Sequence[int]) -> Form:
-    """What the answers of a round must be, as the method declares it."""
+def forms_of(server: "FederatedServer", cohort: Sequence[int]) -> list[Form]:
+    """What the answers of a round must be, as the method declares it, for every net of clients'."""
     owners = (owner for owner in (server, *type(server).__mro__) if "client" in vars(owner))
     known = server.engine.max_samples is None
-    data, number = server.datamodule.client_data, server.round
-    return Form(
-        weights=server.client_model(),
+    data, round = server.datamodule.client_data, server.round
+    travel = server.shares_models or not server.engine.states_stay  # as models of clients do
+    form = Form(
+        weights={},
         extra=server.client_extra(),
-        state=server.engine.states(server.client_state()),
         metrics=_reported(server, vars(next(owners)).get("client_metrics")),
-        samples={client: data.size(client, number) for client in cohort} if known else {},
+        samples={client: data.size(client, round) for client in cohort} if known else {},
         max_samples=server.engine.max_samples,
         check=server.client_fault,
     )
+    return [
+        replace(
+            form,
+            weights=server.client_model(number) if travel else {},
+            state=server.engine.states(server.client_state_of(number)),
+        )
+        for number in range(len(server.kinds))
+    ]
 
 
 def _reported(
@@ -85,15 +94,27 @@ def _reported(
     return (*declared, server.local_loss.name, *server.metrics)
 
 
-def client_of(server: "FederatedServer", data: FederatedDataModule) -> "FederatedClient":
-    """The client half of a method, with what every client of a run has."""
+def _halves(server: "FederatedServer", data: FederatedDataModule) -> "list[FederatedClient]":
+    """The client halves of a method, one for every net; where data has tasks, with a view of them.
+
+    All nets of a half and their copies share one view.
+    """
     if data.client_data.tasks is None:
-        client = server.client()
-    else:
-        view = TaskView()
-        with view.on(server.net):
-            client = server.client()
-        client.view = view
+        return server.clients()
+    view = TaskView()
+    with ExitStack() as stack:
+        for net in server.kinds:
+            stack.enter_context(view.on(net))
+        halves = server.clients()
+    for half in halves:
+        half.view = view
+    return halves
+
+
+def _completed(
+    client: "FederatedClient", server: "FederatedServer", data: FederatedDataModule
+) -> "FederatedClient":
+    """A client half of a method, with what every client of a run has."""
     client.local_loss = server.local_loss
     client.needs_outputs = server.needs_outputs or bool(server.metrics)
     if server.metrics:
@@ -106,8 +127,9 @@ def client_of(server: "FederatedServer", data: FederatedDataModule) -> "Federate
 
 def job_of(server: "FederatedServer", trainer: Trainer, data: FederatedDataModule) -> Job:
     """What clients are trained on and how; the server's precision and clipping are theirs."""
+    halves = [_completed(client, server, data) for client in _halves(server, data)]
     return Job(
-        client=client_of(server, data),
+        client=halves[0],
         data=data.client_data,
         device=trainer.strategy.root_device,
         trainer={
@@ -121,6 +143,8 @@ def job_of(server: "FederatedServer", trainer: Trainer, data: FederatedDataModul
         compile=server.compiles,
         accelerator=trainer.accelerator,
         precision=_of_clients(trainer.precision_plugin),
+        others=halves[1:],
+        net_of=server.net_of,
     )
 
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.federation.checks import check_resumed
-from fedgkd_pl.federation.evaluation import GlobalModel
 from fedgkd_pl.federation.message import ClientUpdate, Message
+from fedgkd_pl.federation.nets import ModelOfNets
 from fedgkd_pl.federation.schedule import RoundSchedule
 from fedgkd_pl.federation.task import TASKS
 from fedgkd_pl.storage.checkpoint_io import SafeCheckpointIO, load_newest
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fedgkd_pl.federation.server import FederatedServer
 
 
-class SavedModel(GlobalModel, Recorded):
+class SavedModel(ModelOfNets, Recorded):
     """A global model whose checkpoint has all that a run goes on from."""
 
     takes_modules = True  # whether the net may be a LightningModule with its own training step
@@ -52,7 +52,9 @@ class SavedModel(GlobalModel, Recorded):
 
     def bytes_of(self, message: Message, cohort: Sequence[int]) -> int:
         """What a cohort downloads; called once a round."""
-        return message.nbytes * len(cohort)
+        if self.net_of is None:
+            return message.nbytes * len(cohort)
+        return sum(message.for_net(self.net_of(client)).nbytes for client in cohort)
 
     def bytes_of_answer(self, update: ClientUpdate) -> int:
         """What a client uploads; called once for every answer that counts."""
@@ -105,6 +107,7 @@ class SavedModel(GlobalModel, Recorded):
         )
         if self._trainer is not None and self.trainer.state.fn == "fit":
             self.check_data(self.datamodule, saved)
+        self.fill_like(name.removeprefix("net.") for name in checkpoint.get("state_dict", ()))
         self.bytes_down, self.bytes_up = saved["bytes"]
         states = saved["client_states"]
         if not isinstance(states, StateStore):  # inside the checkpoint, as before 0.1.0

@@ -1,9 +1,7 @@
 """The server's half of a round: the clients' answers, failures, the engine's life. No algorithm."""
 
 import logging
-import math
 import warnings
-from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,7 +9,7 @@ import torch
 from fedgkd_pl.data.cohorts import Population
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.errors import RunFailed, require
-from fedgkd_pl.federation.answers import USES, Spec, Specs, checked, like
+from fedgkd_pl.federation.answers import Specs, checked
 from fedgkd_pl.federation.callback import FederatedCallback, call_hooks, warn_of_near_hooks
 from fedgkd_pl.federation.checks import (
     check_learned,
@@ -30,9 +28,8 @@ from fedgkd_pl.federation.message import (
     Message,
     State,
 )
-from fedgkd_pl.federation.own_module import is_own_module
-from fedgkd_pl.federation.performance import channels_last, missing_compiler
-from fedgkd_pl.federation.round import NoLossScale, RoundResults, form_of, job_of, waiting
+from fedgkd_pl.federation.performance import missing_compiler
+from fedgkd_pl.federation.round import NoLossScale, RoundResults, forms_of, job_of, waiting
 from fedgkd_pl.federation.saving import SavedModel
 from fedgkd_pl.processes.signals import CtrlC, stop_behind
 from fedgkd_pl.storage.checkpoint_io import SafeCheckpointIO
@@ -99,28 +96,13 @@ class FederatedServer(SavedModel):
 
     # -- for methods ---------------------------------------------------------------------------
 
-    @abstractmethod
-    def client(self) -> "FederatedClient":
-        """The client half of the method; it owns a net of its own."""
-
     def client_extra(self) -> Specs:
         """What clients send beside their models: all of this and nothing else, or they fail."""
-        return {}
-
-    def client_state(self) -> Specs:
-        """What clients keep for their next round, likewise."""
         return {}
 
     def client_fault(self, update: ClientUpdate) -> str:
         """Why an answer cannot be used though it is all that was declared; empty if it can."""
         return ""
-
-    def client_model(self) -> dict[str, Spec]:
-        """What a client's model is like: the global one, a round of training on."""
-        data, most = self.datamodule.client_data, self.engine.max_samples
-        batches = math.ceil((most or len(data.examples)) / data.batch_size)
-        steps = self.local_steps or self.local_epochs * batches
-        return like(self.global_state(), USES * steps * self.round)
 
     def teachers(self, message: Message) -> list[tuple[float, State]]:
         """The models that teach in a round, each with its weight; empty if no model is sent."""
@@ -143,14 +125,14 @@ class FederatedServer(SavedModel):
         A client that fails, or answers what cannot be averaged, is left out and recorded.
         """
         assert self._session is not None
-        form = form_of(self, cohort)
+        forms = forms_of(self, cohort)
         if self.schedule is not None:
             message.numbers[LR_FACTOR] = self.schedule.factor
         call_hooks(self, "on_broadcast", message, cohort)
         results = self.results = RoundResults(bytes_down=self.bytes_of(message, cohort))
         try:
             for client, given in waiting(self, self._session.run(message, cohort), cohort):
-                answer = checked(given, client, form)
+                answer = checked(given, client, forms[self.kind(client)])
                 if isinstance(answer, ClientFailure):
                     self._leave_out(answer, len(cohort))
                     continue
@@ -205,9 +187,10 @@ class FederatedServer(SavedModel):
 
     def check_precision(self, precision: Precision) -> None:
         """Raises a clear error if an optimizer is wrong for weights of a precision."""
-        client = cast("FederatedClient", precision.convert_module(self.client()))
-        if client.optimizer is not None:  # a module's own may ask for its Trainer
-            client.configure_optimizers()
+        for half in self.clients():
+            client = cast("FederatedClient", precision.convert_module(half))
+            if client.optimizer is not None:  # a module's own may ask for its Trainer
+                client.configure_optimizers()
 
     def configure_callbacks(self) -> list[Any]:
         """Makes checkpoints commits, ends workers on errors, watches the loss, hides clipping.
@@ -235,9 +218,7 @@ class FederatedServer(SavedModel):
         if stage == "fit":
             self._check_fit(data)
         check_precision(self.trainer)
-        if not is_own_module(self.net):  # whose step may not be able to, though its forward is
-            device = self.trainer.strategy.root_device
-            channels_last(self.net, self.some_inputs(data), device)
+        self.lay_out(data, self.trainer.strategy.root_device)
         # A round is an epoch of one batch, and what is logged is logged per epoch.
         warnings.filterwarnings("ignore", "The number of training batches \\(1\\) is smaller")
         super().setup(stage)
@@ -249,7 +230,8 @@ class FederatedServer(SavedModel):
         self.check_device(self.trainer.strategy.root_device)
         self.check_precision(self.trainer.precision_plugin)
         self.engine.check(self)
-        warn_of_eval_mode(self.net)
+        for net in self.kinds:
+            warn_of_eval_mode(net)
         warn_of_near_hooks(self.trainer)
 
     # -- a run ---------------------------------------------------------------------------------

@@ -141,10 +141,13 @@ def as_input(x: Tensor, like: Tensor) -> Tensor:
     return x.to(like) if x.is_floating_point() else x.to(like.device)
 
 
-def validation_scores(server: "FederatedServer") -> tuple[float, float]:
-    """The accuracy and the mean loss of the global model on the validation set."""
-    data, like = server.datamodule, next(server.net.parameters())
-    net = deepcopy(server.net).requires_grad_(False).eval()
+def validation_scores(
+    server: "FederatedServer", model: nn.Module | None = None
+) -> tuple[float, float]:
+    """The accuracy and the mean loss of a net, by default the global one, on the validation set."""
+    given = server.net if model is None else model
+    data, like = server.datamodule, next(given.parameters())
+    net = deepcopy(given).requires_grad_(False).eval()
     if is_own_module(net):
         scores = server.new_scores(data).to(server.device)
         batches = Batches(data.val.to(server.device), data.eval_batch_size)
@@ -160,3 +163,17 @@ def validation_scores(server: "FederatedServer") -> tuple[float, float]:
             loss += nn.functional.cross_entropy(logits, y, reduction="sum").item()
             hits += int((logits.argmax(1) == y).sum())
     return hits / len(data.val), loss / len(data.val)
+
+
+@torch.no_grad()
+def logits_of(net: nn.Module, examples: Examples) -> Tensor:
+    """What a net says of examples in eval mode, each as it is; its layers keep their modes."""
+    like = next(net.parameters())
+    modes = {module: module.training for module in net.modules()}
+    net.eval()
+    try:
+        batches = Batches(examples.to(like.device), 256)
+        return torch.cat([net(as_input(x, like)) for x, _ in batches])
+    finally:
+        for module, training in modes.items():
+            module.training = training

@@ -17,7 +17,7 @@ from fedgkd_pl.federation.own_module import (
     has_outputs,
     is_own_module,
 )
-from torch import Tensor
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from fedgkd_pl.data.datamodule import FederatedDataModule
@@ -81,7 +81,8 @@ def check_task(server: "FederatedServer", data: "FederatedDataModule") -> None:
         targets = data.client_data.examples.targets
         binary = targets.ndim == 2 and bool(((targets == 0) | (targets == 1)).all())
         require(binary, "loss", f"{type(loss).__name__} needs {NEEDED['labels']}")
-    _check_shape(server, data)
+    for net in server.every_net():
+        _check_shape(server, data, net)
 
 
 class _Trial(FederatedClient):
@@ -121,8 +122,8 @@ def _try_module(server: "FederatedServer", data: "FederatedDataModule") -> None:
         check_outputs(server, client.outputs.detach(), data)
 
 
-def _check_shape(server: "FederatedServer", data: "FederatedDataModule") -> None:
-    net, inputs = server.net, server.some_inputs(data)
+def _check_shape(server: "FederatedServer", data: "FederatedDataModule", net: nn.Module) -> None:
+    inputs = server.some_inputs(data)
     modes = {module: module.training for module in net.modules()}
     net.eval()
     try:

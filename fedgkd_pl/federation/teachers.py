@@ -59,7 +59,7 @@ class MovingMean:
         self.reset()
 
     def __bool__(self) -> bool:
-        return self.sum.weight > 0
+        return bool(self.sum.total)
 
     def append(self, state: State) -> None:
         """Takes the newest model in."""
@@ -79,14 +79,14 @@ class MovingMean:
         return {
             "total": {name: tensor.clone() for name, tensor in self.sum.total.items()},
             "like": {n: torch.empty(0, dtype=dtype) for n, dtype in self.sum.dtypes.items()},
-            "weight": self.sum.weight,
+            "weight": next(iter(self.sum.weights.values()), 0),  # of all names alike
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse of :meth:`state_dict`."""
         self.sum.total = {name: tensor.clone() for name, tensor in state["total"].items()}
         self.sum.dtypes = {name: tensor.dtype for name, tensor in state["like"].items()}
-        self.sum.weight = state["weight"]
+        self.sum.weights = dict.fromkeys(state["total"], state["weight"])
 
     def reset(self) -> None:
         """Drops everything."""

@@ -33,6 +33,7 @@ from fedgkd_pl.federation.precision import wide
 from fedgkd_pl.federation.server_training import (
     KeptOptimizer,
     as_input,
+    logits_of,
     server_adam,
     server_steps,
 )
@@ -52,7 +53,8 @@ class CFD(FedAvg):
     No model travels. What is evaluated is the server's own.
 
     Args:
-        net: the model of the server and of every client; any module from inputs to logits.
+        net: the model of the server and, unless they have ``nets``, of every client; any module
+            from inputs to logits.
         bits_up: of a client's labels: 1 to 16, or 32 for labels that are not quantised.
         bits_down: of the server's labels.
         delta: code a message by what has changed since the last one.
@@ -67,6 +69,7 @@ class CFD(FedAvg):
     citation = "Sattler et al., 2021"
     colour = 21
     takes_modules = False
+    takes_nets = "apart"
     tasks: tuple[str, ...] = ("classes",)
     shares_models = False
     keeps = ("start", "labels", "adam", "sent", "received")
@@ -74,7 +77,7 @@ class CFD(FedAvg):
 
     def __init__(
         self,
-        net: nn.Module,
+        net: nn.Module | None = None,
         bits_up: int = 1,
         bits_down: int = 1,
         delta: bool = True,
@@ -94,7 +97,7 @@ class CFD(FedAvg):
         self.bits_up, self.bits_down, self.delta = bits_up, bits_down, delta
         self.client_steps, self.own_steps = client_steps, server_steps
         self.distil_lr, self.distil_batch_size = distil_lr, distil_batch_size
-        self.start = {name: t.detach().clone() for name, t in net.state_dict().items()}
+        self.start = {name: t.detach().clone() for name, t in self.net.state_dict().items()}
         self.adam = KeptOptimizer(partial(server_adam, lr=distil_lr))
         self.labels: State = {}  # Y_down, once there is one
         self.sent: dict[int, Tensor] = {}  # to every client, the last
@@ -182,9 +185,17 @@ class CFD(FedAvg):
 
     def client(self) -> "CFDClient":
         """The client half, which knows w_0."""
+        return self._half(self.net, self.start)
+
+    def client_with(self, number: int) -> "CFDClient":
+        """The client half with one of several nets, which nobody but clients trains."""
+        net = self.kinds[number]
+        return self._half(net, {name: t.cpu().clone() for name, t in net.state_dict().items()})
+
+    def _half(self, net: nn.Module, start: State) -> "CFDClient":
         return CFDClient(
-            *(self.net, self.optimizer, self.scheduler),
-            start=self.start,
+            *(net, self.optimizer, self.scheduler),
+            start=start,
             bits=self.bits_up,
             steps=self.client_steps,
             distil_lr=self.distil_lr,
@@ -250,19 +261,9 @@ def soft_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return -(labels * wide(logits).softmax(1).clamp(min=1e-7).log()).sum(1).mean()
 
 
-@torch.no_grad()
 def soft_labels(net: nn.Module, examples: Examples, bits: int) -> Tensor:
     """What a net says of public inputs in eval mode, quantised, on the CPU."""
-    like = next(net.parameters())
-    modes = {module: module.training for module in net.modules()}
-    net.eval()
-    try:
-        batches = Batches(examples.to(like.device), 256)
-        logits = torch.cat([net(as_input(x, like)) for x, _ in batches])
-    finally:
-        for module, training in modes.items():
-            module.training = training
-    labels = quantise(logits.cpu().double().softmax(1), bits)
+    labels = quantise(logits_of(net, examples).cpu().double().softmax(1), bits)
     return labels.to(report_type(net))
 
 

@@ -60,6 +60,7 @@ class FedAUX(FedDF):
     citation = "Sattler et al., 2021"
     colour = 20
     takes_modules = False
+    takes_nets = ""
     tasks: tuple[str, ...] = ("classes",)
     keeps = ("start", "adam")
 
@@ -139,7 +140,8 @@ class FedAUX(FedDF):
         steps = self.distil_epochs * math.ceil(len(examples) / self.distil_batch_size)
         like = next(self.net.parameters())  # some devices have no doubles
         weights = torch.stack(self._scores, dim=1).to(like)
-        self.distil(examples, self.adam.of(self.net), steps, weights)
+        optimizer = self.adam.of(self.net)
+        self.distil(self.net, self.frozen(), examples, optimizer, steps, weights)
 
     def client_extra(self) -> Specs:
         """The scores of all public inputs that are distilled on."""

@@ -13,11 +13,13 @@ from typing import Literal
 import torch
 from fedgkd_pl.engines.base import Engine
 from fedgkd_pl.engines.local import LocalEngine
+from fedgkd_pl.errors import require
 from fedgkd_pl.federation.aggregate import WeightedMean
 from fedgkd_pl.federation.client import FederatedClient, Objective
 from fedgkd_pl.federation.losses import CrossEntropy, LocalLoss
-from fedgkd_pl.federation.message import ClientUpdate, Message, State
-from fedgkd_pl.federation.own_module import is_own_module, one_of
+from fedgkd_pl.federation.message import OF_NET, ClientUpdate, Message, State
+from fedgkd_pl.federation.nets import server_net
+from fedgkd_pl.federation.own_module import is_own_module
 from fedgkd_pl.federation.performance import threads
 from fedgkd_pl.federation.schedule import RoundSchedule
 from fedgkd_pl.federation.server import FederatedServer
@@ -64,6 +66,9 @@ class FedAvg(FederatedServer):
             ``validation_step`` measures the global model.
         state_memory: megabytes of what clients keep between rounds (SCAFFOLD, MOON, ...) that stay
             in memory; the rest is on disk, beside the checkpoints.
+        nets: of clients that have nets of their own, in turn; for the methods that do not average
+            over all clients: FedMD, FedDF, FedDistill and CFD.
+        nets_of: the number of every client's net, from 0, if they are not to have them in turn.
     """
 
     title = "FedAvg"
@@ -89,12 +94,21 @@ class FedAvg(FederatedServer):
         metrics: dict[str, Metric] | None = None,
         module: LightningModule | None = None,
         state_memory: float = 64,
+        nets: list[nn.Module] | None = None,
+        nets_of: list[int] | None = None,
     ) -> None:
-        net = one_of(net, module)
+        text = f"{type(self).__name__} averages weights, so all clients have one net: nets goes "
+        require(
+            not nets or bool(self.takes_nets),
+            "nets",
+            text + "with FedMD, FedDF, FedDistill and CFD",
+        )
+        net = server_net(self.takes_nets, net, module, nets)
         super().__init__(
             *(net, engine, local_epochs, local_steps),
             *(min_clients, max_failed_rounds, compile, state_memory),
         )
+        self.take_nets(nets, nets_of)
         configures = is_own_module(net) and is_overridden("configure_optimizers", net)
         self.optimizer = None if configures and is_default(optimizer) else optimizer
         self.scheduler = scheduler
@@ -103,7 +117,7 @@ class FedAvg(FederatedServer):
         self.weighting: Weighting = weighting
         self.server_optimizer = server_optimizer
         if round_scheduler is not None:
-            client = FedAvgClient(net, self.optimizer)
+            client = FedAvgClient(self.kinds[0], self.optimizer)
             built = first_optimizer(client.configure_optimizers())
             self.schedule = RoundSchedule(round_scheduler, built.param_groups[0]["lr"])
 
@@ -113,27 +127,33 @@ class FedAvg(FederatedServer):
             message = self.broadcast()
             total = WeightedMean()
             for update in self.local_updates(message, cohort):
-                total.add(update.weights, self.weight(update))
+                total.add(self.placed(update), self.weight(update))
                 self.take(update)
             if self.round_counts():
                 self.server_step(total.mean(exact=True))
 
     def broadcast(self) -> Message:
-        """What every client gets: w_t."""
-        return Message(self.round, {"global": self.global_state()})
+        """What every client gets: w_t; where clients have several nets, the model of each."""
+        if self.net_of is None or self.takes_nets != "members":
+            return Message(self.round, {"global": self.global_state()})
+        models = {f"global{OF_NET}{n}": net.state_dict() for n, net in enumerate(self.kinds)}
+        return Message(self.round, models)
 
     def weight(self, update: ClientUpdate) -> int:
         """A client's weight in the mean."""
-        return update.num_samples if self.weighting == "samples" else 1
+        return update.num_samples if self.weighting == "samples" and not self.has_parties else 1
 
     def take(self, update: ClientUpdate) -> None:
         """What else a method makes of a client's answer; nothing here."""
 
     @torch.no_grad()
     def server_step(self, mean: State) -> None:
-        """Moves the global model towards the clients' mean."""
+        """Moves the global model towards the clients' mean; what no client had stays as it is."""
         for name, parameter in self.net.named_parameters():
-            if not parameter.requires_grad:  # frozen by the user, for weight decay too
+            if not parameter.requires_grad or name not in mean:  # frozen, for weight decay too
+                continue
+            if self.has_parties:  # it is that client's own
+                parameter.copy_(mean[name])
                 continue
             gradient = parameter.cpu().double() - mean[name]  # some devices have no doubles
             parameter.grad = gradient.to(parameter)
@@ -151,6 +171,10 @@ class FedAvg(FederatedServer):
     def client(self) -> "FedAvgClient":
         """The client half."""
         return FedAvgClient(self.net, self.optimizer, self.scheduler)
+
+    def client_with(self, number: int) -> FederatedClient:
+        """The client half with one of several nets."""
+        return FedAvgClient(self.kinds[number], self.optimizer, self.scheduler)
 
 
 class FedAvgClient(FederatedClient):

@@ -8,8 +8,13 @@ the mean w of the cohort's models w_k, on unlabelled public inputs x:
 by Adam with a cosine schedule, gradients clipped to 5. Every ``validate_every`` steps the model is
 evaluated on the server's validation set; the best of these is kept, and without a better one for
 ``patience`` steps it ends. The start is no candidate.
+
+With ``nets``, w is the model of one of them, a prototype: the mean of the clients that have it. All
+clients of the round teach every prototype that has one in it; the others stay as they are. What is
+evaluated is the mean of the prototypes' logits.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,6 +22,7 @@ from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.examples import Examples
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
+from fedgkd_pl.federation.nets import TakesNets
 from fedgkd_pl.federation.server_training import (
     answered_batches,
     server_adam,
@@ -36,7 +42,7 @@ class FedDF(FedAvg):
     """FedDF: FedAvg, then ensemble distillation on public data.
 
     Args:
-        net: the model to learn; any module from inputs to logits.
+        net: the model to learn; any module from inputs to logits; or ``nets``, a prototype each.
         distil_steps: the server's steps in a round, at most; 0 is FedAvg.
         distil_lr: their rate, at the start of the cosine.
         distil_batch_size: public inputs a step (authors: the clients' 64).
@@ -52,11 +58,12 @@ class FedDF(FedAvg):
     citation = "Lin et al., NeurIPS 2020"
     colour = 22
     takes_modules = False
+    takes_nets: TakesNets = "members"
     tasks: tuple[str, ...] = ("classes",)
 
     def __init__(
         self,
-        net: nn.Module,
+        net: nn.Module | None = None,
         distil_steps: int = 10_000,
         distil_lr: float = 1e-3,
         distil_batch_size: int = 64,
@@ -83,7 +90,7 @@ class FedDF(FedAvg):
         self.temperature = temperature
         self.validate_every = validate_every
         self.patience = patience
-        self._models: list[State] = []
+        self._models: list[tuple[nn.Module, State]] = []  # of the round's clients, with their nets
 
     def check(self, data: FederatedDataModule) -> None:
         """Asks for public data, too."""
@@ -98,50 +105,64 @@ class FedDF(FedAvg):
     def take(self, update: ClientUpdate) -> None:
         """Keeps a client's model until it has taught."""
         if self.distil_steps:
-            self._models.append(update.weights)
+            self._models.append((self.kinds[self.kind(update.client)], update.weights))
 
     def server_step(self, mean: State) -> None:
-        """As FedAvg; then the ensemble teaches the mean."""
+        """As FedAvg; then the ensemble teaches the mean of every net that had a client."""
         super().server_step(mean)
         if not self.distil_steps:
             return
-        optimizer = server_adam(self.net.parameters(), self.distil_lr)
-        best = Best(self)
         assert self.datamodule.public is not None
-        self.distil(
-            *(self.datamodule.public, optimizer, self.distil_steps),
-            clip=self.distil_clip,
-            scheduler=CosineAnnealingLR(optimizer, self.distil_steps),
-            stop=best if len(self.datamodule.val) else lambda step: False,
-        )
-        best.restore()
+        present = {id(net) for net, _ in self._models}
+        teachers = self.frozen()
+        for net, label in zip(self.kinds, self.net_names, strict=True):
+            if id(net) not in present:
+                continue
+            optimizer = server_adam(net.parameters(), self.distil_lr)
+            name = "server" if self.net_of is None else f"server/{label}"
+            best = Best(self, net, name)
+            self.distil(
+                *(net, teachers, self.datamodule.public, optimizer, self.distil_steps),
+                clip=self.distil_clip,
+                scheduler=CosineAnnealingLR(optimizer, self.distil_steps),
+                stop=best if len(self.datamodule.val) else lambda step: False,
+                name=name,
+            )
+            best.restore()
+
+    def frozen(self) -> list[FrozenNet]:
+        """The models of the round's clients, which are given away with it."""
+        teachers = []
+        for net, model in self._models:
+            teachers.append(FrozenNet(net))
+            teachers[-1].load(model, self.device)
+        self._models = []
+        return teachers
 
     def distil(
         self,
+        net: nn.Module,
+        teachers: Sequence[FrozenNet],
         examples: Examples,
         optimizer: Optimizer,
         steps: int,
         weights: Tensor | None = None,
         **options: Any,
     ) -> None:
-        """Trains the global model towards the ensemble.
+        """Trains a net towards the ensemble.
 
         Args:
-            weights: of the clients, a row for every example; None for alike.
+            weights: of the teachers, a row for every example; None for alike.
             options: those of ``server_steps``.
         """
-        like = next(self.net.parameters())
-        teachers = [FrozenNet(self.net) for _ in self._models]
-        for teacher, model in zip(teachers, self._models, strict=True):
-            teacher.load(model, self.device)
-        self._models = []
+        like = next(net.parameters())
 
         def answer(x: Tensor, shares: Tensor | None = None) -> Tensor:
             logits = torch.stack([teacher(x) for teacher in teachers])
             return logits.mean(0) if shares is None else weighted_mean(logits, shares)
 
         def loss(x: Tensor, target: Tensor) -> Tensor:
-            return distillation(self.net(x), target, temperature=self.temperature)
+            return distillation(net(x), target, temperature=self.temperature)
 
         seed = derive(self.datamodule.seed, "server", self.round)
         random = torch.Generator().manual_seed(seed)
@@ -152,10 +173,12 @@ class FedDF(FedAvg):
 
 
 class Best:
-    """Evaluates the global model every so many steps, and remembers the best."""
+    """Evaluates a net every so many steps, and remembers the best; logs it below ``name``."""
 
-    def __init__(self, server: FedDF) -> None:
+    def __init__(self, server: FedDF, net: nn.Module, name: str) -> None:
         self.server = server
+        self.net = net
+        self.name = name
         self.step = 0
         self.accuracy = -1.0
         self.model: State | None = None
@@ -164,17 +187,17 @@ class Best:
         """After a step: whether to end."""
         if step % self.server.validate_every:
             return False
-        accuracy, _ = validation_scores(self.server)
+        accuracy, _ = validation_scores(self.server, self.net)
         if accuracy > self.accuracy:
             self.step, self.accuracy = step, accuracy
-            self.model = {n: t.clone() for n, t in self.server.global_state().items()}
+            self.model = {n: t.clone() for n, t in self.net.state_dict().items()}
         return step - self.step >= self.server.patience
 
     def restore(self) -> None:
         """Takes the best model; the last, if none was evaluated."""
         if self.model is not None:
-            self.server.net.load_state_dict(self.model)
-            self.server.log_round({"server/best_step": self.step})
+            self.net.load_state_dict(self.model)
+            self.server.log_round({f"{self.name}/best_step": self.step})
 
 
 def weighted_mean(logits: Tensor, shares: Tensor) -> Tensor:

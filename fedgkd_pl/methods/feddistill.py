@@ -44,7 +44,9 @@ class FedDistillPlus(FedAvg):
     keeps: tuple[str, ...] = ("reports",)
     client_metrics = ("loss", "acc", "ce", "kd")
 
-    def __init__(self, net: nn.Module, coefficient: float = 0.1, **kwargs: Any) -> None:
+    def __init__(
+        self, net: nn.Module | None = None, coefficient: float = 0.1, **kwargs: Any
+    ) -> None:
         super().__init__(net, **kwargs)
         require(0 <= coefficient < float("inf"), "coefficient", "must not be negative", coefficient)
         self.coefficient = coefficient
@@ -114,10 +116,11 @@ class FedDistill(FedDistillPlus):
     """FedDistill: logits alone travel, and every client keeps a model of its own.
 
     There is no global model to test. What is evaluated, logged and saved as such is the weighted
-    mean of the models of the round's clients, which in this method nobody ever sends.
+    mean of the models of the round's clients, which in this method nobody ever sends; of clients
+    with ``nets``, the mean of the logits of all that have trained.
 
     Args:
-        net: the model that every client starts from; any module from inputs to logits.
+        net: the model that every client starts from; any module from inputs to logits; or ``nets``.
         coefficient: the weight of the distillation (paper: 0.1).
         kwargs: those of :class:`FedAvg`.
     """
@@ -126,32 +129,46 @@ class FedDistill(FedDistillPlus):
     citation = "Seo et al., 2020"
     colour = 3
     takes_modules = False
+    takes_nets = "parties"
     tasks: tuple[str, ...] = ("classes",)
     shares_models = False
     client_metrics = FedDistillPlus.client_metrics
     keeps = ("reports", "start")  # w_0: clients that have not trained yet start from it
 
-    def __init__(self, net: nn.Module, coefficient: float = 0.1, **kwargs: Any) -> None:
+    def __init__(
+        self, net: nn.Module | None = None, coefficient: float = 0.1, **kwargs: Any
+    ) -> None:
         super().__init__(net, coefficient, **kwargs)
-        self.start = {name: t.detach().clone() for name, t in net.state_dict().items()}
+        start = {} if net is None else net.state_dict()  # nets have their own
+        self.start = {name: t.detach().clone() for name, t in start.items()}
 
     def broadcast(self) -> Message:
         """The sum of all clients' reports, and no model."""
         message = super().broadcast()
-        del message.models["global"]
+        message.models.clear()
         return message
 
     def client_state(self) -> Specs:
         """A client's last report and its model."""
-        own = {OWN + name: spec for name, spec in self.client_model().items()}
+        return self.client_state_of(0)
+
+    def client_state_of(self, number: int) -> Specs:
+        """Likewise of clients with one of several nets."""
+        own = {OWN + name: spec for name, spec in self.client_model(number).items()}
         return {**super().client_state(), **own}
 
     def client(self) -> "FedDistillClient":
         """The client half, which knows w_0."""
+        return self._half(self.net, self.start)
+
+    def client_with(self, number: int) -> "FedDistillClient":
+        """The client half with one of several nets, which nobody but clients trains."""
+        net = self.kinds[number]
+        return self._half(net, {name: t.cpu().clone() for name, t in net.state_dict().items()})
+
+    def _half(self, net: nn.Module, start: State) -> "FedDistillClient":
         return FedDistillClient(
-            *(self.net, self.optimizer, self.scheduler),
-            coefficient=self.coefficient,
-            start=self.start,
+            *(net, self.optimizer, self.scheduler), coefficient=self.coefficient, start=start
         )
 
 

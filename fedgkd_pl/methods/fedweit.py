@@ -70,7 +70,7 @@ class FedWeIT(FedAvg):
 
     title = "FedWeIT"
     citation = "Yoon et al., ICML 2021"
-    colour = 23
+    colour = 24
     takes_modules = False
     tasks: tuple[str, ...] = ("classes",)
     shares_models = False

@@ -23,6 +23,7 @@ import torch
 import yaml
 from fedgkd_pl.data.examples import digest
 from fedgkd_pl.federation.server import FederatedServer
+from fedgkd_pl.models.ensemble import Ensemble
 from fedgkd_pl.models.heads import SplitNet
 from fedgkd_pl.models.text import TextClassifier
 from fedgkd_pl.runs.code import PLAIN, code_of, is_importable, path_of, sha
@@ -143,7 +144,8 @@ def _arguments(made: Recorded, inner: Outer) -> Settings:
 def _now(made: Recorded, name: str, value: Any) -> Any:
     """What an argument is by now, where an attribute of its name shows that."""
     if isinstance(made, FederatedServer) and isinstance(value, nn.Module):
-        return made.net if name in ("net", "module") else value
+        ours = name in ("net", "module") and not isinstance(made.net, Ensemble)
+        return made.net if ours else value
     now = vars(made).get(name)
     if type(value) in PLAIN:
         return now if type(now) in PLAIN else value

@@ -21,7 +21,10 @@ FREE = (
 ADDED = {
     "data.init_args.client_test_fraction": 0,
     "data.init_args.client_val_fraction": 0,
+    "data.init_args.public.init_args.labelled": False,
     "model.init_args.teacher_precision": "same",
+    "model.init_args.nets": None,
+    "model.init_args.nets_of": None,
 }
 
 

@@ -21,7 +21,7 @@ from fedgkd_pl.data.tasks import FAR
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.federation.client_trainer import ClientTrainer
 from fedgkd_pl.federation.message import Message
-from fedgkd_pl.federation.round import client_of, job_of
+from fedgkd_pl.federation.round import job_of
 from lightning.pytorch import LightningModule
 from torch import nn
 from torch.nn.functional import log_softmax
@@ -89,7 +89,7 @@ def test_losses_and_teachers_see_the_classes_of_the_task_alone(method: Any) -> N
     data.setup()
     tasks = data.client_data.tasks
     assert tasks is not None
-    client = client_of(model, data)
+    client = job_of(model, trainer, data).client
     assert not net._forward_hooks, "the server's own net hides nothing"
     torch.manual_seed(1)
     start = {n: torch.randn_like(t) for n, t in net.state_dict().items()}

@@ -3,6 +3,7 @@
 Here messages go from app to app within this process; test_flower_net.py has the processes.
 """
 
+import csv
 import json
 import sys
 import time
@@ -69,6 +70,56 @@ def test_the_same_bits_as_the_local_engine(method: str, precision: str, runs: Ru
     assert bool(states) == keeps
     saved = read_checkpoint(there / "checkpoints/last.ckpt")["fedgkd_pl"]["client_states"]
     assert all(state.keys() == {records.SINCE} for state in saved.values())
+
+
+@pytest.mark.parametrize("method", ["FedMD", "FedDistill"])
+def test_clients_that_keep_their_models_send_none(method: str, runs: Runs) -> None:
+    """What travels and what clients report is that of the local engine; no model leaves a node."""
+    here = runs.local(method)
+    sent: list[str] = []
+
+    def change(grid: Loop) -> None:
+        def answer(message: Any, node: int) -> Any:
+            reply = grid._answer(message, node)
+            sent.extend([*message.content.array_records, *reply.content.array_records])
+            return reply
+
+        grid.answer = answer
+
+    grid = runs.flower(runs.app(method), change=change)
+    there = runs.folder / f"flower-{method}/version_0"
+    told, again = (csv.DictReader((folder / "metrics.csv").open()) for folder in (here, there))
+    for ours, theirs in zip(told, again, strict=True):
+        known = [name for name in ours if name.startswith(("client/", "comm/"))]
+        assert len(known) > 8 and [ours[n] for n in known] == [theirs[n] for n in known]
+    assert sent and not [name for name in sent if "model" in name or "weights" in name]
+    kept = [name for context in grid.contexts.values() for name in context.state]
+    assert len({name.partition("-round")[0] for name in kept}) == 5  # a net of every client
+    both = [read_checkpoint(f / "checkpoints/last.ckpt")["fedgkd_pl"] for f in (here, there)]
+    if method == "FedMD":
+        assert same(*(saved["consensus"] for saved in both))
+    else:
+        for client, report in both[0]["reports"].items():
+            assert same(report, both[1]["reports"][client])
+
+
+def test_a_node_gets_the_models_of_its_clients_nets_alone(runs: Runs) -> None:
+    """Node 11 stands for the clients 0, 2 and 4, which have net 0; node 12 for 1 and 3."""
+    mlp = {"class_path": "fedgkd_pl.MLP"}
+    two = json.dumps(
+        [mlp | {"init_args": {"hidden": [8]}}, mlp | {"init_args": {"hidden": [6, 6]}}]
+    )
+    words = ["--model.nets", two, "--model.net", "null", "--rounds", "2"]
+    here = runs.local("FedDF", *words)
+    grid = runs.flower(runs.app("FedDF", *words))
+    there = runs.folder / "flower-FedDF/version_0"
+    assert same(weights(here), weights(there))
+    assert (here / "metrics.csv").read_text() == (there / "metrics.csv").read_text()
+    tasks = {node: content for kind, node, content in grid.sent if kind == "train"}
+    assert [set(tasks[node].array_records) for node in (11, 12)] == [
+        {"model.global@0"},
+        {"model.global@1"},
+    ]
 
 
 def test_a_node_that_fails_or_is_late_is_left_out(runs: Runs) -> None:
@@ -546,7 +597,6 @@ def test_flower_s_mods_for_privacy_fit(runs: Runs) -> None:
 BAD = [
     (["flower", "app", "--config", "nowhere.yaml"], "nowhere.yaml"),
     (["flower", "an app", "--config", "smoke.yaml"], "letters, digits and dashes"),
-    (["flower", "app", "--config", "smoke.yaml", "--model", "FedDistill"], "sends no models"),
     (["flower", "app", "--config", "smoke.yaml", "--model.engine.deadline", "0"], "deadline"),
     (["fit", "--config", "smoke.yaml", "--model.engine", "FlowerEngine"], "fedgkd-pl flower"),
     (

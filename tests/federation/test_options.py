@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from fedgkd_pl import (
@@ -259,6 +260,26 @@ def test_other_data_keeps_the_clients_and_reads_as_theirs_do() -> None:
     assert data.public is not None and len(data.public) == 12
     assert torch.equal(data.client_data.examples.inputs, plain.client_data.examples.inputs)
     assert data.public.transform is data.client_data.examples.transform
+
+
+def test_public_labels_are_public_only_where_that_is_said() -> None:
+    from fedgkd_pl import IID
+
+    for labelled in (False, True):
+        data = Table(sizes=(20, 20), public=HeldOut(0.25, labelled), partition=IID())
+        data.setup()
+        assert data.public is not None
+        rows = [int(np.where((data.x == row.numpy()).all(1))[0][0]) for row in data.public.inputs]
+        expected = data.y[rows] if labelled else np.zeros(10)
+        assert data.public.targets.tolist() == expected.tolist()
+    other = Table(public=OtherData(Table(sizes=(9,)), labelled=True))
+    other.setup()
+    assert other.public is not None
+    assert other.public.targets.tolist() == Table(sizes=(9,)).y.tolist()
+    many = Table(sizes=(9,))
+    many.num_classes = 5
+    with pytest.raises(SettingError, match="labelled: table has 5 classes, the clients' data 3"):
+        Table(public=OtherData(many, labelled=True)).setup()
 
 
 def test_public_data_that_does_not_fit_is_told(caplog: Any) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from fedgkd_pl import (
+    CNN,
     MLP,
     ResNet,
     ResNet8,
@@ -30,8 +31,21 @@ from torch import nn
         (lambda: ResNet32(10), 466_906, 32),
         (lambda: ResNet56(10), 855_770, 32),
         (lambda: ResNet50(200), 23_910_152, 64),
+        (lambda: CNN(), 151_882, 32),  # 896 + 18,496 + 131,200 + 1,290
+        (lambda: CNN([8], 16, num_classes=5, projection=4), 224 + 2_064 + 340 + 25, 20),
     ],
-    ids=["8", "8-100", "8-projection", "8-BatchNorm", "20", "32", "56", "50"],
+    ids=[
+        "8",
+        "8-100",
+        "8-projection",
+        "8-BatchNorm",
+        "20",
+        "32",
+        "56",
+        "50",
+        "CNN",
+        "CNN-projection",
+    ],
 )
 def test_resnets(net: Any, parameters: int, size: int) -> None:
     built = net()

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from fedgkd_pl.errors import StorageError
-from fedgkd_pl.storage.files import sync_folder, commit, lock
+from fedgkd_pl.storage.files import commit, lock, sync_folder
 
 from tests.conftest import REPO
 from tests.support.faults import Command, Launcher, warm_script

@@ -50,15 +50,16 @@ def inject(model: Any, faults: list[Fault], seed: int = 0) -> Any:
     from fedgkd_pl.seeds import derive
 
     table = {derive(seed, "model", fault.round, fault.client): fault for fault in faults}
-    honest = model.client
+    honest = model.clients
 
-    def client() -> Any:
-        half = honest()
-        half.__class__ = _faulty(type(half))
-        half.table = table
-        return half
+    def clients() -> Any:
+        halves = honest()
+        for half in halves:
+            half.__class__ = _faulty(type(half))
+            half.table = table
+        return halves
 
-    model.client = client
+    model.clients = clients
     return model
 
 

@@ -32,13 +32,14 @@ METHODS = {
 PRECISIONS = ["32-true", "64-true", "bf16-mixed", "bf16-true"]
 PAIRS = [(method, precision) for method in METHODS for precision in PRECISIONS]
 for _title, _class in CLASSES.items():  # what is not above, by itself
-    if _class.__name__ not in METHODS and _class.shares_models:
+    if _class.__name__ not in METHODS:
         _words = ["--model", _class.__name__, "--data.public", "HeldOut"]
         for _key, _value in SETTINGS.get(_title, {}).items():
             _text = _value if isinstance(_value, str) else json.dumps(_value)
             _words += [f"--model.{_key}", _text]
         METHODS[_class.__name__] = _words
-        PAIRS.append((_class.__name__, "32-true"))
+        if _class.takes_nets != "parties":  # whose clients keep their models
+            PAIRS.append((_class.__name__, "32-true"))
 NET = ["--model.net", "fedgkd_pl.MLP", "--model.net.hidden", "[16]", "--model.net.projection", "8"]
 
 

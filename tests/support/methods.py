@@ -109,12 +109,15 @@ SERVER: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
 }
 for row in (SERVER["CFD"], SERVER["FedAUX"]):
     row[2]["distil_lr"] = 0.02
+FEDMD: dict[str, Any] = {"public_samples": 6, "public_epochs": 0, "start_epochs": 3}
+FEDMD |= {"digest_epochs": 2, "digest_batch_size": 4, "digest_decay": 0.01, "distil_lr": 0.02}
 FEDGEN = {"alpha": 0.8, "beta": 0.6, "decay": 0.9, "noise": 5, "hidden": 7}
 FEDGEN |= {"generator_steps": 6, "generator_lr": 0.05, "generator_batch_size": 8}
 # by title; one without settings of its own here has its defaults
 CLASSES = {info.title: getattr(fedgkd_pl, name) for name, info in discover().items()}
 SETTINGS: dict[str, dict[str, Any]] = {name: row[1] for name, row in METHODS.items()}
 SETTINGS |= {name: row[0] for name, row in (MORE | SERVER).items()} | {"FedGen": FEDGEN}
+SETTINGS["FedMD"] = FEDMD
 OWN_OPTIMIZER = ("FedAvgM", "FedAdam", "FedYogi", "FedAdagrad")  # of the server
 EVERY = [title for title in CLASSES if title != "FedAvg"]
 

@@ -60,7 +60,6 @@ def write_app(folder: str, argv: list[str]) -> None:
     text = "must be Flower's: give its flags behind all configs"
     if not isinstance(engine, FlowerEngine):
         raise SettingError("engine", text, type(engine).__name__)
-    engine.check_method(experiment.model)
     modules = sorted(experiment.modules)
     files = [_file(module) for module in modules]
     target.mkdir(parents=True)

@@ -22,7 +22,7 @@ from fedgkd_pl.engines.flower.states import States
 from fedgkd_pl.engines.local import InProcessSession
 from fedgkd_pl.errors import ArgumentError, RunFailed, SettingError, require
 from fedgkd_pl.federation.message import Answer, ClientFailure, Message
-from fedgkd_pl.federation.performance import channels_last, keep_memory
+from fedgkd_pl.federation.performance import keep_memory
 from fedgkd_pl.settings.build import build_request
 from fedgkd_pl.settings.request import Request
 from fedgkd_pl.storage.files import write_text
@@ -82,8 +82,8 @@ class Node:
         experiment.check(reaches_clients=False)
         model, data = experiment.model, experiment.data
         self.num_clients = data.num_clients
-        device = experiment.trainer.strategy.root_device
-        channels_last(model.net, model.some_inputs(data), device)  # as the server's
+        model.lay_out(data, experiment.trainer.strategy.root_device)  # as the server's
+        self.sends_models = model.shares_models
         job = model.job(experiment.trainer, data)
         engine = model.engine
         assert isinstance(engine, FlowerEngine)
@@ -125,6 +125,8 @@ class Node:
                 name = answer.reason.split(":")[0]
                 answer = ClientFailure(answer.client, f"{name} (its node's log says more)")
             else:
+                if not self.sends_models:
+                    answer.weights = {}  # they stay here
                 mark = since[answer.client]
                 answer.state = kept.add(answer.client, message.round, answer.state, mark)
             answers.append(answer)

@@ -99,14 +99,14 @@ class FlowerEngine(Engine):
 
     def check(self, server: "FederatedServer") -> None:
         """See :meth:`Engine.check`."""
-        self.check_method(server)
+        if server.takes_nets == "parties":  # whose models are the clients' own
+            log.warning(
+                "%s: clients keep their models, so val/ and test/ are of the nets that they start "
+                "from; client/ values are of their own",
+                type(server).__name__,
+            )
         text = "FlowerEngine runs in a Flower app: make one with fedgkd-pl flower, start it with "
         require(_link is not None, "engine", text + "flwr run")
-
-    def check_method(self, server: "FederatedServer") -> None:
-        """Refuses a method that sends no models, which are a part of every answer here."""
-        text = f"{type(server).__name__} sends no models, which Flower's nodes answer with"
-        require(server.shares_models, "engine", f"{text}: take another engine")
 
     def open(self, job: Job, cohort_size: int) -> Session:
         """See :meth:`Engine.open`; the nodes know the job themselves."""
@@ -156,11 +156,15 @@ class FlowerSession(Session):
 
         states = self.job.states
         marks = {c: tuple(state[SINCE].tolist()) for c, state in states.items() if state}
-        common, deadline = pack_message(message, self.contract), self.engine.deadline
-        start = time.monotonic()
+        deadline, start = self.engine.deadline, time.monotonic()
+        packed: dict[frozenset[int], dict[str, Any]] = {}  # by the nets of a node's clients
         pending = {}
         for node, clients in asked.items():
-            task = pack_task(common, message.round, {c: marks.get(c, (0, 0)) for c in clients})
+            nets = frozenset(map(self.job.net_of or (lambda client: 0), clients))
+            if nets not in packed:
+                packed[nets] = pack_message(message.for_nets(nets), self.contract)
+            since = {c: marks.get(c, (0, 0)) for c in clients}
+            task = pack_task(packed[nets], message.round, since)
             number = self._send("train", node, task, message.round, deadline)
             if number:
                 pending[number] = node

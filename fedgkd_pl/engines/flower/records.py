@@ -93,7 +93,7 @@ def _from_array(array: Array) -> torch.Tensor:
 
 
 def pack_message(message: Message, contract: Contract) -> dict[str, Any]:
-    """What every node gets in a round."""
+    """What every node gets in a round, if all clients have one net."""
     records: dict[str, Any] = {MODEL + n: to_arrays(state) for n, state in message.models.items()}
     records |= {TENSORS + name: to_arrays(state) for name, state in message.tensors.items()}
     records["numbers"] = MetricRecord(dict(message.numbers))
@@ -139,7 +139,8 @@ def pack_answers(answers: Iterable[Answer]) -> RecordDict:
         if isinstance(answer, ClientFailure):
             records[f"{name}.failure"] = ConfigRecord({"reason": answer.reason})
             continue
-        records[f"{name}.weights"] = to_arrays(answer.weights)
+        if answer.weights:
+            records[f"{name}.weights"] = to_arrays(answer.weights)
         if answer.extra:
             records[f"{name}.extra"] = to_arrays(answer.extra)
         seconds = {SECONDS + key: float(value) for key, value in answer.seconds.items()}
@@ -166,18 +167,18 @@ def _unpack_answer(content: RecordDict, client: int) -> Answer:
     name = str(client)
     if f"{name}.failure" in content:
         return ClientFailure(client, str(content[f"{name}.failure"]["reason"])[:500])
-    if f"{name}.weights" not in content:
+    if f"{name}.counts" not in content:
         return ClientFailure(client, "its node did not answer for it")
     values: Any = dict(content[f"{name}.metrics"])
     counts: Any = content[f"{name}.counts"]
-    extra = content.array_records.get(f"{name}.extra", {})
+    weights, extra = (content.array_records.get(f"{name}.{x}", {}) for x in ("weights", "extra"))
     mark = list(counts["mark"])
     if mark and [type(part) for part in mark] != [int, int]:
         raise ValueError("not the mark of a state")
     return ClientUpdate(
         client=client,
         num_samples=counts["num_samples"],
-        weights=from_arrays(content[f"{name}.weights"]),
+        weights=from_arrays(weights),
         metrics={k: v for k, v in values.items() if not k.startswith(SECONDS)},
         extra=from_arrays(extra),
         state={SINCE: torch.tensor(mark)} if mark else {},

@@ -1,0 +1,331 @@
+"""FedMD: parties with nets of their own agree on the logits of public data.
+
+Li and Wang, FedMD: Heterogenous Federated Learning via Model Distillation, NeurIPS 2019 workshop.
+With d_t a sample of the public data, new in every round and the same for all, party k:
+
+    first:  w_k ← trained on the labelled public data, by CE      a new Adam
+            w_k ← trained on its own data, by CE                  start
+    later:  w_k ← trained on (d_{t−1}, z̄_{t−1}) by                digest
+                  mean |h(w_k, x) − z̄(x)| + λ ‖W‖²,  W the weight of its last layer
+            w_k ← trained on its own data, by CE                  revisit
+    all:    z_k = h(w_k, d_t)                                     logits, not probabilities
+
+    server: z̄_t = mean_k z_k
+
+No model travels. The optimizers of digest and revisit go on from round to round. The paper takes
+the mean before any party digests: so do we, at the end of the round before, and T rounds of the
+paper are T + 1 of ours. What is evaluated is the mean of the logits of all parties' nets.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from fedgkd_pl.data.datamodule import FederatedDataModule
+from fedgkd_pl.data.examples import Batches, Examples
+from fedgkd_pl.data.public import sampled_rows
+from fedgkd_pl.errors import require
+from fedgkd_pl.federation.answers import Spec, Specs, like
+from fedgkd_pl.federation.message import ClientUpdate, Message, State
+from fedgkd_pl.federation.optimizer_state import empty_state, load_state, state_of
+from fedgkd_pl.federation.own_module import one_of
+from fedgkd_pl.federation.precision import wide
+from fedgkd_pl.federation.server_training import as_input, logits_of, server_adam
+from fedgkd_pl.federation.steps import first_optimizer
+from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
+from fedgkd_pl.methods.feddf import check_public
+from fedgkd_pl.methods.feddistill import LARGEST, OWN, report_type
+from fedgkd_pl.seeds import derive
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim import Optimizer
+
+PRIVATE, DIGEST = "own optimizer: ", "digest's optimizer: "  # mark their states in a client's
+SINCE = "consensus of round"  # the number in a message that says so
+OF_CLIENTS = (
+    *("labelled", "public_samples", "public_epochs", "public_lr", "public_batch_size"),
+    *("start_epochs", "digest_epochs", "digest_batch_size", "digest_decay", "distil_lr"),
+)
+
+
+class FedMD(FedAvg):
+    """FedMD: parties with nets of their own, which agree on logits of public data.
+
+    The server keeps a copy of every party's net to evaluate them: it is for tens of parties. With
+    Flower, no model reaches it, and what it evaluates are the nets that parties start from.
+
+    Args:
+        net: the net that all parties have, or ``nets``; any module from inputs to logits.
+        public_samples: public inputs that the parties agree on in a round, at most.
+        public_epochs: of a party's first training, on public data with labels; 0 without labels.
+        public_lr: Adam's rate in it.
+        public_batch_size: public samples a step of it.
+        start_epochs: passes over its own data in a party's first round, instead of
+            ``local_epochs`` or ``local_steps`` as in later ones.
+        digest_epochs: passes over the inputs agreed on.
+        digest_batch_size: public inputs a step of them.
+        digest_decay: λ, of the last layer's weight.
+        distil_lr: the rate of their Adam.
+        kwargs: those of :class:`FedAvg`; the authors' ``optimizer`` is Adam at 0.001.
+    """
+
+    title = "FedMD"
+    citation = "Li and Wang, 2019"
+    colour = 23
+    takes_modules = False
+    takes_nets = "parties"
+    tasks: tuple[str, ...] = ("classes",)
+    shares_models = False
+    keeps = ("consensus", "since")
+    client_metrics = ("loss", "acc", "ce", "digest")
+
+    def __init__(
+        self,
+        net: nn.Module | None = None,
+        public_samples: int = 5_000,
+        public_epochs: int = 20,
+        public_lr: float = 1e-3,
+        public_batch_size: int = 128,
+        start_epochs: int = 25,
+        digest_epochs: int = 1,
+        digest_batch_size: int = 256,
+        digest_decay: float = 1e-3,
+        distil_lr: float = 1e-3,
+        nets: list[nn.Module] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if nets is None:
+            net, nets = None, [one_of(net, None)]
+        super().__init__(net, nets=nets, **kwargs)
+        sizes = {"public_samples": public_samples, "public_batch_size": public_batch_size}
+        sizes |= {"digest_batch_size": digest_batch_size, "start_epochs": start_epochs}
+        for key, value in sizes.items():
+            require(value >= 1, key, "must be at least 1", value)
+        for key, value in ("public_epochs", public_epochs), ("digest_epochs", digest_epochs):
+            require(value >= 0, key, "must not be negative", value)
+        for key, rate in ("public_lr", public_lr), ("distil_lr", distil_lr):
+            require(0 < rate < float("inf"), key, "must be positive", rate)
+        finite = 0 <= digest_decay < float("inf")
+        require(finite, "digest_decay", "must not be negative", digest_decay)
+        self.public_samples, self.public_epochs = public_samples, public_epochs
+        self.public_lr, self.public_batch_size = public_lr, public_batch_size
+        self.start_epochs = start_epochs
+        self.digest_epochs, self.digest_batch_size = digest_epochs, digest_batch_size
+        self.digest_decay, self.distil_lr = digest_decay, distil_lr
+        self.labelled = False  # whether the public data is; known with the data
+        self.consensus: State = {}  # z̄, once there is one
+        self.since = 0  # its round
+        self._answers: list[Tensor] = []
+
+    def reset(self) -> None:
+        """Drops the consensus, too."""
+        super().reset()
+        self.consensus, self.since = {}, 0
+
+    def check(self, data: FederatedDataModule) -> None:
+        """Asks for public data, with labels if it begins with them, and for a last layer."""
+        check_public(data, self.title)
+        self.labelled = data.public_source is not None and data.public_source.labelled
+        text = "FedMD begins with labels of the public data: labelled: true, or public_epochs: 0"
+        require(self.labelled or not self.public_epochs, "public", text)
+        for net in self.kinds:
+            text = "FedMD's digest_decay is of a Linear layer, and there is none: set it to 0"
+            require(not self.digest_decay or last_layer(net) is not None, "nets", text)
+            empty_state(self._private, net)
+        super().check(data)
+
+    def _private(self, parameters: Any) -> Optimizer:
+        assert self.optimizer is not None  # which only modules do without
+        return self.optimizer(parameters)
+
+    def broadcast(self) -> Message:
+        """z̄, and no model."""
+        self._answers = []
+        if not self.consensus:
+            return Message(self.round, {})
+        return Message(self.round, {}, {SINCE: self.since}, {"consensus": self.consensus})
+
+    def take(self, update: ClientUpdate) -> None:
+        """Takes a party's logits in."""
+        self._answers.append(update.extra["logits"])
+
+    def server_step(self, mean: State) -> None:
+        """Copies the parties' nets, to evaluate them, and makes z̄."""
+        super().server_step(mean)
+        self.consensus = {"logits": torch.stack(self._answers).mean(0)}
+        self.since = self.round
+
+    def most_steps(self) -> int:
+        """Those of a first round and of a later one."""
+        data, most = self.datamodule.client_data, self.engine.max_samples
+        batches = math.ceil((most or len(data.examples)) / data.batch_size)
+        public = self.datamodule.public
+        assert public is not None
+        first = self.public_epochs * math.ceil(len(public) / self.public_batch_size)
+        later = self.digest_epochs * math.ceil(len(public) / self.digest_batch_size)
+        return super().most_steps() + self.start_epochs * batches + first + later
+
+    def client_extra(self) -> Specs:
+        """The logits of the round's public inputs."""
+        assert self.datamodule.public is not None
+        rows = min(self.public_samples, len(self.datamodule.public))
+        shape = (rows, self.datamodule.num_classes)
+        return {"logits": Spec(shape, report_type(self.net), -LARGEST, LARGEST)}
+
+    def client_state(self) -> Specs:
+        """A party's net and the states of both optimizers."""
+        return self.client_state_of(0)
+
+    def client_state_of(self, number: int) -> Specs:
+        """Likewise of parties with one of several nets."""
+        net = self.kinds[number]
+        adam = partial(server_adam, lr=self.distil_lr)
+        parts = {
+            OWN: self.client_model(number),
+            PRIVATE: like(empty_state(self._private, net)),
+            DIGEST: like(empty_state(adam, net)),
+        }
+        return {
+            prefix + name: spec for prefix, part in parts.items() for name, spec in part.items()
+        }
+
+    def client(self) -> "FedMDClient":
+        """The client half with the first net."""
+        return self.client_with(0)
+
+    def client_with(self, number: int) -> "FedMDClient":
+        """The client half with one of several nets."""
+        net = self.kinds[number]
+        return FedMDClient(
+            *(net, self.optimizer, self.scheduler),
+            start={name: t.cpu().clone() for name, t in net.state_dict().items()},
+            **{name: getattr(self, name) for name in OF_CLIENTS},
+        )
+
+
+class FedMDClient(FedAvgClient):
+    """The client half of FedMD: a party, which keeps its net and its optimizers."""
+
+    uses_public = True
+    start: State
+    labelled: bool
+    public_samples: int
+    public_epochs: int
+    public_lr: float
+    public_batch_size: int
+    start_epochs: int
+    digest_epochs: int
+    digest_batch_size: int
+    digest_decay: float
+    distil_lr: float
+    kept: State = {}  # noqa: RUF012  (replaced, never changed)
+    private: Optimizer | None = None
+    adam: Optimizer | None = None
+
+    def receive(self, message: Message, state: State) -> None:
+        """Goes on with its own net, or begins."""
+        self.kept = state
+        self.is_new = not state
+        self.own_epochs = self.start_epochs if self.is_new else None
+        own = self._kept(OWN) or self.start
+        super().receive(replace(message, models={"global": own}), state)
+        self.round, self.since = message.round, int(message.numbers.get(SINCE, 0))
+        self.consensus = message.tensors.get("consensus", {}).get("logits")
+        self.adam = None
+        self.distance: float | None = None
+
+    def _kept(self, prefix: str) -> State:
+        """What of the state belongs to one of its parts."""
+        parts = self.kept.items()
+        return {n.removeprefix(prefix): t for n, t in parts if n.startswith(prefix)}
+
+    def configure_optimizers(self) -> Any:
+        """The optimizer of its own data, as it left it in its last round."""
+        configured = super().configure_optimizers()
+        self.private = first_optimizer(configured)
+        load_state(self.private, self._kept(PRIVATE))
+        return configured
+
+    def on_train_start(self) -> None:
+        """Learns from the public data before its own: its labels at first, then the consensus."""
+        super().on_train_start()
+        assert self.public is not None
+        if self.is_new:
+            adam = server_adam(self.net.parameters(), self.public_lr)
+            batches = Batches(self.public, self.public_batch_size, self._random())
+            self._train(batches, self.public_epochs, adam, _labels)
+        elif self.consensus is not None:
+            self.adam = server_adam(self.net.parameters(), self.distil_lr)
+            load_state(self.adam, self._kept(DIGEST))
+            agreed = self._agreed(self.since)
+            batches = Batches(agreed, self.digest_batch_size, self._random())
+            batches.teacher_output = self.consensus.to(self.device)
+            self.distance = self._train(batches, self.digest_epochs, self.adam, self._digest)
+
+    def _random(self) -> torch.Generator:
+        return torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+
+    def _agreed(self, round: int) -> Examples:
+        assert self.public is not None
+        seed = derive(self.run_seed, "public", round)
+        rows = sampled_rows(self.public, self.public_samples, self.labelled, seed)
+        return self.public.view(rows.to(self.public.targets.device))
+
+    def _digest(self, logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
+        last = last_layer(self.net) if self.digest_decay else None
+        return digest_loss(logits, target, last, self.digest_decay)
+
+    def _train(
+        self, batches: Batches, epochs: int, optimizer: Optimizer, loss: Callable[..., Tensor]
+    ) -> float | None:
+        """The mean loss of the last pass."""
+        weight, total = next(self.net.parameters()), None
+        for _ in range(epochs):
+            total = 0.0
+            for x, y, *target in batches:
+                for norm in self._norms:  # a batch of one has no statistics
+                    norm.train(len(y) > 1)
+                optimizer.zero_grad()
+                value = loss(self.net(as_input(x, weight)), y, *target)
+                value.backward()
+                optimizer.step()
+                total += value.item() * len(y) / len(batches.examples)
+        optimizer.zero_grad()
+        return total
+
+    def reply(self) -> ClientUpdate:
+        """Sends the logits of the round's public inputs, and keeps all the rest."""
+        update = super().reply()
+        logits = logits_of(self.net, self._agreed(self.round))
+        update.extra = {"logits": logits.cpu().to(report_type(self.net))}
+        if self.distance is not None:
+            update.metrics["digest"] = self.distance
+        assert self.private is not None and self.optimizer is not None
+        unmoved = empty_state(partial(server_adam, lr=self.distil_lr), self.net)
+        digest = self._kept(DIGEST) or unmoved
+        parts = {
+            OWN: update.weights,
+            PRIVATE: state_of(self.private, empty_state(self.optimizer, self.net)),
+            DIGEST: digest if self.adam is None else state_of(self.adam, unmoved),
+        }
+        update.state = {prefix + n: t for prefix, part in parts.items() for n, t in part.items()}
+        return update
+
+
+def _labels(logits: Tensor, y: Tensor) -> Tensor:
+    return cross_entropy(wide(logits), y)
+
+
+def digest_loss(logits: Tensor, target: Tensor, last: nn.Linear | None, decay: float) -> Tensor:
+    """Mean |logits − target| over batch and classes, + λ ‖W‖² of the last layer."""
+    distance = (wide(logits) - target).abs().mean()
+    return distance if last is None else distance + decay * wide(last.weight).square().sum()
+
+
+def last_layer(net: nn.Module) -> nn.Linear | None:
+    """The last Linear layer of a net, in the order in which it was put together."""
+    layers = [module for module in net.modules() if isinstance(module, nn.Linear)]
+    return layers[-1] if layers else None

@@ -1,0 +1,54 @@
+"""A small convolutional net, between the perceptron and the ResNets."""
+
+from collections.abc import Sequence
+
+from fedgkd_pl.errors import require
+from fedgkd_pl.models.heads import projection_of
+from fedgkd_pl.storage.recorded import Recorded
+from torch import Tensor, nn
+
+POOLED = 4  # rows and columns that the linear layer sees
+
+
+class CNN(nn.Module, Recorded):
+    """Convolutions with ReLU and max-pooling, then a hidden linear layer; images of any size.
+
+    151,882 parameters with the default widths and 10 classes.
+
+    Args:
+        channels: of each 3 × 3 convolution, behind which height and width are halved.
+        hidden: width of the linear layer.
+        in_channels: of the images.
+        num_classes: number of classes.
+        projection: width of a projection head before the classifier; None for none.
+    """
+
+    def __init__(
+        self,
+        channels: Sequence[int] = (32, 64),
+        hidden: int = 128,
+        in_channels: int = 3,
+        num_classes: int = 10,
+        projection: int | None = None,
+    ) -> None:
+        super().__init__()
+        widths = ("hidden", hidden), ("in_channels", in_channels), ("num_classes", num_classes)
+        for key, value in widths:
+            require(value >= 1, key, "must be at least 1", value)
+        some = len(channels) > 0 and all(width >= 1 for width in channels)
+        require(some, "channels", "must be at least one, each at least 1", list(channels))
+        layers: list[nn.Module] = []
+        width = in_channels
+        for following in channels:
+            layers += [nn.Conv2d(width, following, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+            width = following
+        layers += [nn.AdaptiveAvgPool2d(POOLED), nn.Flatten()]
+        layers += [nn.Linear(width * POOLED**2, hidden), nn.ReLU()]
+        head, width = projection_of(hidden, projection)
+        self.features = nn.Sequential(*layers, head)
+        self.classifier = nn.Linear(width, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of images, batch × channels × height × width."""
+        logits: Tensor = self.classifier(self.features(x))
+        return logits

@@ -1,0 +1,88 @@
+"""NetAccuracy, its figure, and what else a run of several nets leaves."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fedgkd_pl import FedAvg, NetAccuracy, load_run, plot
+from fedgkd_pl.errors import SettingError
+from fedgkd_pl.models.ensemble import Ensemble
+
+from tests.conftest import Table, fit, linear
+from tests.support.runs import Run
+
+MLP = "fedgkd_pl.MLP"
+NETS = [
+    {"class_path": MLP, "init_args": {"hidden": [16]}},
+    {"class_path": MLP, "init_args": {"hidden": [8, 8]}},
+    {"class_path": "torch.nn.Linear", "init_args": {"in_features": 64, "out_features": 10}},
+]
+WORDS = ["--data", "Digits", "--data.num_clients", "4", "--data.participation", "0.5"]
+WORDS += ["--data.public", "HeldOut", "--model.engine.workers", "1", "--model.local_epochs", "2"]
+FEDMD = ["--model", "FedMD", "--model.public_epochs", "0", "--model.start_epochs", "2"]
+CALLBACKS = ["NetAccuracy", "LocalModels", "AveragedModel", "ClientDrift", "TeacherAgreement"]
+CALLBACKS += ["ClientEvaluation"]
+
+
+@pytest.fixture
+def _no_pictures() -> None:
+    """The figure is drawn."""
+
+
+def test_a_run_of_several_nets(run: Run, tmp_path: Path) -> None:
+    callbacks = json.dumps([{"class_path": name} for name in CALLBACKS])
+    words = [*FEDMD, *WORDS, "--model.nets", json.dumps(NETS), "--trainer.callbacks", callbacks]
+    words += ["--data.client_test_fraction", "0.2", "--name", "nets", "--rounds", "3"]
+    code, _, err = run("fit", *words)
+    assert code == 0, err
+    folder = tmp_path / "runs/nets/version_0"
+    rows = list(csv.DictReader((folder / "metrics.csv").open()))
+    local = list(csv.DictReader((folder / "local_models.csv").open()))
+    names = ["MLP0", "MLP1", "Linear"]  # of clients 0 and 3, 1, 2
+    newest: dict[int, float] = {}
+    for row in rows:
+        now = [each for each in local if each["round"] == row["round"]]
+        newest |= {int(each["client"]): float(each["acc"]) for each in now}
+        for kind, name in enumerate(names):
+            accs = [acc for client, acc in newest.items() if client % 3 == kind]
+            logged = row.get(f"nets/{name}_test_acc") or ""
+            assert bool(logged) == bool(accs)
+            if accs:
+                assert float(logged) == pytest.approx(sum(accs) / len(accs), abs=1e-6)
+    assert len(local) == 6 and 2 < len(newest) <= 4
+    assert not any(name.startswith(("drift/", "teacher/")) for name in rows[0])
+
+    trained = load_run(folder)  # without its data
+    assert isinstance(trained.net, Ensemble) and len(trained.net.members) == 4
+    marks = [bool(member.trained) for member in trained.net.members]
+    assert marks == [client in newest for client in range(4)]
+    probabilities = trained.predict(torch.zeros(3, 64).numpy()).probabilities
+    assert probabilities.shape == (3, 10)
+    figure: Any = plot("nets", folder)
+    labels = {text.get_text() for each in figure.legends for text in each.get_texts()}
+    shown = {name for name in names if any(row.get(f"nets/{name}_test_acc") for row in rows)}
+    assert labels == {"ensemble", *shown}
+    code, _, err = run("export", folder, "--format", "torchscript")
+    assert code == 0, err
+    code, _, err = run("test", folder)
+    assert code == 0, err
+    code, _, err = run("personalize", folder)
+    assert code == 2 and "this run's have their own" in err
+    code, _, err = run("fit", "--resume", folder, "--rounds", "4")
+    assert code == 0, err
+    assert len(list(csv.DictReader((folder / "metrics.csv").open()))) == 4
+
+
+def test_it_needs_an_ensemble() -> None:
+    with pytest.raises(SettingError, match="NetAccuracy needs an ensemble"):
+        fit(FedAvg(linear()), Table(), 1, callbacks=[NetAccuracy()])
+
+
+def test_a_method_that_averages_refuses_nets_in_one_line(run: Run) -> None:
+    words = ["--model", "FedGKD", *WORDS, "--model.nets", json.dumps(NETS)]
+    code, _, err = run("fit", *words)
+    assert code == 2 and len(err.strip().splitlines()) == 1
+    assert "FedGKD averages weights, so all clients have one net" in err
