@@ -96,7 +96,7 @@ def settings(page: Page) -> str:
     own, rest = own_arguments(page.path)
     config, tuned = page.configured(), page.tuned()
     set_here = dict.fromkeys([*config, *(key for each in tuned.values() for key in each)])
-    more = [key for key in set_here if key not in own and key != "net"]
+    more = [key for key in set_here if key.partition(".")[0] not in own and key != "net"]
     known = own | {key: _inherited(key, rest) for key in more}
     lines = ["| setting | default | in the configs | meaning |", "|---|---|---|---|"]
     for name, argument in known.items():
@@ -126,8 +126,11 @@ def _in_configs(
     parts = [f"`{_text(config[name])}`"] if name in config else []
     protocols: dict[str, list[str]] = {}
     for protocol, values in tuned.items():
-        if name in values:
-            protocols.setdefault(_text(values[name]), []).append(protocol)
+        for key, value in values.items():
+            if key == name or key.startswith(f"{name}."):
+                part = key.removeprefix(name).removeprefix(".")
+                text = f"{part}={_text(value)}" if part else _text(value)
+                protocols.setdefault(text, []).append(protocol)
     parts += [f"`{value}` on {', '.join(names)}" for value, names in protocols.items()]
     return "; ".join(parts)
 

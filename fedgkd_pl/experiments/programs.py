@@ -64,6 +64,10 @@ def program(page: Page) -> str:
     net_class = values.get("net", usual)
     own = {key: value for key, value in values.items() if key.partition(".")[0] != "net"}
     own |= {key: of_protocol[key] for key in AS_PROTOCOL if key not in own}
+    for key in [key for key in own if "." in key]:  # a part of what is made, such as optimizer.lr
+        whole, _, part = key.partition(".")
+        arguments = own[whole].get("init_args", {}) | {part: own.pop(key)}
+        own[whole] = own[whole] | {"init_args": arguments}
     data_class = given.get("class_path", protocol["data"]["class_path"])
     used = [net_class, *own.values(), *data.values()]
     ours, optimizers = _classes([{"class_path": data_class}, {"class_path": page.info.name}, *used])

@@ -34,7 +34,7 @@ FACTS = (  # the columns of runs.csv; the others are ``run`` and the axes of the
     *("seed", "dataset", "rounds", "seconds", "bytes_down", "diverged", "precision"),
     *("date", *GIVEN),
 )
-ACCURACIES = r"(test|val|average)/(val_)?acc"
+ACCURACIES = r"(test|val|average)/(val_)?acc|task/(acc|forgetting|transfer)"
 COLUMNS = rf"{ACCURACIES}|(test|val|average)/(val_)?loss|client/\w+_mean|vote/\w+"
 
 

@@ -69,6 +69,7 @@ class FedMD(FedAvg):
         digest_batch_size: public inputs a step of them.
         digest_decay: λ, of the last layer's weight.
         distil_lr: the rate of their Adam.
+        nets: of parties that have nets of their own, in turn, or as ``nets_of`` says.
         kwargs: those of :class:`FedAvg`; the authors' ``optimizer`` is Adam at 0.001.
     """
 
