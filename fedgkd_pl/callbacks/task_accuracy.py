@@ -69,7 +69,7 @@ class TaskAccuracy(RowsFile):
         ]
         ends = np.cumsum([len(rows) for rows in found]).tolist()
         self.parts = [slice(e - len(rows), e) for rows, e in zip(found, ends, strict=True)]
-        settings = (data.eval_batch_size, pl_module.device, trainer.precision_plugin, tasks)
+        settings = (data.eval_batch_size, pl_module.device, trainer.precision_plugin, pl_module)
         self.runner = SplitRunner(pl_module.net, examples.view(torch.cat(found)), *settings)
         if trainer.current_epoch == 0:
             self._evaluate(pl_module, 0, 0)
