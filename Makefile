@@ -43,9 +43,9 @@ test: $(STAMP)  ## the tests: minutes (more: make test-long test-engines test-sl
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m '$(FAST)' \
 	  --durations 10 --nbmake --nbmake-timeout 300 $(ENGINES:%=--ignore %) tests notebooks/03_the_whole_way.ipynb
 
-test-long: $(STAMP)  ## what make test leaves out of its longest tests, and two notebooks: minutes
+test-long: $(STAMP)  ## what make test leaves out of its longest tests, and of the notebooks: minutes
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m long --durations 10 $(ENGINES:%=--ignore %) tests
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --nbmake --nbmake-timeout 300 notebooks/01_quickstart.ipynb notebooks/02_compare.ipynb notebooks/08_theory.ipynb
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --nbmake --nbmake-timeout 300 $(filter-out notebooks/03%,$(wildcard notebooks/*.ipynb))
 
 test-page: $(STAMP)  ## the report's page in a headless Chromium, light, dark and narrow (apt-get install chromium)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -v -m page tests/experiments/test_page.py
