@@ -116,7 +116,8 @@ def plain(code: str) -> str:
     code = code.replace("OptimizerCallable", "Optimizer").replace(
         "LRSchedulerCallable", "LRScheduler"
     )
-    return re.sub(r"\bnn\.Module\b", "Module", code).strip("'\"")
+    code = re.sub(r"Literal\[([^\]]*)\]", lambda found: found[1].replace(", ", " | "), code)
+    return re.sub(r"\bnn\.Module\b", "Module", code).replace(" | ", " or ").replace("'", "")
 
 
 def markdown(text: str) -> str:

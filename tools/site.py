@@ -21,7 +21,7 @@ OUTSIDE = {
     "PAPERS.md": "papers.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
-    "results/README.md": "results/README.md",
+    "results/README.md": "results.md",
     "benchmarks/RESULTS.md": "benchmarks/speed.md",
     "benchmarks/DIGITS.md": "benchmarks/digits.md",
 }
@@ -126,4 +126,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return match[1] if (REPO / folder / match[2]).is_dir() else match[0]
 
     text = FOLDER.sub(unlinked, MARK.sub("", markdown))  # a folder has no page
+    text = re.sub(r"`[^`\n]*`", lambda code: code[0].replace("\\|", "|"), text)  # GitHub wants \|
     return LINK.sub(moved, text)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Drops the roles of reStructuredText that docstrings have."""
+    html = re.sub(r":(?:class|meth|func|data|attr|mod):(?=<code>)", "", html)
+    return re.sub(r"(?<=<code>)~(?:\w+\.)*(?=\w+</code>)", "", html)
