@@ -156,6 +156,15 @@ def test_every_command_and_exit_code_is_in_the_reference() -> None:
     )
 
 
+def test_the_version_is_the_same_everywhere() -> None:
+    version = fedgkd_pl.__version__
+    cited = yaml.safe_load((REPO / "CITATION.cff").read_text(encoding="utf-8"))
+    assert cited["version"] == version
+    changes = (REPO / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"\n## [{version}] - {cited['date-released']}\n" in changes
+    assert f'version="{version}"' in (REPO / "docs" / "flower.md").read_text(encoding="utf-8")
+
+
 def strings(file: Path) -> Iterator[str]:
     """Every text of a module; what an f-string fills in is an asterisk."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
