@@ -84,6 +84,29 @@ def test_the_method_in_thirty_lines(
     assert client.training_step((x, y), 0).item() == pytest.approx(expected.item())
 
 
+def test_own_images_in_a_new_project(
+    run: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("new", "my-project")[0] == 0
+    project = tmp_path / "my-project"
+    monkeypatch.chdir(project)
+    monkeypatch.delitem(sys.modules, "my_project", raising=False)
+    (block,) = re.findall(r"```yaml\n(.*?)```", START, re.DOTALL)
+    (project / "photos.yaml").write_text(block, encoding="utf-8")
+    write_images(project / "photos", 40)
+    text = START[START.index(block) :]
+    partition, fit, compare = re.findall(r"^fedgkd-pl (\w+ .*?) +#", text, re.MULTILINE)
+    study = (project / "study.yaml").read_text(encoding="utf-8")
+    config = "config: [config.yaml, photos.yaml]"
+    assert f"`{config}`" in text and study.count("config: config.yaml") == 1
+    (project / "study.yaml").write_text(study.replace("config: config.yaml", config))
+    for words in (partition, f"{fit} --rounds 1", f"{compare} --dry_run"):
+        code, _, err = run(*words.split())
+        assert code == 0, err
+    with (project / "runs/my-project/version_0/metrics.csv").open() as file:
+        assert len(list(file)) == 1 + 1
+
+
 def test_the_explained_config_is_the_shipped_one(
     run: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
@@ -109,7 +132,7 @@ def test_every_flag_and_file_it_names_exists(run: Callable[..., tuple[int, str, 
     for text in pages:
         for flag in set(re.findall(r"(--[\w.]+)", text)) - others:
             assert flag in out or flag.split(".")[-1] in settings, flag
-        for name in set(re.findall(r"--config (\w+\.yaml)", text)) - {"config.yaml"}:  # of new
+        for name in set(re.findall(r"--config (\w+\.yaml)", text)) - {"config.yaml", "photos.yaml"}:
             assert all(Path(file).is_file() for file in resolve(name)), name
         for path in set(re.findall(r"`((?:tests|fedgkd_pl)/[\w/.]+)`", text)):
             assert (REPO / path).exists(), path
