@@ -8,7 +8,7 @@ ENGINES := tests/engines/test_ray.py tests/engines/test_flower.py tests/engines/
 # Where it is set, each of some thirty processes of the tests compiles the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo digits bench test test-long test-page test-device test-engines test-faults test-ray test-flower fuzz test-slow lint papers pages results format wheel clean
+.PHONY: help setup demo digits bench test test-long test-page test-device test-engines test-faults test-ray test-flower fuzz test-slow lint papers pages results reference pictures docs docs-serve screenshots format wheel clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -95,12 +95,30 @@ pages: $(STAMP)  ## write what docs/methods has from the code anew; begin the pa
 results: $(STAMP)  ## write every table and curve of accuracies in README.md, results/ and docs/ anew
 	@$(BIN)/python -m fedgkd_pl.experiments.results write
 
+reference: $(STAMP)  ## write docs/reference, which says what the code takes, anew
+	@$(BIN)/python -m tools.reference
+
+pictures: $(STAMP)  ## draw the partitions of docs/partitions.md anew
+	@$(BIN)/python -m tools.pictures
+
+SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
+docs: .venv/.docs  ## build the documentation site into site/, strictly
+	@$(SITE) build --clean --quiet
+	@echo "site/index.html"
+
+docs-serve: .venv/.docs  ## show the site at http://localhost:8000, and what changes
+	@$(SITE) serve
+
+screenshots: $(STAMP)  ## take the docs' pictures of the report page and of TensorBoard (apt-get install chromium): minutes
+	@$(BIN)/python -m tools.screenshots
+
 format: $(STAMP)  ## let ruff rewrite
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-wheel: $(STAMP)  ## build the wheel into dist/
-	@$(BIN)/python -m build --wheel
+wheel: $(STAMP)  ## build wheel and sdist into dist/, and check them
+	@$(BIN)/python -m build
+	@$(BIN)/python -m twine check --strict dist/*
 
 clean:  ## remove .venv and everything built
-	rm -rf .venv dist build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv dist build site .pytest_cache .mypy_cache .ruff_cache

@@ -24,6 +24,7 @@ LAYERS = (
     *("methods", "plots", "runs", "callbacks", "settings", "engines.flower", "experiments", "cli"),
 )
 ENTRIES = ("__init__", "__main__", "_torchvision", "flower")  # modules that belong to no layer
+OTHERS = ("all", "dev", "docs")  # extras that bring nothing that the package imports by itself
 # Where a distribution is not called like the module that it brings.
 DISTRIBUTIONS = {
     "PIL": "pillow",
@@ -100,10 +101,10 @@ def test_the_server_has_at_most_250_lines() -> None:
 
 
 def declared() -> set[str]:
-    """What a user installs with the package and all of its extras but the developers'."""
+    """What a user installs with the package and its extras: not the developers', nor the site's."""
     project = tomllib.loads((REPO / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"].items()
-    lists = [project["dependencies"], *(texts for name, texts in extras if name != "dev")]
+    lists = [project["dependencies"], *(texts for name, texts in extras if name not in OTHERS)]
     return {distribution(text) for texts in lists for text in texts}
 
 

@@ -1,4 +1,4 @@
-"""The README's code runs as it stands."""
+"""The code of the README and of docs/ runs as it stands."""
 
 import re
 import sys
@@ -35,11 +35,20 @@ MODEL = (REPO / "docs" / "model.md").read_text(encoding="utf-8")
 DATA = (REPO / "docs" / "data.md").read_text(encoding="utf-8")
 FEDERATED = [value.__name__ for name, value in vars(FederatedData).items() if "from_" in name]
 PAGE_ON_PYTHON = (REPO / "docs" / "python.md").read_text(encoding="utf-8")
-PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+START = (REPO / "docs" / "start.md").read_text(encoding="utf-8")
+CONFIG = (REPO / "docs" / "config.md").read_text(encoding="utf-8")
+(TEN_LINES,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+PYTHON = re.findall(r"```python\n(.*?)```", START, re.DOTALL)
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.encode()) <= 8_000
 
 
 def test_the_ten_lines(tmp_path: Path) -> None:
-    done = warm_script(PYTHON[0], tmp_path)
+    assert PYTHON[0] == TEN_LINES
+    assert len([line for line in TEN_LINES.splitlines() if line.strip()]) <= 10
+    done = warm_script(TEN_LINES, tmp_path)
     assert done.returncode == 0, done.stderr
     assert list(tmp_path.rglob("*.ckpt")), "the stock ModelCheckpoint wrote nothing"
 
@@ -65,7 +74,7 @@ def test_the_method_in_thirty_lines(
     assert len([line for line in PYTHON[2].splitlines() if line.strip()]) <= 30
     (tmp_path / "my_methods.py").write_text(PYTHON[2])
     words = "fit --import my_methods --config quickstart.yaml --model Smooth --model.epsilon 0.2"
-    assert words in README.replace("\n", " ")
+    assert words in START.replace("\n", " ")
     code, _, err = run(*words.split(), "--rounds", "2")
     assert code == 0, err
 
@@ -76,12 +85,35 @@ def test_the_method_in_thirty_lines(
     assert client.training_step((x, y), 0).item() == pytest.approx(expected.item())
 
 
+def test_own_images_in_a_new_project(
+    run: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("new", "my-project")[0] == 0
+    project = tmp_path / "my-project"
+    monkeypatch.chdir(project)
+    monkeypatch.delitem(sys.modules, "my_project", raising=False)
+    (block,) = re.findall(r"```yaml\n(.*?)```", START, re.DOTALL)
+    (project / "photos.yaml").write_text(block, encoding="utf-8")
+    write_images(project / "photos", 40)
+    text = START[START.index(block) :]
+    partition, fit, compare = re.findall(r"^fedgkd-pl (\w+ .*?) +#", text, re.MULTILINE)
+    study = (project / "study.yaml").read_text(encoding="utf-8")
+    config = "config: [config.yaml, photos.yaml]"
+    assert f"`{config}`" in text and study.count("config: config.yaml") == 1
+    (project / "study.yaml").write_text(study.replace("config: config.yaml", config))
+    for words in (partition, f"{fit} --rounds 1", f"{compare} --dry_run"):
+        code, _, err = run(*words.split())
+        assert code == 0, err
+    with (project / "runs/my-project/version_0/metrics.csv").open() as file:
+        assert len(list(file)) == 1 + 1
+
+
 def test_the_explained_config_is_the_shipped_one(
     run: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
-    block = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)[0]
-    (tmp_path / "readme.yaml").write_text(block)
-    ours = run("fit", "--config", "readme.yaml", "--print_config")
+    (block,) = re.findall(r"```yaml\n(.*?)```", CONFIG, re.DOTALL)
+    (tmp_path / "page.yaml").write_text(block)
+    ours = run("fit", "--config", "page.yaml", "--print_config")
     shipped = run("fit", "--config", "cifar10_fedgkd.yaml", "--print_config")
     assert ours[0] == shipped[0] == 0, ours[2]
     assert yaml.safe_load(ours[1]) == yaml.safe_load(shipped[1])
@@ -94,12 +126,17 @@ def test_every_flag_and_file_it_names_exists(run: Callable[..., tuple[int, str, 
     classes = [getattr(fedgkd_pl, name) for name in fedgkd_pl.__all__ if name[0].isupper()]
     paths = [f"{class_.__module__}.{class_.__name__}" for class_ in classes]
     settings = {name for path in paths for name in parameters(path)}
-    for flag in set(re.findall(r"(--[\w.]+)", README)) - {"--model.epsilon", "--logdir", "--help"}:
-        assert flag in out or flag.split(".")[-1] in settings, flag
-    for name in set(re.findall(r"--config (\w+\.yaml)", README)):
-        assert all(Path(file).is_file() for file in resolve(name)), name
-    for path in set(re.findall(r"`((?:tests|fedgkd_pl)/[\w/.]+)`", README)):
-        assert (REPO / path).exists(), path
+    names = ["concepts", "config", "engines", "partitions", "start", "tensorboard"]
+    names += ["troubleshooting"]
+    pages = [README, *((REPO / f"docs/{name}.md").read_text(encoding="utf-8") for name in names)]
+    others = {"--model.epsilon", "--logdir", "--help", "--port", "--debug", "--import"}
+    for text in pages:
+        for flag in set(re.findall(r"(--[\w.]+)", text)) - others:
+            assert flag in out or flag.split(".")[-1] in settings, flag
+        for name in set(re.findall(r"--config (\w+\.yaml)", text)) - {"config.yaml", "photos.yaml"}:
+            assert all(Path(file).is_file() for file in resolve(name)), name
+        for path in set(re.findall(r"`((?:tests|fedgkd_pl)/[\w/.]+)`", text)):
+            assert (REPO / path).exists(), path
 
 
 @pytest.mark.parametrize("page", ["PAPERS.md", *PAGES])

@@ -25,10 +25,12 @@ def call(*words: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]
 def test_the_installed_wheel_trains_from_an_empty_folder(tmp_path: Path) -> None:
     dist, site, empty = (tmp_path / name for name in ("dist", "site", "empty"))
     empty.mkdir()
-    build = ("-m", "build", "--wheel", "--no-isolation", "--outdir", str(dist), str(REPO))
-    done = call(*build, cwd=tmp_path)
+    build = ("-m", "build", "--no-isolation", "--outdir", str(dist), str(REPO))
+    done = call(*build, cwd=tmp_path)  # the wheel from the sdist, which must have all it needs
     assert done.returncode == 0, done.stdout + done.stderr
-    wheel = str(next(dist.glob("*.whl")))
+    (wheel,), (sdist,) = (map(str, dist.glob(kind)) for kind in ("*.whl", "*.tar.gz"))
+    done = call("-m", "twine", "check", "--strict", wheel, sdist, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
     done = call("-m", "pip", "install", "-q", "--no-deps", "--target", str(site), wheel, cwd=empty)
     assert done.returncode == 0, done.stderr
     where = call(

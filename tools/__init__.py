@@ -1,0 +1,1 @@
+"""What the repository's pages are made with; no part of the package."""
