@@ -201,7 +201,12 @@ def metrics_of_the_code() -> set[str]:
     made |= {f"average/{part}{name}" for part in ("", "val_") for name in ("acc", "loss")}
     spread = ("acc_mean", "acc_std", "acc_min", "acc_worst10", "loss_mean")
     made |= {f"clients/{kind}_{name}" for kind in ("global", "local") for name in spread}
+    training = ("steps", "loss", "best_step")
+    made |= {"server/best_step", *(f"server/*/{name}" for name in training)}
+    made |= {f"task/{name}{of}" for name in ("acc", "forgetting", "transfer") for of in ("", "/*")}
+    made |= {"nets/*_val_acc", "nets/*_test_acc"}
     patterns = {"*/steps", "*/loss", "average/**", "clients/*_*", "client/*_*"}  # spelt out above
+    patterns |= {"*/best_step", "server/*", "task/*", "task/*/*"}
     assert patterns <= found
     return (found - other - patterns) | clients | splits | made
 

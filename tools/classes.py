@@ -43,7 +43,7 @@ PAGES = {
                 ("methods.",),
                 "FedAvg",
                 "Every method takes the settings of FedAvg, and its own. Where it comes from: "
-                "[papers and choices](../../PAPERS.md); what its clients report: "
+                "[a page each](../methods/index.md), [papers and choices](../../PAPERS.md); what its clients report: "
                 "[metrics](metrics.md).",
             ),
             Group(
@@ -90,7 +90,13 @@ PAGES = {
                 "Public data",
                 "data.public",
                 ("data.public",),
-                text="What FedDF, CFD and FedAUX distil on; without labels.",
+                text="What FedDF, CFD, FedAUX and FedMD distil on; without labels unless `labelled`.",
+            ),
+            Group(
+                "Tasks",
+                "data.tasks",
+                ("data.tasks",),
+                text="One group of classes after the other: [tasks](../tasks.md).",
             ),
         ],
     ),
