@@ -43,8 +43,8 @@ PAGES = {
                 ("methods.",),
                 "FedAvg",
                 "Every method takes the settings of FedAvg, and its own. Where it comes from: "
-                "[a page each](../methods/index.md), [papers and choices](../../PAPERS.md); what its clients report: "
-                "[metrics](metrics.md).",
+                "[a page each](../methods/index.md), [papers and choices](../../PAPERS.md); "
+                "what its clients report: [metrics](metrics.md).",
             ),
             Group(
                 "Losses of clients",
@@ -90,7 +90,7 @@ PAGES = {
                 "Public data",
                 "data.public",
                 ("data.public",),
-                text="What FedDF, CFD, FedAUX and FedMD distil on; without labels unless `labelled`.",
+                text="What FedDF, CFD, FedAUX and FedMD distil on; no labels unless `labelled`.",
             ),
             Group(
                 "Tasks",
