@@ -106,6 +106,8 @@ def _sorted(paths: set[str]) -> list[str]:
 
 def as_python(value: Any) -> str:
     """A value of a config as one writes it in Python."""
+    if isinstance(value, str):
+        return f'"{value}"'
     if not is_class(value):
         return repr(value)
     name, arguments = value["class_path"].rpartition(".")[2], _keywords(value.get("init_args", {}))
