@@ -26,8 +26,9 @@ PROTOCOLS, METHODS = (
     for part in ("protocols", "methods")
 )
 CIFAR = [f"cifar10_{method}.yaml" for method in METHODS]
+ALONE = ("quickstart.yaml", "smoke.yaml", "cifar10_best.yaml")  # no pairs
 FILES = [
-    *("quickstart.yaml", "smoke.yaml", *CIFAR),
+    *(*ALONE, *CIFAR),
     *(f"digits/{method}.yaml" for method in METHODS),
     *(f"{each}_fedgkd.yaml" for each in PROTOCOLS if each not in ("cifar10", "digits")),
 ]
@@ -68,8 +69,7 @@ def test_lightnings_loggers(
 
 def test_the_configs_of_the_readme_are_there() -> None:
     assert {
-        "quickstart.yaml",
-        "smoke.yaml",
+        *ALONE,
         "cifar10_fedgkd.yaml",
         "cifar10_fedavg.yaml",
         "cifar100_fedgkd.yaml",
@@ -133,7 +133,7 @@ def test_two_rounds(
     folder = tmp_path / "runs" / "x" / "version_0"
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["rounds"] == 2 and summary["final_test_acc"] is not None
-    if name not in ("quickstart.yaml", "smoke.yaml"):
+    if name not in ALONE:
         (method,) = methods
         config = yaml.safe_load((CONFIGS / "methods" / f"{method}.yaml").read_text())
         assert summary["method"] == config["model"]["class_path"]
