@@ -45,8 +45,9 @@ class SafeCheckpointIO(CheckpointIO):
         """
         kept = {key: value for key, value in checkpoint.items() if key not in _NEVER_READ}
         path = Path(path)
-        ours = kept.get("fedgkd_pl", {}).values()
-        stores = [value for value in ours if isinstance(value, StateStore) and len(value)]
+        ours = kept.get("fedgkd_pl")
+        values = ours.values() if isinstance(ours, dict) else ()  # a stranger's may be anything
+        stores = [value for value in values if isinstance(value, StateStore) and len(value)]
         try:
             for store in stores:
                 store.save(path.parent / FOLDER)
