@@ -101,6 +101,8 @@ class FedWeIT(FedAvg):
         self.adaptive = adaptive
         self.local = local
         self.keep_optimizer = keep_optimizer
+        # of what is not decomposed or not a client's own, models are averaged as in FedAvg
+        self.shares_models = not (adaptive and local)
         self.decomposed = decomposed(net)
         self.knowledge: dict[int, State] = {}  # the A of the last task, by client
         self.informed: dict[int, int] = {}  # at which place a client has last been told of it

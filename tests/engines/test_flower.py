@@ -72,7 +72,7 @@ def test_the_same_bits_as_the_local_engine(method: str, precision: str, runs: Ru
     assert all(state.keys() == {records.SINCE} for state in saved.values())
 
 
-@pytest.mark.parametrize("method", ["FedMD", "FedDistill"])
+@pytest.mark.parametrize("method", ["FedMD", "FedDistill", "FedWeIT"])
 def test_clients_that_keep_their_models_send_none(method: str, runs: Runs) -> None:
     """What travels and what clients report is that of the local engine; no model leaves a node."""
     here = runs.local(method)
@@ -96,8 +96,9 @@ def test_clients_that_keep_their_models_send_none(method: str, runs: Runs) -> No
     kept = [name for context in grid.contexts.values() for name in context.state]
     assert len({name.partition("-round")[0] for name in kept}) == 5  # a net of every client
     both = [read_checkpoint(f / "checkpoints/last.ckpt")["fedgkd_pl"] for f in (here, there)]
-    if method == "FedMD":
-        assert same(*(saved["consensus"] for saved in both))
+    kept_by_server = {"FedMD": "consensus", "FedWeIT": "base"}
+    if method in kept_by_server:
+        assert same(*(saved[kept_by_server[method]] for saved in both))
     else:
         for client, report in both[0]["reports"].items():
             assert same(report, both[1]["reports"][client])
