@@ -173,7 +173,7 @@ def test_objects_of_a_config_in_python() -> None:
     assert [as_python(value) for value in (None, 1e-5, "a", True)] == [
         "None",
         "1e-05",
-        "'a'",
+        '"a"',
         "True",
     ]
 
