@@ -5,7 +5,6 @@ from pathlib import Path
 
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.heterogeneity import effective_classes
-from fedgkd_pl.data.published import export
 from fedgkd_pl.errors import require
 from fedgkd_pl.plots.partition import SHOWN, bubble_chart
 
@@ -73,6 +72,5 @@ def show_partition(data: FederatedDataModule, folder: Path, exported: Path | Non
         chart.savefig(target.with_suffix(suffix), dpi=150)
     console.print(f"wrote {target}.json, .png and .svg", highlight=False)
     if exported is not None:
-        clients = data.client_data
-        export(clients.index, clients.examples.labels.numpy(), exported)
+        data.export_partition(exported)
         console.print(f"wrote {exported}: data.partition FromFile reads it", highlight=False)

@@ -13,7 +13,7 @@ A method may change what was drawn: :meth:`FederatedServer.choose_clients`.
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -200,3 +200,16 @@ class CohortSampler:
         who = type(self.cohorts).__name__ if self.choose is None else "the method"
         require(fits, "cohorts", f"{who} must name clients that can be drawn, each once", drawn)
         return drawn
+
+
+class CohortLoader:
+    """An epoch of the server's Trainer: one batch, which is one cohort."""
+
+    def __init__(self, sampler: CohortSampler) -> None:
+        self.sampler = sampler  # Lightning looks for this name, to call set_epoch
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[list[int]]:
+        yield self.sampler.cohort()

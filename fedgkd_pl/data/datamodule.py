@@ -1,24 +1,24 @@
 """The base of all federated datasets."""
 
-import logging
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
 import torch
-from fedgkd_pl.data.cohorts import Cohorts, CohortSampler, Population, UniformCohorts
+from fedgkd_pl.data.cohorts import CohortLoader, Cohorts, CohortSampler, Population, UniformCohorts
 from fedgkd_pl.data.examples import Batches, ClientData, Examples, Splits, digest
 from fedgkd_pl.data.heterogeneity import heterogeneity
-from fedgkd_pl.data.index import stratified
+from fedgkd_pl.data.index import ClientIndex, Indices, stratified
 from fedgkd_pl.data.own import OwnSplits, keep_own, own_of_owners
 from fedgkd_pl.data.partition import IID, Partition
 from fedgkd_pl.data.public import PublicData
+from fedgkd_pl.data.published import export
 from fedgkd_pl.data.raw import Reading
 from fedgkd_pl.data.tasks import ClassTasks
-from fedgkd_pl.data.validation import check_splits
+from fedgkd_pl.data.validation import check_splits, warn_of_missing
 from fedgkd_pl.errors import require
 from fedgkd_pl.seeds import default_seed, derive
 from fedgkd_pl.storage.checkpoint_io import load_newest
@@ -26,21 +26,6 @@ from fedgkd_pl.storage.html import bubbles, facts
 from fedgkd_pl.storage.recorded import Recorded
 from lightning.pytorch import LightningDataModule
 from torch import Tensor, nn
-
-log = logging.getLogger("fedgkd_pl")
-
-
-class CohortLoader:
-    """An epoch of the server's Trainer: one batch, which is one cohort."""
-
-    def __init__(self, sampler: CohortSampler) -> None:
-        self.sampler = sampler  # Lightning looks for this name, to call set_epoch
-
-    def __len__(self) -> int:
-        return 1
-
-    def __iter__(self) -> Iterator[list[int]]:
-        yield self.sampler.cohort()
 
 
 class FederatedDataModule(LightningDataModule, Recorded):
@@ -154,27 +139,34 @@ class FederatedDataModule(LightningDataModule, Recorded):
         check_splits(splits, getattr(self, "num_classes", None), self.class_names)
         owned, self.test = splits.train, splits.test
         self._everything = splits.train
-        keys = splits.keys
+        keys, rows = splits.keys, torch.arange(len(owned))
         if splits.val is None:
             kept, held = self._hold_out(owned, keys)
             owned, self.val = owned.view(kept), owned.view(held)
-            keys = None if keys is None else keys[kept]
+            held_rows = rows[held]
+            keys, rows = None if keys is None else keys[kept], rows[kept]
         else:
+            held_rows = rows[:0]
             self.val = splits.val
-        missing = set(owned.labels.tolist()) - set(self.val.labels.tolist())
-        if len(self.val) and missing:
-            log.warning("validation has no sample of classes %s, training has", sorted(missing))
+            reason = f"{self.name} has its own validation set: the file must name none"
+            require(self.partition.validation is None, "partition", reason)
+        for split, examples in ("validation", self.val), ("test", self.test):
+            warn_of_missing(split, examples, owned, self.class_names)
         if self.public_source is not None:
             rng = np.random.default_rng(derive(self.partition_seed, "public"))
             kept, self.public = self.public_source.take(owned, self.num_classes, rng)
             owned = owned if len(kept) == len(owned) else owned.view(kept)
-            keys = None if keys is None else keys[kept]
+            keys, rows = None if keys is None else keys[kept], rows[kept]
         rng = np.random.default_rng(derive(self.partition_seed, "partition"))
         by_label = owned.targets.ndim == 1 and bool(self.num_classes)
         reason = f"cuts by class, which {self.name} does not have: IID, QuantitySkew or ByKey"
         name = type(self.partition).__name__
         require(by_label or not self.partition.by_label, "partition", reason, name)
-        index = self.partition(owned.labels.numpy(), self.num_clients, rng, keys)
+        taken = {"clients": rows.numpy(), "validation": held_rows.numpy()}
+        everybody = np.arange(len(splits.train))
+        public = np.setdiff1d(everybody, np.concatenate(list(taken.values())))
+        self.rows = taken | {"public": public}  # whose are which rows of all training data
+        index = self._cut(owned, taken["clients"], rng, keys)
         if keys is not None and splits.test_keys is not None and self.partition.by_owner:
             self.client_splits = own_of_owners(self.test, splits.test_keys, keys, index)
         owned, index, kept = keep_own(owned, index, self.client_fractions, self.partition_seed)
@@ -195,8 +187,26 @@ class FederatedDataModule(LightningDataModule, Recorded):
             sequences.check_clients(index, owned.labels.numpy(), self.eligible)
         self.clients = ClientData(owned, index, self.batch_size, self.seed, sequences)
 
+    def _cut(
+        self, owned: Examples, rows: Indices, rng: np.random.Generator, keys: Any
+    ) -> ClientIndex:
+        """Who owns which of the samples that are left to the clients, ``rows`` of all."""
+        if not self.partition.of_all:
+            return self.partition(owned.labels.numpy(), self.num_clients, rng, keys)
+        labels = self._everything.labels.numpy()
+        index = self.partition(labels, self.num_clients, rng, keys).among(rows)
+        reason = "has a public part that data.public does not draw here: partition_seed differs?"
+        require(len(index.samples) == len(rows), "partition", reason, self.partition)
+        return index
+
     def _hold_out(self, owned: Examples, keys: Any) -> tuple[Any, Any]:
         """The clients' part and the server's, as slices or row numbers."""
+        if (rows := self.partition.validation) is not None:
+            reason = f"the validation part must be some of {len(owned)} training samples"
+            fits = len(rows) < len(owned) and bool(((rows >= 0) & (rows < len(owned))).all())
+            require(fits, "partition", reason, self.partition)
+            rest = np.setdiff1d(np.arange(len(owned)), rows)
+            return torch.from_numpy(rest), torch.from_numpy(rows)
         held = round(self.val_fraction * len(owned))
         if self.val_split == "last" or not held:
             return slice(len(owned) - held), slice(len(owned) - held, None)
@@ -241,6 +251,13 @@ class FederatedDataModule(LightningDataModule, Recorded):
         """What the clients share, with the validation part if that was taken from it."""
         self.client_data  # noqa: B018  (loads it)
         return self._everything
+
+    def export_partition(self, path: str | Path) -> None:
+        """Writes who owns which sample to a .json or .npz file, for :class:`FromFile`."""
+        index = self.client_data.index
+        owned, others = self.rows["clients"], {k: v for k, v in self.rows.items() if k != "clients"}
+        parts = ClientIndex([owned[part] for part in index])
+        export(parts, self._everything.labels.numpy(), Path(path), others)
 
     def fingerprint(self) -> str:
         """The SHA-256 of all samples, labels and of who owns which, the same on every machine.

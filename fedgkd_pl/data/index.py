@@ -37,6 +37,13 @@ class ClientIndex(Sequence[Indices]):
         """The number of samples of every client."""
         return np.diff(self.offsets)
 
+    def among(self, rows: Indices) -> "ClientIndex":
+        """The same owners of some samples alone, which count from 0 in the order of ``rows``."""
+        place = np.full(max(self.samples.max(initial=0), rows.max(initial=0)) + 1, -1)
+        place[rows] = np.arange(len(rows))
+        parts = [place[part] for part in self]
+        return ClientIndex([part[part >= 0] for part in parts])
+
     def label_counts(self, labels: Labels, num_classes: int) -> list[list[int]]:
         """How many samples of each class every client holds; ``labels`` has one per sample."""
         owners = np.repeat(np.arange(len(self)), self.sizes)

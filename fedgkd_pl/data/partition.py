@@ -23,6 +23,10 @@ class Partition(Recorded, ABC):
     by_owner = False  # whether ``split`` is given the samples' owners instead of their labels
     by_label = False  # whether it can only cut data that has a class for every sample
     ordered = False  # whether the order within a client is part of the partition
+    # whether it numbers all training samples, whoever holds them: those of the server's validation
+    # part and of held-out public data are then taken from the clients that it gives them to
+    of_all = False
+    validation: Indices | None = None  # of ``of_all``: the server's part, where it says which
 
     def __call__(
         self, labels: Labels, num_clients: int, generator: Generator, keys: Labels | None = None
@@ -38,7 +42,8 @@ class Partition(Recorded, ABC):
         require(num_clients <= len(labels), "num_clients", reason, num_clients)
         if self.by_owner:
             if keys is None:
-                raise SettingError("partition", "this dataset names no owners to cut by")
+                hint = "one folder per client does: ClientFiles (docs/data.md)"
+                raise SettingError("partition", f"this dataset names no owners to cut by; {hint}")
             labels = keys
         parts = list(self.split(labels, num_clients, generator))
         return ClientIndex(parts if self.ordered else [generator.permutation(p) for p in parts])

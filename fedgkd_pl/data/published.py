@@ -4,7 +4,7 @@ import hashlib
 import io
 import json
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from numpy.random import Generator, RandomState
 
 LARGEST_FILE = 1000 * MB
 GROUP = 10  # clients that share a draw
+OTHERS = ("validation", "public")  # whose samples no client of a file owns
 
 
 class AuthorsDirichlet(Partition):
@@ -102,23 +103,29 @@ class FromFile(Partition):
 
     Args:
         path: ``.json``: a list of clients, each a list of sample numbers, or a mapping with that
-            list as ``clients``; or ``.npz`` with ``samples`` and ``offsets``. Sample numbers count
-            the training data without the validation part, from 0; each must occur once.
+            list as ``clients`` and perhaps the server's samples as ``validation``; or ``.npz`` with
+            ``samples``, ``offsets`` and perhaps ``validation``. Sample numbers count the whole
+            training data from 0; each must occur once. Where the file names no validation part, it
+            is drawn as always, and clients do not have those samples.
     """
 
     ordered = True
+    of_all = True
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._parts, self._labels = _read(Path(path))
+        self._parts, self._others, self._labels = _read(Path(path))
+        self.validation = self._others.get("validation")
 
     def split(self, labels: Labels, num_clients: int, generator: Generator) -> Iterator[Indices]:
         """See :meth:`Partition.split`; nothing is drawn."""
         count = len(self._parts)
         require(count == num_clients, "num_clients", f"{self.path} has {count}", num_clients)
-        samples = np.concatenate(self._parts) if count else np.zeros(0, dtype=np.int64)
+        others = self._others.values()
+        samples = np.concatenate([*self._parts, *others, np.zeros(0, dtype=np.int64)])
         times = np.bincount(samples[(samples >= 0) & (samples < len(labels))], minlength=1)
-        reason = f"{self.path} must name each of {len(labels)} training samples once"
+        reason = f"{self.path} must name each of {len(labels)} training samples once (those of "
+        reason += "the validation part too, with a client or as validation)"
         fits = len(samples) == len(labels) == len(times) and bool((times == 1).all())
         require(fits, "partition", reason, f"{len(samples)} numbers")
         reason = f"{self.path} was made for other data: the labels differ"
@@ -126,20 +133,28 @@ class FromFile(Partition):
         yield from self._parts
 
 
-def export(index: ClientIndex, labels: Labels, path: Path) -> None:
-    """Writes who owns which sample, and the labels' SHA-256, to a .json or .npz for FromFile."""
+def export(
+    index: ClientIndex, labels: Labels, path: Path, others: Mapping[str, Indices] | None = None
+) -> None:
+    """Writes who owns which sample, and the labels' SHA-256, to a .json or .npz for FromFile.
+
+    Args:
+        labels: of all training samples, which the index counts.
+        others: samples that no client owns: ``validation``, ``public``.
+    """
     from fedgkd_pl.storage.files import commit
 
     made_for = labels_digest(labels)
+    rest = {name: rows for name, rows in (others or {}).items() if len(rows)}
     if path.suffix == ".npz":
         buffer = io.BytesIO()
-        np.savez_compressed(
-            buffer, samples=index.samples, offsets=index.offsets, labels_sha256=np.array(made_for)
-        )
+        arrays: dict[str, Any] = {"samples": index.samples, "offsets": index.offsets, **rest}
+        np.savez_compressed(buffer, **arrays, labels_sha256=np.array(made_for))
         commit(path, [buffer.getvalue()])
     else:
-        parts = [part.tolist() for part in index]
-        commit(path, [json.dumps({"labels_sha256": made_for, "clients": parts}).encode()])
+        content = {"labels_sha256": made_for, "clients": [part.tolist() for part in index]}
+        content |= {name: rows.tolist() for name, rows in rest.items()}
+        commit(path, [json.dumps(content).encode()])
 
 
 def labels_digest(labels: Labels) -> str:
@@ -156,25 +171,33 @@ def read_bounded(path: Path) -> bytes:
         raise SettingError("path", str(error.strerror), str(path)) from error
 
 
-def _read(path: Path) -> tuple[Sequence[Indices], str]:
+def _read(path: Path) -> tuple[Sequence[Indices], dict[str, Indices], str]:
+    """The samples of every client, those of nobody by name, and the labels' digest."""
     content = read_bounded(path)
     try:
         if path.suffix == ".npz":
             with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
                 samples, offsets = (np.asarray(arrays[n]) for n in ("samples", "offsets"))
+                others = {name: np.asarray(arrays[name]) for name in OTHERS if name in arrays}
                 made_for = str(arrays["labels_sha256"]) if "labels_sha256" in arrays else ""
             whole = offsets.ndim == samples.ndim == 1 and len(offsets) > 1
             whole = whole and offsets[0] == 0 and offsets[-1] == len(samples)
-            if not whole or not (np.diff(offsets) >= 0).all() or samples.dtype.kind not in "iu":
+            if not whole or not (np.diff(offsets) >= 0).all():
                 raise ValueError("offsets do not cut samples")
-            return np.split(samples.astype(np.int64), offsets[1:-1]), made_for
+            if any(a.dtype.kind not in "iu" or a.ndim != 1 for a in (samples, *others.values())):
+                raise ValueError("a sample is a whole number")
+            others = {name: rows.astype(np.int64) for name, rows in others.items()}
+            return np.split(samples.astype(np.int64), offsets[1:-1]), others, made_for
         parsed = json.loads(content)
-        made_for, parts = "", parsed
-        if isinstance(parsed, dict):
-            made_for, parts = parsed.get("labels_sha256", ""), parsed["clients"]
-        if not all(type(sample) is int for part in parts for sample in part):
+        if not isinstance(parsed, dict):
+            parsed = {"clients": parsed}
+        parts = parsed["clients"]
+        named = {name: parsed[name] for name in OTHERS if name in parsed}
+        if not all(type(sample) is int for part in (*parts, *named.values()) for sample in part):
             raise ValueError("a sample is a whole number")
-        return [np.array(part, dtype=np.int64) for part in parts], made_for
+        others = {name: np.array(rows, dtype=np.int64) for name, rows in named.items()}
+        made_for = str(parsed.get("labels_sha256", ""))
+        return [np.array(part, dtype=np.int64) for part in parts], others, made_for
     except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
         raise SettingError("path", f"not a partition: {str(error)[:80]}", str(path)) from error
     except (zipfile.BadZipFile, OSError, EOFError) as error:

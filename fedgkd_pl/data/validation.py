@@ -1,12 +1,16 @@
 """Checks of what any ``load()`` gives, so that bad data stops a run before it starts."""
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from fedgkd_pl.data.examples import PIECE, Examples, Splits
 from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.storage.reading import printable
 from torch import Tensor
+
+log = logging.getLogger("fedgkd_pl")
 
 
 def check_splits(splits: Splits, num_classes: int | None, class_names: Sequence[str] = ()) -> None:
@@ -34,6 +38,14 @@ def check_splits(splits: Splits, num_classes: int | None, class_names: Sequence[
         fits = np.issubdtype(keys.dtype, np.integer) and len(keys) == len(splits.train)
         reason = "keys must be integers, the owner of every train sample: correct them in load()"
         require(fits, "data", reason)
+
+
+def warn_of_missing(split: str, held: Examples, train: Examples, names: Sequence[str]) -> None:
+    """Says which classes a split lacks that are trained: its accuracy says nothing of them."""
+    missing = sorted(set(train.labels.tolist()) - set(held.labels.tolist()))
+    if len(held) and missing:
+        shown = printable(", ".join(names[label] if names else str(label) for label in missing))
+        log.warning("%s has no sample of classes [%s], training has", split, shown)
 
 
 def _check(split: str, examples: Examples, num_classes: int) -> None:

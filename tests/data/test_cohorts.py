@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from fedgkd_pl import (
     CIFAR10,
     IID,
@@ -18,11 +19,16 @@ from fedgkd_pl import (
     CohortsFromFile,
     CyclicCohorts,
     Dirichlet,
+    Examples,
     FedAvg,
+    FederatedDataModule,
     FromFile,
+    HeldOut,
+    Splits,
     UniformCohorts,
     WeightedCohorts,
 )
+from fedgkd_pl.cli.partition import show_partition
 from fedgkd_pl.data.cohorts import CohortSampler, Population
 from fedgkd_pl.data.published import export
 from fedgkd_pl.errors import SettingError
@@ -229,6 +235,73 @@ def test_a_wrong_partition_file_is_refused(tmp_path: Path) -> None:
     file.unlink()
     with pytest.raises(SettingError, match="no such file"):
         cut()
+
+
+class Photos(FederatedDataModule):
+    """Forty samples in the order of their classes, as a folder of images has them."""
+
+    name, num_classes = "photos", 4
+
+    def load(self) -> Splits:
+        labels = torch.arange(40) // 10
+        inputs = torch.arange(40.0).reshape(40, 1)  # a sample is its number
+        return Splits(*(Examples(inputs[:n], labels[:n], lambda x, _: x) for n in (40, 4)))
+
+
+def samples_of(data: FederatedDataModule, client: int) -> list[int]:
+    return numbers(data.client_data.owned(client))
+
+
+def numbers(examples: Examples) -> list[int]:
+    return [int(value) for value in examples[:].inputs.flatten()]
+
+
+def owned_by_file(file: Path, seed: int, **kwargs: Any) -> Photos:
+    data = Photos(num_clients=2, partition=FromFile(str(file)), seed=seed, **kwargs)
+    data.setup()
+    return data
+
+
+def test_a_file_means_the_same_samples_under_every_seed(tmp_path: Path) -> None:
+    """The validation part is drawn by the seed, from every class alike."""
+    file = tmp_path / "split.json"
+    even, odd = list(range(0, 40, 2)), list(range(1, 40, 2))
+    file.write_text(json.dumps([even, odd]))
+    held = []
+    for seed in (0, 1):
+        data = owned_by_file(file, seed)
+        held.append(set(numbers(data.val)))
+        assert len(held[-1]) == 4
+        assert samples_of(data, 0) == [each for each in even if each not in held[-1]]
+        assert samples_of(data, 1) == [each for each in odd if each not in held[-1]]
+    assert held[0] != held[1]
+    file.write_text(json.dumps({"clients": [even[1:], odd[2:]], "validation": [0, 1, 3]}))
+    for seed in (0, 1):
+        data = owned_by_file(file, seed)
+        assert numbers(data.val) == [0, 1, 3]
+        assert (samples_of(data, 0), samples_of(data, 1)) == (even[1:], odd[2:])
+    for bad in ([even[1:], odd], {"clients": [even, odd], "validation": [0]}):
+        file.write_text(json.dumps(bad))
+        with pytest.raises(SettingError, match="each of 40 training samples once"):
+            owned_by_file(file, 0)
+    file.write_text(json.dumps({"clients": [even[1:], odd], "validation": [40]}))
+    with pytest.raises(SettingError, match="must be some of 40"):
+        owned_by_file(file, 0)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".npz"])
+def test_an_export_has_the_validation_and_the_public_part(tmp_path: Path, suffix: str) -> None:
+    file = tmp_path / f"split{suffix}"
+    drawn = Photos(num_clients=2, partition=Dirichlet(1.0), seed=3, public=HeldOut(0.25))
+    show_partition(drawn, tmp_path, file)
+    again = owned_by_file(file, 3, public=HeldOut(0.25))
+    assert drawn.fingerprint() == again.fingerprint()
+    other = owned_by_file(file, 4, partition_seed=3, public=HeldOut(0.25))
+    assert samples_of(other, 0) == samples_of(drawn, 0)
+    with pytest.raises(SettingError, match="partition_seed differs"):
+        owned_by_file(file, 4, public=HeldOut(0.25))
+    with pytest.raises(SettingError, match="public part"):
+        owned_by_file(file, 3)
 
 
 def test_cohorts_from_the_command_line(run: Any) -> None:

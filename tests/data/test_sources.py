@@ -45,6 +45,35 @@ def train(data: OwnData, features: int, classes: int) -> None:
     assert model.report["client/failed"] == 0 and 0 <= model.report["test/acc"] <= 1
 
 
+# -- splits ------------------------------------------------------------------------------------
+
+
+def test_a_class_without_test_samples_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    x, y = points()
+    settings: dict[str, Any] = {"num_clients": 2, "class_names": ["cat", "dog", "hen"]}
+    with caplog.at_level(logging.WARNING, "fedgkd_pl"):
+        FederatedData.from_arrays(x, y, **settings).setup()  # a fifth of each class
+        assert not caplog.records
+        told = {"test_inputs": x[:30], "test_targets": y[:30]}  # all cats and half of the dogs
+        FederatedData.from_arrays(x, y, **told, **settings).setup()
+        assert caplog.messages == ["test has no sample of classes [hen], training has"]
+        caplog.clear()
+        del settings["class_names"]
+        told = {"test_inputs": x[20:40], "test_targets": y[20:40]}
+        FederatedData.from_arrays(x, y, **told, **settings).setup()
+        assert caplog.messages == ["test has no sample of classes [0, 2], training has"]
+
+
+def test_metrics_name_a_class_by_its_number() -> None:
+    """As docs/data.md says: names may be anything, and tags may not."""
+    x, y = points()
+    data = FederatedData.from_arrays(x, y, num_clients=2, class_names=["cat", "a/b", "hen"])
+    model = FedAvg(linear(2, 3), engine=LocalEngine(workers=1))
+    fit(model, data, 1)
+    tags = {name for name in model.report if name.startswith("test/class_acc/")}
+    assert tags == {f"test/class_acc/{number}" for number in range(3)}
+
+
 # -- arrays ------------------------------------------------------------------------------------
 
 
