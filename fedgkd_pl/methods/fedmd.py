@@ -135,12 +135,8 @@ class FedMD(FedAvg):
         for net in self.kinds:
             text = "FedMD's digest_decay is of a Linear layer, and there is none: set it to 0"
             require(not self.digest_decay or last_layer(net) is not None, "nets", text)
-            empty_state(self._private, net)
+            empty_state(self.optimizer, net.parameters())
         super().check(data)
-
-    def _private(self, parameters: Any) -> Optimizer:
-        assert self.optimizer is not None  # which only modules do without
-        return self.optimizer(parameters)
 
     def broadcast(self) -> Message:
         """z̄, and no model."""
@@ -186,8 +182,8 @@ class FedMD(FedAvg):
         adam = partial(server_adam, lr=self.distil_lr)
         parts = {
             OWN: self.client_model(number),
-            PRIVATE: like(empty_state(self._private, net)),
-            DIGEST: like(empty_state(adam, net)),
+            PRIVATE: like(empty_state(self.optimizer, net.parameters())),
+            DIGEST: like(empty_state(adam, net.parameters())),
         }
         return {
             prefix + name: spec for prefix, part in parts.items() for name, spec in part.items()
@@ -304,12 +300,14 @@ class FedMDClient(FedAvgClient):
         update.extra = {"logits": logits.cpu().to(report_type(self.net))}
         if self.distance is not None:
             update.metrics["digest"] = self.distance
-        assert self.private is not None and self.optimizer is not None
-        unmoved = empty_state(partial(server_adam, lr=self.distil_lr), self.net)
+        assert self.private is not None
+        own = empty_state(self.optimizer, self.net.parameters())
+        adam = partial(server_adam, lr=self.distil_lr)
+        unmoved = empty_state(adam, self.net.parameters())
         digest = self._kept(DIGEST) or unmoved
         parts = {
             OWN: update.weights,
-            PRIVATE: state_of(self.private, empty_state(self.optimizer, self.net)),
+            PRIVATE: state_of(self.private, own),
             DIGEST: digest if self.adam is None else state_of(self.adam, unmoved),
         }
         update.state = {prefix + n: t for prefix, part in parts.items() for n, t in part.items()}

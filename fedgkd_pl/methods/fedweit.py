@@ -27,9 +27,9 @@ from typing import Any
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.errors import require
-from fedgkd_pl.federation.answers import Spec, Specs
+from fedgkd_pl.federation.answers import Spec, Specs, like
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
-from fedgkd_pl.federation.moments import moments_of
+from fedgkd_pl.federation.optimizer_state import empty_state
 from fedgkd_pl.methods.fedavg import FedAvg, Weighting
 from fedgkd_pl.methods.fedweit_client import ADAPTIVE, BASE, MASK, FedWeITClient
 from fedgkd_pl.methods.fedweit_memory import (
@@ -126,7 +126,7 @@ class FedWeIT(FedAvg):
         text = "FedWeIT decomposes the weights of Linear and Conv2d before the last layer: has none"
         require(len(self.decomposed) > 0, "net", text)
         if self.keep_optimizer:
-            moments_of(self.optimizer)
+            empty_state(self.optimizer, self.net.parameters())
 
     # -- a round -------------------------------------------------------------------------------
 
@@ -196,7 +196,9 @@ class FedWeIT(FedAvg):
         place, clients, specs = self._place(), self.datamodule.num_clients, self._kinds()
         groups = {group: specs[kind] for group, kind in groups_of(place, clients).items()}
         if self.keep_optimizer:
-            groups["moments"] = moments_of(self.optimizer).specs(self._trained(specs, place))
+            trained = self._trained(specs, place).items()
+            weights = {n: nn.Parameter(torch.zeros(s.shape, dtype=s.dtype)) for n, s in trained}
+            groups["moments"] = like(empty_state(self.optimizer, weights))
         state = {
             f"{g}{BETWEEN}{n}": spec for g, named in groups.items() for n, spec in named.items()
         }
@@ -311,7 +313,7 @@ class FedWeIT(FedAvg):
             sparsity=self.sparsity,
             adaptive=self.adaptive,
             local=self.local,
-            moments=moments_of(self.optimizer) if self.keep_optimizer else None,
+            keep_optimizer=self.keep_optimizer,
         )
 
 

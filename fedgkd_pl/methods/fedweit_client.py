@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from fedgkd_pl.federation.client import Objective, Parts
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
-from fedgkd_pl.federation.moments import KeptMoments
+from fedgkd_pl.federation.optimizer_state import empty_state, load_state, state_of
+from fedgkd_pl.federation.steps import first_optimizer
 from fedgkd_pl.methods.fedavg import FedAvgClient
 from fedgkd_pl.methods.fedweit_memory import (
     BETWEEN,
@@ -33,7 +34,7 @@ class FedWeITClient(FedAvgClient):
     sparsity: float | None
     adaptive: bool
     local: bool
-    moments: KeptMoments | None
+    keep_optimizer: bool
     memory: Memory
 
     def __init__(self, net: nn.Module, *args: Any, **settings: Any) -> None:
@@ -117,15 +118,18 @@ class FedWeITClient(FedAvgClient):
     def configure_optimizers(self) -> Any:
         """A new optimizer, which in a task goes on from where that of the last round stopped."""
         configured = super().configure_optimizers()
-        if self.moments is not None and hasattr(self, "memory"):
-            self.moments.load(configured, self.named(), self.memory.groups.get("moments", {}))
+        if self.keep_optimizer and hasattr(self, "memory"):
+            kept = self.memory.groups.get("moments", {})
+            load_state(first_optimizer(configured), kept, self.named())
         return configured
 
     def on_train_end(self) -> None:
         """Keeps the optimizer's state, which Lightning drops after this hook."""
-        if self.moments is not None:
-            optimizer = self.optimizers(use_pl_optimizer=False)
-            self.memory.groups["moments"] = self.moments.read(optimizer, self.named())
+        if self.keep_optimizer:
+            optimizer = first_optimizer(self.optimizers(use_pl_optimizer=False))
+            all_moved = {name: nn.Parameter(w.detach()) for name, w in self.named().items()}
+            unmoved = empty_state(self.optimizer, all_moved)
+            self.memory.groups["moments"] = state_of(optimizer, unmoved, self.named())
 
     def theta(self) -> dict[str, Tensor]:
         """θ_t."""
@@ -192,7 +196,7 @@ class FedWeITClient(FedAvgClient):
                 memory.groups[group] |= {name: parameter.detach().cpu().clone()}
             update.extra = self._sent(base, memory.groups[f"mask {place}"])
             update.weights = update.weights | memory.effective(place, base, self.lam1)
-        if self.adaptive or self.local or self.moments is not None:
+        if self.adaptive or self.local or self.keep_optimizer:
             update.state = memory.state()
         return update
 
