@@ -4,7 +4,8 @@ A communication round is one training step of the server's Trainer; a client's l
 one ``fit`` of a second Trainer that all clients reuse.
 
 Names are imported on first use, so that ``import fedgkd_pl`` and ``fedgkd-pl --help`` stay fast:
-those of ``__init__.pyi``, and every method that has a file in ``fedgkd_pl/methods``.
+those of ``__init__.pyi``, and every method that has a file in ``fedgkd_pl/methods``, with
+its client half (``FedProxClient``).
 """
 
 from importlib import import_module
@@ -22,9 +23,8 @@ __all__ = sorted({"__version__", *_listed, *discover()})
 
 
 def __getattr__(name: str) -> Any:
-    if name in discover():
-        return getattr(import_module(discover()[name].module), name)
-    return _import_listed(name)
+    method = discover().get(name) or discover().get(name.removesuffix("Client"))
+    return getattr(import_module(method.module), name) if method else _import_listed(name)
 
 
 def __dir__() -> list[str]:

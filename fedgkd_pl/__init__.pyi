@@ -102,6 +102,7 @@ from .methods.feddyn import FedDyn as FedDyn
 from .methods.fedexp import FedExP as FedExP
 from .methods.fedgen import FedGen as FedGen
 from .methods.fedgkd import FedGKD as FedGKD
+from .methods.fedgkd import FedGKDClient as FedGKDClient
 from .methods.fedgkd_plus import FedGKDPlus as FedGKDPlus
 from .methods.fedgkd_vote import FedGKDVote as FedGKDVote
 from .methods.fedgmt import FedGMT as FedGMT

@@ -5,7 +5,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import torch
 from fedgkd_pl.data.examples import Batch, Batches, Examples
@@ -69,6 +69,7 @@ class FederatedClient(LightningModule):
         **settings: Any,
     ) -> None:
         super().__init__()
+        self.settings = settings
         for name, value in settings.items():
             setattr(self, name, value)
         # layers that the user froze in eval mode stay so
@@ -100,6 +101,15 @@ class FederatedClient(LightningModule):
             self.__dict__[name] = value
         else:
             super().__setattr__(name, value)
+
+    @classmethod
+    def like(cls, client: "FederatedClient", **settings: Any) -> Self:
+        """This client half with all that another one was made with, and some settings more.
+
+        For a method that builds on another: ``MyClient.like(super().client(), mu=self.mu)``.
+        """
+        given = client.settings | settings
+        return cls(client.net, client.optimizer, client.scheduler, **given)
 
     @abstractmethod
     def objective(self, x: Tensor, y: Tensor, teacher_output: Tensor | None) -> Objective:

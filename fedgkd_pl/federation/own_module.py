@@ -52,6 +52,8 @@ def one_of(net: nn.Module | None, module: LightningModule | None) -> nn.Module:
     given = module if net is None else net
     text = "is what is learned: give it, or a LightningModule as module"
     require(given is not None, "net", text)
+    text = "must be an nn.Module; in a class of yours the argument needs its type, net: nn.Module"
+    require(isinstance(given, nn.Module), "net", text, type(given).__name__)
     if module is not None:
         text = "must have a training_step: what has none is a net"
         require(is_own_module(module), "module", text, type(module).__name__)
