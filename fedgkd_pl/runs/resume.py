@@ -13,6 +13,7 @@ from fedgkd_pl.storage.files import CHECKPOINTS, previous
 from torch import Tensor, nn
 
 NOT_OURS = "not a checkpoint of fedgkd_pl"
+MOST_NAMED = 5  # settings beside the first that differ
 Checkpoint = dict[str, Any]
 
 
@@ -104,10 +105,14 @@ def compare_settings(saved: dict[str, Any], settings: dict[str, Any]) -> None:
     keys = sorted(saved.keys() | settings.keys())
     changed = [key for key in keys if saved.get(key) != settings.get(key)]
     if changed:
-        key = changed[0]
-        more = f"; {', '.join(map(short, changed[1:]))} differ too" if changed[1:] else ""
-        text = f"a run is resumed with the settings it began with, here {saved.get(key)}{more}"
-        raise SettingError(short(key), text, settings.get(key))
+        key, *others = changed
+        text = f"the run began with {saved.get(key)}"
+        if not others:
+            raise SettingError(short(key), text, settings.get(key))
+        some = [short(other) for other in others[:MOST_NAMED]]
+        some += [f"{len(others) - MOST_NAMED} more"] if len(others) > MOST_NAMED else []
+        more = f"{', '.join(some)} {'differ' if others[1:] else 'differs'}, too"
+        raise SettingError(short(key), f"{text} (got {settings.get(key)}); {more}")
 
 
 def check_net(checkpoint: Checkpoint, model: nn.Module) -> None:

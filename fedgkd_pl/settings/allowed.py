@@ -39,7 +39,8 @@ PACKAGES = (
     "torchmetrics",
     "Lightning's callbacks, loggers and profilers",
 )
-WHY = f"a config may name classes of {', '.join(PACKAGES)}; your own come in with --import"
+ALLOWED = f"a config may name classes of {', '.join(PACKAGES)}"
+ALONE = "alone, a config may name classes of fedgkd_pl, torch and Lightning (docs/config.md)"
 _NOT_LIGHTNINGS = ("LitLogger",)  # sends a run to Lightning's cloud
 # Metrics of these packages load pretrained nets from files or the network.
 _METRICS = ("aggregation", "classification", "regression", "retrieval", "wrappers")
@@ -61,7 +62,7 @@ def check_names(settings: Any, modules: Collection[str], key: str = "") -> None:
     if isinstance(values, dict):
         path = values.get("class_path")
         if isinstance(path, str) and not (path in _exact() or _is_users(path, modules)):
-            raise SettingError(key, WHY, path)
+            raise SettingError(key, why_not(path), path)
         for name, value in values.items():
             check_names(value, modules, f"{key}.{name}" if key else str(name))
     elif isinstance(values, list | tuple):
@@ -71,7 +72,7 @@ def check_names(settings: Any, modules: Collection[str], key: str = "") -> None:
         path = f"{values.__module__}.{values.__qualname__}"
         part = "." in values.__qualname__ and "<" not in values.__qualname__  # no <lambda> of ours
         if part and not _is_users(path, modules):
-            raise SettingError(key, WHY, path)
+            raise SettingError(key, why_not(path), path)
 
 
 def is_slip(path: str) -> bool:
@@ -81,6 +82,19 @@ def is_slip(path: str) -> bool:
     return near and not hasattr(sys.modules.get(module), name)
 
 
+def why_not(path: str) -> str:
+    """Why a config may not name this: what to do first, where that is known."""
+    top, dot, _ = path.partition(".")
+    if dot and not is_known(path) and top not in sys.stdlib_module_names:
+        return f"add --import {top} if it is yours; {ALONE}"
+    return f"{ALLOWED}; your own come in with --import"
+
+
+def is_known(path: str) -> bool:
+    """Whether a dotted name begins with a package of which something is allowed."""
+    return path.partition(".")[0] in _tops()
+
+
 def _is_users(path: str, modules: Collection[str]) -> bool:
     return any(path.startswith(f"{module}.") for module in modules)
 
@@ -88,6 +102,11 @@ def _is_users(path: str, modules: Collection[str]) -> bool:
 @cache
 def _exact() -> frozenset[str]:
     return frozenset(path for thing in _things() for path in _paths(thing))
+
+
+@cache
+def _tops() -> frozenset[str]:
+    return frozenset(path.partition(".")[0] for path in _exact())
 
 
 def _things() -> Iterator[Any]:

@@ -16,6 +16,7 @@ from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.methods import discover, title_of
 
 PROTOCOLS, METHODS, TUNED = "protocols", "methods", "tuned.yaml"
+NEAR = 0.75  # how alike the names of two files are, of 1, for one to be suggested for the other
 
 
 def folder() -> Path:
@@ -49,9 +50,9 @@ def methods() -> dict[str, str]:
     return {title_of(name): configs[name] for name in dict.fromkeys([*order, *configs])}
 
 
-def resolve(name: str) -> list[str]:
+def resolve(name: str, key: str = "config") -> list[str]:
     """The files of a ``--config``, in their order: a path as it is, or ours by their name."""
-    require(not os.path.isdir(name), "config", "is a folder", name)
+    require(not os.path.isdir(name), key, "is a folder", name)
     if os.path.exists(name):
         return [name]
     both = pairs()
@@ -63,9 +64,26 @@ def resolve(name: str) -> list[str]:
             return [str(file) for file in both[_underscored(plain)]]
     known = [*available(), *(f"{pair}.yaml" for pair in both)]
     known.remove(TUNED)  # no config, but additions to some
-    near = get_close_matches(name, known, n=1)
-    hint = f", did you mean {near[0]}?" if near else ""
-    raise SettingError("config", f"no such file{hint} (fedgkd-pl configs lists ours)", name)
+    near = _near(name, _beside(name)) or _near(name, known)
+    hint = f", did you mean {near}?" if near else ""
+    raise SettingError(key, f"no such file{hint} (fedgkd-pl configs lists ours)", name)
+
+
+def _beside(name: str) -> list[str]:
+    """The YAML files of the folder that a path leads to, the current one for a plain name."""
+    parent = os.path.dirname(name)
+    try:
+        names = sorted(os.listdir(parent or "."))
+    except (OSError, ValueError):  # no such folder
+        return []
+    return [os.path.join(parent, each) for each in names if each.endswith((".yaml", ".yml"))]
+
+
+def _near(name: str, files: Sequence[str]) -> str:
+    """The file whose name is nearly this one, endings aside, which all have in common."""
+    stems = {os.path.splitext(file)[0]: file for file in reversed(files)}
+    near = get_close_matches(os.path.splitext(name)[0], stems, n=1, cutoff=NEAR)
+    return stems[near[0]] if near else ""
 
 
 def expand(argv: Sequence[str]) -> list[str]:

@@ -8,18 +8,26 @@ from difflib import get_close_matches
 from typing import Any
 
 import fedgkd_pl
+from fedgkd_pl.data.partition import Partition
 from fedgkd_pl.errors import SettingError
+from fedgkd_pl.federation.client import FederatedClient
+from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.runs.settings import short
-from fedgkd_pl.settings.allowed import WHY, is_slip
+from fedgkd_pl.settings.allowed import is_known, is_slip, why_not
 from fedgkd_pl.settings.engines import SHORT
 from fedgkd_pl.settings.suggest import did_you_mean
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import nn
+from torch.optim import Optimizer
 
 GROUPS = {"trainer": Trainer, "checkpoint": ModelCheckpoint}
 HINTS = {  # where another package's error does not say what to do
     "UnsupportedModelRegistryStoreURIException": "needs the whole package: pip install mlflow",
 }
+WANTED = {"model": FederatedServer, "data": LightningDataModule}
+PARTS = {"model.net": nn.Module, "model.optimizer": Optimizer, "data.partition": Partition}
+MOST_OFFERED = 5  # classes of the user's, where none has a name like the one given
 NO_GROUP = "expected settings below it, key: value"
 NO_CLASS = "expected the name of a class"
 PLAIN = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}
@@ -54,10 +62,8 @@ def one_line(message: str) -> str:
         return f"{flag}: must be true or false (got {value})"
     key = key or "config"
     if path := _first(r"Importing '([^']+)' is not allowed", text):
-        slip = is_slip(path)
-        return (
-            f"{key}: {f'no such class{_near_class(path, key)}' if slip else WHY} (got {cut(path)})"
-        )
+        reason = f"no such class{_near_class(path, key)}" if is_slip(path) else why_not(path)
+        return f"{key}: {reason} (got {cut(path)})"
     if several := _first(r"Give the full class path to avoid ambiguity: ([\w., ]*\w)", text):
         return f"{key}: several classes have this name, give one of {several}"
     if "object has no attribute 'keys'" in text:
@@ -126,15 +132,22 @@ def setting_error(error: Exception, settings: dict[str, Any]) -> SettingError:
         line = next(iter(str(causes[-1]).splitlines()), "")
         text = f"{type(causes[-1]).__name__}: {cut(line, 400)}"
         return SettingError(_at_fault(_raised_in(causes[-1], settings), text, settings), text)
-    keys = {
-        key[: key.index(f".{cause.key}") + len(cause.key) + 1]
-        for key, value in settings.items()
-        if f".{cause.key}." in f"{key}." and (not cause.has_value or value == cause.got)
-    }
-    key = short(keys.pop()) if len(keys) == 1 else cause.key
+    key = _whole_key(cause, settings)
     if cause.has_value:
         return SettingError(key, cause.reason, cause.got)
     return SettingError(_at_fault(key, cause.reason, settings), cause.reason)
+
+
+def _whole_key(error: SettingError, settings: dict[str, Any]) -> str:
+    """The one setting of its name: that has the value at fault, or is of the class that raised."""
+    found = [
+        (short(key[: key.index(f".{error.key}") + len(error.key) + 1]), value == error.got)
+        for key, value in settings.items()
+        if f".{error.key}." in f"{key}."
+    ]
+    named, having = {key for key, _ in found}, {key for key, has_it in found if has_it}
+    within = named & {f"{_raised_in(error, settings)}.{error.key}"}
+    return next((keys.pop() for keys in (having, within, named) if len(keys) == 1), error.key)
 
 
 def cut(value: Any, length: int = 100) -> str:
@@ -226,11 +239,39 @@ def _near_top(name: str) -> str:
 
 def _near_class(path: str, key: str) -> str:
     module, _, name = path.rpartition(".")
+    if module and is_known(module):
+        names = dir(sys.modules[module]) if module in sys.modules else []
+        return _guess(name, [known for known in names if f"{module}.{known}" not in sys.modules])
     if module:
-        return _guess(name, dir(sys.modules.get(module)))
+        return _near_users(module, name, key)
     if key.endswith("engine") and (near := _guess(name, SHORT)):
         return near
     return _guess(name, [n for n in fedgkd_pl.__all__ if key.startswith("data") or not _is_data(n)])
+
+
+def _near_users(module: str, name: str, key: str) -> str:
+    """Of the user's classes the one that has nearly this name, or some that there are."""
+    while module not in sys.modules and "." in module:
+        module = module.rpartition(".")[0]
+    homes = [home for home in sorted(sys.modules) if f"{home}.".startswith(f"{module}.")]
+    found: dict[type, str] = {}  # each class by its shortest path, as packages come before modules
+    for home in homes:
+        for known, value in list(vars(sys.modules[home]).items()):
+            theirs = inspect.isclass(value) and f"{value.__module__}.".startswith(f"{module}.")
+            if theirs and _fits(value, key):
+                found.setdefault(value, f"{home}.{known}")
+    all_ = sorted(path.removeprefix(f"{module}.") for path in found.values())
+    some = [*all_[:MOST_OFFERED], *["..."] * (len(all_) > MOST_OFFERED)]
+    has = f": {module} has {', '.join(some)}" if some else ""
+    return _guess(name, found.values()) or has
+
+
+def _fits(class_: type, key: str) -> bool:
+    """Whether a setting may want such a class; methods and data are wanted at one place each."""
+    if key in WANTED:
+        return issubclass(class_, WANTED[key])
+    others = (FederatedServer, FederatedClient, LightningDataModule)
+    return not issubclass(class_, others) and issubclass(class_, PARTS.get(key, object))
 
 
 def _is_data(name: str) -> bool:
@@ -252,6 +293,6 @@ def _arguments(class_: Any) -> set[str]:
 
 
 def _guess(name: str, names: Iterable[str]) -> str:
-    same = {known.lower(): known for known in names}
+    same = {known.rpartition(".")[2].lower(): known for known in names}
     near = get_close_matches(name.lower(), same, n=1)
     return f", did you mean {same[near[0]]}?" if near else ""

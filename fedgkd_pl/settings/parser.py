@@ -42,7 +42,10 @@ class Parser(LightningArgumentParser):
     def parse_path(self, path: Any, *args: Any, **kwargs: Any) -> Any:
         """Reads and checks a config that a flag, a variable or another config names."""
         check_groups(strict_yaml.read(path))
-        return super().parse_path(path, *args, **kwargs)
+        try:
+            return super().parse_path(path, *args, **kwargs)
+        except ArgumentError as error:  # in this file, whatever later ones and flags say
+            raise ArgumentError(error.key, f"{error.reason} (in {cut(path)})") from error
 
     def validate(self, *args: Any, **kwargs: Any) -> None:
         """Checks the types, of null too, which jsonargparse takes for not given."""

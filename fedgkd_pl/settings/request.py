@@ -1,13 +1,14 @@
 """What a command asks for: the user's modules, config files, a run to go on with."""
 
+import importlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from itertools import pairwise
 from os import environ
 from os.path import isfile  # which, unlike Path's, takes a name of any length
 from pathlib import Path
+from traceback import extract_tb
 
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.runs.folder import CONFIG, RunFolder
@@ -116,12 +117,26 @@ def _begun(key: str, path: str) -> RunFolder:
 
 def import_module_of_user(module: str, folder: Path | None = None) -> str:
     """Imports the user's module, so that a config may name its classes; gives its name back."""
-    sys.path.insert(0, str(folder or Path.cwd()))
+    home = folder or Path.cwd()
+    sys.path.insert(0, str(home))
     require(all(map(str.isidentifier, module.split("."))), "import", "which module?", module)
     try:
-        import_module(module)
-    except ImportError as error:
-        raise SettingError("import", str(error), module) from error
+        importlib.import_module(module)
     except Exception as error:  # it is the user's code
-        raise SettingError("import", f"{type(error).__name__}: {error}", module) from error
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and f"{module}.".startswith(f"{missing}."):
+            text = "no such module in the current folder, nor installed"
+            raise SettingError("import", text, module) from error
+        kind = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
+        place = "" if isinstance(error, SyntaxError) else _place(error, home)
+        raise SettingError("import", f"{place}{kind}{error}", module) from error
     return module
+
+
+def _place(error: Exception, home: Path) -> str:
+    """``line 3 of nets.py: ``, the last in the user's folder; empty where there is none."""
+    for frame in reversed(extract_tb(error.__traceback__)):
+        file = Path(frame.filename)
+        if file.is_relative_to(home) and "site-packages" not in file.parts:
+            return f"line {frame.lineno} of {file.relative_to(home)}: "
+    return ""

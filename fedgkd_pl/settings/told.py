@@ -2,7 +2,7 @@
 
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.federation.server import FederatedServer
-from fedgkd_pl.methods import title_of
+from fedgkd_pl.methods import title_of_class
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, Timer
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
@@ -14,7 +14,7 @@ def what_begins(trainer: Trainer, model: FederatedServer, data: FederatedDataMod
     parts += [_many(trainer.max_epochs or 0, "round"), f"seed {data.seed}"]
     if trainer.precision != "32-true":
         parts.append(f"precision {trainer.precision}")
-    return f"{title_of(type(model).__name__)} on {data.name}: {', '.join(parts)}"
+    return f"{title_of_class(type(model))} on {data.name}: {', '.join(parts)}"
 
 
 def who_ended(trainer: Trainer) -> str | None:

@@ -355,6 +355,20 @@ def test_own_classes_come_in_with_import(run: Run, tmp_path: Path) -> None:
     assert load_file(version(tmp_path) / "global.safetensors")["weight"].shape == (10, 64)
 
 
+def test_a_method_whose_net_has_no_type_is_told(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "untyped_method.py").write_text(
+        "from fedgkd_pl import FedAvg\n\n\nclass Untyped(FedAvg):\n"
+        "    def __init__(self, net=None, **kwargs):\n"
+        "        super().__init__(net, **kwargs)\n"
+    )
+    words = ("--import", "untyped_method", "--model", "Untyped", "--model.net", "fedgkd_pl.MLP")
+    code, _, err = run("fit", *QUICK, *words)
+    assert code == 2 and err.startswith(
+        "error: model.net: must be an nn.Module; in a class of yours"
+    )
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.parametrize("command", ["validate", "test", "predict"])
 def test_evaluating_needs_a_checkpoint(run: Run, tmp_path: Path, command: str) -> None:
     code, _, err = run(command, *QUICK)

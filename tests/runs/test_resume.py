@@ -2,12 +2,15 @@
 
 import csv
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fedgkd_pl import read_checkpoint
+from fedgkd_pl.errors import SettingError
+from fedgkd_pl.runs.resume import compare_settings
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.support.runs import QUICK, Run, version
@@ -215,7 +218,27 @@ def test_settings_are_those_of_the_beginning_before_the_first_commit(run: Run, d
     assert code == 2 and err.startswith(told)
     (done / "summary.json").unlink()
     code, _, err = run("fit", "--resume", done, "--model.optimizer.lr", "0.5")
-    assert code == 2 and err.startswith("error: model.optimizer.lr: a run is resumed with"), err
+    assert code == 2 and err.startswith("error: model.optimizer.lr: the run began with"), err
+
+
+@pytest.mark.parametrize(
+    ("now", "told"),
+    [
+        ({"a": 1, "b": 3}, "b: the run began with 2 (got 3)"),
+        ({"a": 0, "b": 3}, "a: the run began with 1 (got 0); b differs, too"),
+        (
+            {"a": 1, "b": 2, "c.init_args.d": 5, "e": 6},
+            "c.d: the run began with None (got 5); e dif",
+        ),
+        (
+            dict.fromkeys("abcdefgh", 0),
+            "a: the run began with 1 (got 0); b, c, d, e, f, 2 more differ, too",
+        ),
+    ],
+)
+def test_what_was_changed_stands_beside_its_key(now: dict[str, int], told: str) -> None:
+    with pytest.raises(SettingError, match=f"^{re.escape(told)}"):
+        compare_settings({"a": 1, "b": 2}, now)
 
 
 def test_a_users_own_save_last_does_not_meet_ours(run: Run, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Bad input: exit code 2, one line that names the setting, nothing written or imported."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from json import dumps
 from pathlib import Path
 
 import pytest
+import yaml
 
 QUICK = ("--config", "smoke.yaml", "--model.engine.workers", "1")
 CLASSES = {"model", "data", "optimizer", "net", "engine", "partition"}  # with init_args below
@@ -21,6 +23,7 @@ BATCH_NORM = (
     "--model.net.in_channels 1"
 )
 LINEAR = "--model.net torch.nn.Linear --model.net.in_features 64 --model.net.out_features"
+FROM_FILE = "--data.partition FromFile --data.partition.path few.json"
 DIRICHLET = "--data.partition Dirichlet --data.partition."
 
 # A config file, and the answer.
@@ -186,7 +189,10 @@ FLAGS: dict[str, str] = {
     DIRICHLET + "alpha=0": "data.partition.alpha: must be a positive number (got 0.0)",
     DIRICHLET + "min_size 400": "data.partition.min_size: 4 clients cannot hold that many of 1293",
     "--data.partition Pathological --data.partition.classes_per_client 11": "data.partition.cl",
-    "--data.partition ByKey": "data.partition: this dataset names no owners",
+    "--data.partition ByKey": "data.partition: this dataset names no owners to cut by; one folder "
+    "per client does: ClientFiles (docs/data.md)",
+    FROM_FILE: "data.partition: few.json must name each of 1437 training samples once",
+    f"--data ImageFolders --data.path fotos {FROM_FILE}": "data.path: fotos: No such file",
     "--data.unseen_clients 4": "data.unseen_clients: must leave some of 4 clients",
     "--data SST5 --data.download false": "data.data_dir: train.txt is missing",
     "--data AGNews --data.download false": "data.data_dir: train.csv is missing",
@@ -201,7 +207,9 @@ FLAGS: dict[str, str] = {
     "--model FedGKDVote --data.val_fraction 0": "data.val_fraction: FedGKD-Vote needs",
     f"--data.batch_size 1 {BATCH_NORM}": "data.batch_size: must be at least 2 for a net with Batch",
     "--model.min_clients 3": "model.min_clients: must be at most the 2 clients of a round (got 3)",
-    "--import nowhere": "import: No module named 'nowhere' (got nowhere)",
+    "--import nowhere": "import: no such module in the current folder, nor installed (got nowhere)",
+    "--import lacking": "import: line 2 of lacking.py: No module named 'nonexist' (got lacking)",
+    "--import raising": "import: line 3 of raising.py: ZeroDivisionError: division by zero (got r",
     "--import": "import: which module?",
     "--import=.nowhere": "import: which module? (got .nowhere)",
     "--import broken": "import: SyntaxError: ",
@@ -227,6 +235,8 @@ FLAGS: dict[str, str] = {
     "--config nowhere.yaml": "config: no such file",
     "--config=nowhere.yaml": "config: no such file",
     "--config quickstrat.yaml": "config: no such file, did you mean quickstart.yaml?",
+    "--config goood.yaml": "config: no such file, did you mean good.yaml?",
+    "--config confg.yaml": "config: no such file (fedgkd-pl configs lists ours) (got confg.yaml)",
     "--config folder": "config: is a folder (got folder)",
     f"--config {300 * 'x'}": "config: no such file",
     "--config https://localhost/x.yaml": "config: no such file",
@@ -277,6 +287,9 @@ def test_bad_input_is_answered_in_one_line(
     (tmp_path / "good.yaml").write_text("rounds: 3\n")
     (tmp_path / "twice.yaml").write_text("rounds: 3\nrounds: 3\n")
     (tmp_path / "broken.py").write_text("def :\n")
+    (tmp_path / "lacking.py").write_text("import os\nimport nonexist\n")
+    (tmp_path / "raising.py").write_text("\n\n1 / 0\n")
+    (tmp_path / "few.json").write_text("[[0], [1], [2], [3]]")
     (tmp_path / "folder").mkdir()
     before = tree(tmp_path)
     code, out, err = run("fit", *QUICK, *words)
@@ -354,8 +367,12 @@ def test_a_config_imports_no_strangers(
     for words in (("--config", "bad.yaml"), (f"--{key}", path)):
         code, _, err = run("fit", *QUICK, *words)
         assert code == 2 and len(err.splitlines()) == 1, err
-        assert err.startswith(f"error: {key}: a config may name classes of fedgkd_pl, torch.nn, ")
-        assert "your own come in with --import" in err
+        top = path.partition(".")[0]
+        if top in ("canary", "jsonargparse"):
+            assert err.startswith(f"error: {key}: add --import {top} if it is yours; alone, a conf")
+        else:  # nobody's own
+            assert err.startswith(f"error: {key}: a config may name classes of fedgkd_pl, torch.nn")
+            assert "your own come in with --import" in err
     assert not (tmp_path / "canary").exists() and "canary" not in sys.modules
 
 
@@ -379,6 +396,81 @@ def test_what_is_imported_may_be_named(run: Run, tmp_path: Path) -> None:
     assert run(*words)[0] == 2
     code, _, err = run(*words, "--import=my_package.nets")
     assert code == 0, err
+
+
+SHAPES = """\
+from torch import nn
+class Wide(nn.Linear):
+    def __init__(self, hidden: int = 8) -> None:
+        super().__init__(64, 10)
+class ShapeCNN(nn.Linear):
+    def __init__(self, width: int = 8) -> None:
+        super().__init__(64, 10)
+"""
+
+
+@pytest.fixture
+def shapes(tmp_path: Path) -> Path:
+    """A package of the user's with two nets in a module, one of them offered by the package."""
+    package = tmp_path / "shapes_of_mine"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "from fedgkd_pl import FedAvg\nfrom shapes_of_mine.net import ShapeCNN\n"
+        "class ShapedNet(FedAvg):\n    pass\n"
+    )
+    (package / "net.py").write_text(SHAPES)
+    return package
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "answer"),
+    [
+        ("model.net", "ShapeNet", "did you mean shapes_of_mine.ShapeCNN?"),
+        ("model.net", "nets.ShapeCNN", "did you mean shapes_of_mine.ShapeCNN?"),
+        ("model.net", "Wide", "did you mean shapes_of_mine.net.Wide?"),
+        ("model.net", "Net", "shapes_of_mine has ShapeCNN, net.Wide"),
+        ("model.net", "net.Xyz", "shapes_of_mine.net has ShapeCNN, Wide"),
+        ("model", "ShapeNet", "did you mean shapes_of_mine.ShapedNet?"),
+        ("model.optimizer", "Net", "(got shapes_of_mine.Net)"),
+    ],
+)
+def test_a_class_that_the_users_module_lacks(
+    run: Run, shapes: Path, key: str, given: str, answer: str
+) -> None:
+    """A class that fits is suggested, never a module or a method in place of a net."""
+    words = ("--import", shapes.name, f"--{key}", f"{shapes.name}.{given}")
+    code, _, err = run("fit", *QUICK, *words)
+    assert code == 2 and len(err.splitlines()) == 1, err
+    got = "" if answer.startswith("(got") else f" (got {shapes.name}.{given})"
+    assert re.sub("class[,:]", "class", err) == f"error: {key}: no such class {answer}{got}\n"
+
+
+def test_a_later_class_drops_the_arguments_of_an_earlier_one(
+    run: Run, shapes: Path, tmp_path: Path
+) -> None:
+    for name, init_args in (("net.Wide", "hidden: 5"), ("ShapeCNN", "width: 4")):
+        net = f"{{class_path: {shapes.name}.{name}, init_args: {{{init_args}}}}}"
+        file = tmp_path / f"{name.rpartition('.')[2]}.yaml"
+        file.write_text(f"model: {{init_args: {{net: {net}}}}}\n")
+    first = ("fit", *QUICK, "--import", shapes.name, "--config", "Wide.yaml")
+    flags = ("--model.net", f"{shapes.name}.ShapeCNN", "--model.net.width", "4")
+    for later in (("--config", "ShapeCNN.yaml"), flags):
+        code, out, err = run(*first, *later, "--print_config")
+        assert code == 0, err
+        net = yaml.safe_load(out)["model"]["init_args"]["net"]
+        assert net == {"class_path": f"{shapes.name}.ShapeCNN", "init_args": {"width": 4}}
+
+
+def test_an_error_of_an_earlier_file_names_that_file(
+    run: Run, shapes: Path, tmp_path: Path
+) -> None:
+    """Each file must stand on its own, so a later one does not help."""
+    (tmp_path / "gone.yaml").write_text(f"model: {{init_args: {{net: {shapes.name}.Gone}}}}\n")
+    later = ("--config", "gone.yaml", "--model.net", f"{shapes.name}.ShapeCNN")
+    code, _, err = run("fit", *QUICK, "--import", shapes.name, *later)
+    assert code == 2 and len(err.splitlines()) == 1, err
+    assert err.startswith("error: model.net: no such class: ")
+    assert err.endswith(f"(got {shapes.name}.Gone) (in gone.yaml)\n")
 
 
 def test_a_process_says_one_line(tmp_path: Path) -> None:

@@ -35,6 +35,8 @@ from fedgkd_pl.storage.checkpoint import CheckpointDamaged
 from fedgkd_pl.storage.checkpoint_io import SafeCheckpointIO
 from fedgkd_pl.storage.files import write_text
 
+pytestmark = pytest.mark.long
+
 FLAGS = ("--model.engine.workers", "1", "--trainer.enable_progress_bar", "false")
 CALLBACKS = [
     "LocalModels",
