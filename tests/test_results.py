@@ -18,8 +18,8 @@ STUDIES = sorted(file.parent for file in REPO.glob("results/*/runs.csv"))
 NOT_YET: set[str] = set()  # studies whose files were not kept
 # Tables of accuracies outside of blocks, by page and first column, and why.
 TYPED = {
-    ("docs/experiments.md", "FedGKD"): "the toy: toy_figure leaves no run",
-    ("docs/experiments.md", "FedAvg"): "the toy: toy_figure leaves no run",
+    ("docs/paper-numbers.md", "FedGKD"): "the toy: toy_figure leaves no run",
+    ("docs/paper-numbers.md", "FedAvg"): "the toy: toy_figure leaves no run",
 }
 
 
@@ -123,6 +123,9 @@ def test_pages_are_filled(
     before = (
         "<!-- results: table mine measures=best,round1-2 -->\nold\n<!-- end -->\n"
         "It is <!-- results: value mine only=FedGKD measure=final -->?<!-- end --> now.\n"
+        "Ahead by <!-- results: lead mine only=FedGKD,FedAvg rounds=1-2 -->?<!-- end -->.\n"
+        "Behind by <!-- results: lead mine only=FedAvg,FedGKD rounds=2-2 -->?<!-- end -->.\n"
+        "<!-- results: columns mine keys=test/acc,average/acc names=test,mean -->\n<!-- end -->\n"
         "<!-- results: curves mine average -->\n<!-- end -->\n"
         "<!-- results: table other -->\nkept\n<!-- end -->\n"
         "<!-- results: origin mine only=FedAvg -->\n<!-- end -->\n"
@@ -138,6 +141,12 @@ def test_pages_are_filled(
         "| FedGKD | **80.00 ± 0.00** | **70.00 ± 0.00** | **80.00 ± 0.00** |\n<!-- end -->"
     ) in text
     assert "-->80.00 ± 0.00<!-- end --> now." in text and "\nkept\n" in text
+    # 70 − 50, 70 − 30, 80 − 40, 80 − 20: mean 40
+    assert "by <!-- results: lead mine only=FedGKD,FedAvg rounds=1-2 -->40.0 points on " in text
+    assert "points on average over rounds 1 to 2, in 4 of 4<!-- end -->." in text
+    assert "-->-50.0 points on average over rounds 2 to 2, in 0 of 2<!-- end -->." in text
+    assert "| method | test | mean |\n" in text and "\n| FedAvg | 40.00 | 60.00 |\n" in text
+    assert "\n| FedGKD | 80.00 | - |\n" in text
     assert "![Learning curves](results/mine/curves.svg)\n<!-- end -->" in text
     assert "FedAvg, average" in Path("results/mine/curves.svg").read_text()
     assert "| FedAvg | 0, 1 | 2 | bf16-mixed | abcdef0 | 2001-01-01 | 10 | not recorded |" in text

@@ -6,9 +6,9 @@ was interrupted.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedgkd_pl.errors import RunFailed, SettingError, StorageError, require
 from fedgkd_pl.experiments.paper import check_table
@@ -22,6 +22,9 @@ from fedgkd_pl.runs.folder import RunFolder
 from fedgkd_pl.runs.settings import fixed_settings
 from fedgkd_pl.settings.suggest import check_flags
 from fedgkd_pl.storage.files import check_folder, lock, write_text
+
+if TYPE_CHECKING:
+    from fedgkd_pl.settings.experiment import Experiment
 
 OURS = ("--resume", "--ckpt_path", "--name", "--print_config", "--trainer.fast_dev_run")
 
@@ -56,9 +59,11 @@ def compare(
     whole = make_study(study) if isinstance(study, Mapping) else read_study(str(study))
     part = whole.part(only)
     check_table(whole.paper)
+    its_name = "name: in the study" if isinstance(study, Mapping) else f"name: in {study}"
     for word in extra:
         flag = word.split("=")[0]
-        require(flag not in OURS, flag.lstrip("-"), "is not for the cells of a study")
+        where = f"; change {its_name}" if flag == "--name" else ""
+        require(flag not in OURS, flag.lstrip("-"), f"is not for the cells of a study{where}")
     check_flags(extra, "import")
     if rounds is not None:
         extra = (*extra, "--rounds", str(rounds))
@@ -68,7 +73,7 @@ def compare(
     check_folder(top, "output_dir")  # maybe a stranger's, with links to elsewhere
     if not quiet:
         print(f"{whole.name}: checking the settings of {len(part.cells())} cells", flush=True)
-    tasks = _plan(part, top, extra)
+    tasks = _plan(part, top, extra, f"give the study another name ({its_name})")
     _check_measures(whole, tasks, top)
     if dry_run:
         for task in tasks:
@@ -81,23 +86,25 @@ def compare(
     holder = lock(top, "output_dir")
     try:
         _mark_done(tasks)  # another process may have been at it until now
-        run_tasks(whole, tasks, top, jobs, lambda: _write(whole, top), quiet)
-        _write(whole, top)
-        failed = {task.cell.name: task.reason for task in tasks if task.state == "failed"}
-        result = StudyResult(whole, top, _results(whole, top), failed)
+        run_tasks(whole, tasks, top, jobs, lambda: _write(whole, top, _failed(tasks)), quiet)
+        _write(whole, top, _failed(tasks))
+        result = StudyResult(whole, top, _results(whole, top), _failed(tasks))
         result.write_page()
         return result
     finally:
         holder.release()
 
 
-def _plan(study: Study, top: Path, extra: Sequence[str]) -> list[Task]:
-    """Checks every cell's settings before any is run, and finds which are done."""
+def _plan(study: Study, top: Path, extra: Sequence[str], hint: str) -> list[Task]:
+    """Checks every cell's settings before any is run, and finds which are done.
+
+    ``hint``: what to do where a cell was begun with other settings.
+    """
     cells = study.cells(extra)
     folders = [top / cell.name / "version_0" for cell in cells]
     processes = context(*PRELOAD)
     ours, theirs = processes.Pipe()
-    look = ending_with_parent(_look_at_all, theirs, cells, folders)
+    look = ending_with_parent(_look_at_all, theirs, cells, folders, hint)
     process = processes.Process(**look, daemon=True)
     begin(process)
     theirs.close()
@@ -153,7 +160,7 @@ def _is_done(folder: Path, rounds: int) -> bool:
     return bool(done >= rounds or done < asked)
 
 
-def _look_at_all(connection: Any, cells: list[Cell], folders: list[Path]) -> None:
+def _look_at_all(connection: Any, cells: list[Cell], folders: list[Path], hint: str) -> None:
     """In a process of its own: the rounds of every cell, or what is wrong with one."""
     from fedgkd_pl.processes.command import quiet_libraries
     from fedgkd_pl.runs.resume import compare_settings
@@ -161,30 +168,58 @@ def _look_at_all(connection: Any, cells: list[Cell], folders: list[Path]) -> Non
 
     quiet_libraries()
     known: dict[tuple[str, ...], tuple[int, dict[str, Any]]] = {}
+    same_data: set[str] = set()  # settings of data that is still what a finished cell had
     answers = []
     for cell, folder in zip(cells, folders, strict=True):
+        experiment = None  # one at a time: it may hold its data
         if cell.words not in known:
             argv = [*cell.words, "--seed_everything", str(cell.seed)]
             checked = _look(argv, trains=sound_run(folder) is None)
             if isinstance(checked, str):
                 connection.send(f"{cell.name}: {checked}")
                 return
-            known[cell.words] = checked
+            experiment, checked = checked, ""
+            known[cell.words] = experiment.settings["rounds"], experiment.fixed
         rounds, settings = known[cell.words]
         begun = RunFolder(folder)
         if begun.is_begun():
             try:
                 saved = fixed_settings(strict_yaml.read(str(begun.config)))
                 compare_settings(saved, settings | {"seed_everything": cell.seed})
+                of_data = repr([item for item in settings.items() if item[0].startswith("data.")])
+                if experiment and of_data not in same_data and sound_run(folder) is not None:
+                    _compare_data(experiment, begun)
+                    same_data.add(of_data)
             except SettingError as error:
-                connection.send(f"{cell.name}: {error}; give the study another name")
+                connection.send(f"{cell.name}: {error}; {hint}")
                 return
         answers.append(rounds)
     connection.send(answers)
 
 
-def _look(argv: Sequence[str], trains: bool) -> tuple[int, dict[str, Any]] | str:
-    """Rounds and deciding settings of a ``fit``, or its error; data and net are tried, too."""
+def _compare_data(experiment: "Experiment", finished: RunFolder) -> None:
+    """Refuses to skip a run whose data has changed since; where the data is gone, tables remain."""
+    from fedgkd_pl.storage.checkpoint import CheckpointDamaged, read_checkpoint
+
+    data, file = experiment.data, finished.last_checkpoint()
+    if file is None:
+        return
+    data.__dict__["download"] = False  # not for a run that is finished
+    try:
+        data.prepare_data()
+        data.setup()
+    except Exception:  # a user's class may fail in any way
+        return
+    try:
+        saved = read_checkpoint(file)["fedgkd_pl"]["data"]
+    except (CheckpointDamaged, LookupError):
+        return
+    reason = f"samples, labels or partition are not those that {finished.path} was trained on"
+    require(saved == data.fingerprint(), "data", reason)
+
+
+def _look(argv: Sequence[str], trains: bool) -> "Experiment | str":
+    """What a ``fit`` would train, or its error; data and net are tried, too."""
     from fedgkd_pl.settings.build import build_request
     from fedgkd_pl.settings.request import read_request
 
@@ -196,7 +231,7 @@ def _look(argv: Sequence[str], trains: bool) -> tuple[int, dict[str, Any]] | str
         return " ".join(str(error).split())
     except Exception as error:  # a user's class may fail in any way
         return f"{type(error).__name__}: {error}"
-    return experiment.settings["rounds"], experiment.fixed
+    return experiment
 
 
 def _results(study: Study, top: Path) -> list[tuple[Cell, Run]]:
@@ -205,10 +240,15 @@ def _results(study: Study, top: Path) -> list[tuple[Cell, Run]]:
     return [(cell, run) for cell, run in runs if run is not None]
 
 
-def _write(study: Study, top: Path) -> None:
-    """Writes the tables of the finished cells."""
+def _failed(tasks: Sequence[Task]) -> dict[str, str]:
+    """Why, by the name of the cell."""
+    return {task.cell.name: task.reason for task in tasks if task.state == "failed"}
+
+
+def _write(study: Study, top: Path, failed: Collection[str]) -> None:
+    """Writes the tables of the finished cells, and of those that failed now."""
     results = _results(study, top)
-    tables = make_tables(study, results)
+    tables = make_tables(study, results, failed)
     write_text(top / "results.csv", every_run(study, results).to_csv())
     write_text(top / "table.md", "\n".join(table.to_markdown() for table in tables))
     write_text(top / "table.tex", "\n".join(table.to_latex() for table in tables))

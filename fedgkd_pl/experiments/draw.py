@@ -15,7 +15,6 @@ from fedgkd_pl.experiments.runs import (
     natural,
     whole,
 )
-from fedgkd_pl.methods import title_of
 from fedgkd_pl.runs import folder
 from fedgkd_pl.runs.accuracy import AVERAGE
 from fedgkd_pl.storage.reading import printable
@@ -127,7 +126,7 @@ def nets(run: Run) -> "Figure":
         for name, values in known.items()
         if values
     }
-    return curve_panels({printable(title_of(str(run.summary["method"]))): curves})
+    return curve_panels({printable(run.title): curves})
 
 
 def panels_of(

@@ -10,7 +10,6 @@ from fedgkd_pl.errors import CALMER
 from fedgkd_pl.experiments.paper import numbers, paper_row
 from fedgkd_pl.experiments.protocol import differences, joined, plain_settings, protocol, same
 from fedgkd_pl.experiments.runs import Run
-from fedgkd_pl.methods import title_of
 from fedgkd_pl.runs.folder import CONFIG
 from fedgkd_pl.runs.settings import fixed_settings
 from fedgkd_pl.storage.reading import printable
@@ -119,8 +118,7 @@ class Group:
 
 def facts(run: Run) -> dict[str, Any]:
     """What a run was, by the keys of ``protocol.yaml``."""
-    method = str(run.summary["method"])
-    names = {"dataset": dataset_name(run), "method": title_of(method)}
+    names = {"dataset": dataset_name(run), "method": run.title}
     settings = plain_settings(run.settings)
     if settings.get("data.partition") == "AuthorsDirichlet":  # the paper's own draw
         settings |= {"data.partition": "Dirichlet", "data.partition.balanced": True}
@@ -153,7 +151,7 @@ def make_groups(runs: Iterable[Run]) -> list[Group]:
         key += tuple(sorted((k, _comparable(v)) for k, v in settings.items()))
         if not settings:
             key += (run.folder,)  # what else differs is not known
-        group = Group(title_of(method), dataset, settings, {})
+        group = Group(run.title, dataset, settings, {})
         by_key.setdefault(key, group).runs[seed] = run
     groups = list(by_key.values())
     named = [

@@ -72,7 +72,7 @@ def run_row(run: Run, notes: Footnotes, measures: Sequence[str]) -> Row:
     since = run.summary.get("diverged_round")
     mark = notes.mark(f"clients diverged from round {since} on; {CALMER}" if since else "")
     return {
-        "method": f"{run.summary['method']}{mark}{notes.mark(_unit([run]))}",
+        "method": f"{run.title}{mark}{notes.mark(_unit([run]))}",
         **{key: str(run.summary[key]) for key in ("dataset", "seed", "rounds")},
         **{
             measure_name(name): spread([] if (v := run.measure(name)) is None else [v])

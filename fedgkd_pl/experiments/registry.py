@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 from fedgkd_pl.errors import require
 from fedgkd_pl.experiments.runs import Run, natural
+from fedgkd_pl.experiments.scheduler import sound_run
 from fedgkd_pl.experiments.study import Cell, read_study
 from fedgkd_pl.methods import title_of
 from fedgkd_pl.runs.accuracy import accuracy_summary
@@ -35,7 +36,7 @@ FACTS = (  # the columns of runs.csv; the others are ``run`` and the axes of the
     *("date", *GIVEN),
 )
 ACCURACIES = r"(test|val|average)/(val_)?acc|task/(acc|forgetting|transfer)"
-COLUMNS = rf"{ACCURACIES}|(test|val|average)/(val_)?loss|client/\w+_mean|vote/\w+"
+COLUMNS = rf"{ACCURACIES}|(test|val|average)/(val_)?loss|client/\w+_mean|local/acc_\w+|vote/\w+"
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,9 @@ def _find(top: Path, label: str) -> Iterable[tuple[Run, Cell]]:
         run = found.get(name)
         if run is None or not run.metrics():
             continue
+        finished = sound_run(run.folder)
         method = title_of(str(run.settings["model"]["class_path"]).rpartition(".")[2])
+        method = finished.title if finished else method
         cell = cells.get(name) or Cell({"method": method}, run.settings["seed_everything"], ())
         labels = {"method": method} | cell.labels
         if "variant" in labels:  # which names the method, too

@@ -102,6 +102,43 @@ def value(runs: Sequence[KeptRun], options: Options) -> str:
     return spread([value for value in values if value is not None])
 
 
+def lead(runs: Sequence[KeptRun], options: Options) -> str:
+    """How far the first method of ``only`` is ahead of the second on the same cohorts, in a line.
+
+    Option: ``rounds``, from and to (``2-20``).
+    """
+    first, last = (int(number) for number in options["rounds"].split("-"))
+    one, other = (
+        {
+            (run.seed, n): run.accuracy[n]
+            for run in runs
+            if run.labels["method"] == name
+            for n in run.accuracy
+        }
+        for name in options["only"].split(",")
+    )
+    pairs = [key for key in sorted(one.keys() & other.keys()) if first <= key[1] <= last]
+    differences = [one[key] - other[key] for key in pairs]
+    wins = sum(difference > 0 for difference in differences)
+    mean = sum(differences) / len(differences)
+    return f"{mean:.1f} points on average over rounds {first} to {last}, in {wins} of {len(pairs)}"
+
+
+def columns(runs: Sequence[KeptRun], options: Options) -> str:
+    """Kept metrics of the last round in %, a row for a method.
+
+    Options: ``keys``, columns of ``rounds.csv``; ``names``, what the table calls them.
+    """
+    keys = options["keys"].split(",")
+    names = options.get("names", options["keys"]).split(",")
+    rows = []
+    for run in runs:
+        values = [run.columns.get(key, {}).get(max(run.accuracy)) for key in keys]
+        texts = ["-" if value is None else f"{100 * value:.2f}" for value in values]
+        rows.append({"method": run.labels["method"], **dict(zip(names, texts, strict=True))})
+    return Table.of(rows).to_markdown()
+
+
 def curves(runs: Sequence[KeptRun], options: Options) -> str:
     """An SVG file of test accuracies by round.
 
@@ -143,6 +180,8 @@ def origin(runs: Sequence[KeptRun], options: Options) -> str:
 KINDS: dict[str, Callable[[Sequence[KeptRun], Options], str]] = {
     "table": table,
     "value": value,
+    "lead": lead,
+    "columns": columns,
     "curves": curves,
     "origin": origin,
 }

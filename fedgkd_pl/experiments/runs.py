@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedgkd_pl.errors import SettingError
+from fedgkd_pl.methods import title_of
 from fedgkd_pl.runs.accuracy import AVERAGE, average_summary
 from fedgkd_pl.runs.folder import CONFIG, METRICS, PARTITION, SUMMARY, RunFolder
 from fedgkd_pl.storage.html import curve, facts
@@ -71,10 +72,10 @@ class Run:
         return f"{type(self).__name__}({str(self.folder)!r}: {shown})"
 
     def _shown(self) -> dict[str, str]:
-        of = ("method", "dataset", "seed", "rounds")
+        of = ("dataset", "seed", "rounds")
         values = {name: self.measure(name) for name in ACCURACIES}
         known = {name: f"{value:.2f}" for name, value in values.items() if value is not None}
-        return {name: str(self.summary[name]) for name in of} | known
+        return {"method": self.title} | {name: str(self.summary[name]) for name in of} | known
 
     def _repr_html_(self) -> str:
         """For a notebook: the accuracies, the curve and the folder."""
@@ -84,7 +85,7 @@ class Run:
         known = {number: value for number, value in loss.items() if isfinite(value)}
         line = curve(known, "test loss") if loss else curve(self.accuracy, "test accuracy, %")
         where = f"<br><code>{escape(str(self.folder))}</code>"
-        return facts(str(self.summary["method"]), self._shown(), line, where)
+        return facts(self.title, self._shown(), line, where)
 
     @cached_property
     def columns(self) -> dict[str, dict[int, float]]:
@@ -144,6 +145,11 @@ class Run:
             return strict_yaml.read(str(file)) if file.exists() else {}
         except SettingError as error:
             raise self.damaged(file.name) from error
+
+    @property
+    def title(self) -> str:
+        """The method's name in tables and figures; of its class where the run does not say."""
+        return str(self.summary.get("title") or title_of(str(self.summary["method"])))
 
     @property
     def seed(self) -> int:
@@ -244,7 +250,7 @@ def read_run(folder: str | Path) -> Run:
 
 def _is_sound(summary: Summary) -> bool:
     """Whether all values that are shown or computed with have the right types and ranges."""
-    names = [summary["method"], summary["dataset"]]
+    names = [summary["method"], summary["dataset"], summary.get("title", "")]
     measured = [summary.get(key) for key in (*ACCURACIES.values(), "wall_seconds", "bytes_up")]
     rounds = [summary.get(key) for key in ("rounds_asked", "diverged_round")]
     return (

@@ -113,7 +113,7 @@ def read_study(path: str) -> Study:
     """A study file, checked."""
     from fedgkd_pl.settings import strict_yaml
 
-    file, *others = resolve(path)
+    file, *others = resolve(path, "study")
     require(not others, "study", "is a protocol with a method", path)
     content = strict_yaml.read(file)
     is_config = "axes" not in content and {"model", "data"} & content.keys()

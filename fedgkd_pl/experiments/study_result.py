@@ -34,7 +34,7 @@ class StudyResult:
     @property
     def tables(self) -> list[Table]:
         """One, or one for each measure."""
-        return make_tables(self.study, self.results)
+        return make_tables(self.study, self.results, self.failed)
 
     @property
     def exit_code(self) -> int:

@@ -1,6 +1,7 @@
 """A study's results as tables, beside the paper's."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from statistics import mean
@@ -31,6 +32,7 @@ class Entry:
     differs: str = ""  # how our runs differ from the paper's
     marks: str = ""  # of the remarks
     paper_mark: str = ""  # of ``differs``
+    failed: int = 0  # seeds without a value whose run failed
 
     @property
     def mean(self) -> float:
@@ -39,13 +41,14 @@ class Entry:
 
     @property
     def value(self) -> Value:
-        """Mean ± standard deviation, a dash where there is no run; the paper's; marks of both."""
+        """Mean ± standard deviation, or that there is none; the paper's; marks of both."""
         paper = ""
         if self.paper is not None:
             std = self.paper[1]
             paper = f"{self.paper[0]:.2f}" + (f" ± {std:.2f}" if std is not None else "")
             paper += self.paper_mark
-        return Value(spread(list(self.values.values())) + self.marks, self.rank, paper)
+        text = spread(list(self.values.values())) if self.values or not self.failed else "failed"
+        return Value(text + self.marks, self.rank, paper)
 
     def annotate(self, notes: Footnotes) -> None:
         """Takes its marks from the table's footnotes."""
@@ -54,9 +57,14 @@ class Entry:
             self.paper_mark = notes.mark(self.differs)
 
 
-def make_tables(study: Study, results: Results) -> list[Table]:
-    """The tables of a study: one, or one per measure where it is neither row nor column."""
-    entries = _entries(study, results)
+def make_tables(study: Study, results: Results, failed: Collection[str] = ()) -> list[Table]:
+    """The tables of a study: one, or one per measure where it is neither row nor column.
+
+    Args:
+        failed: the names of the cells that were tried and failed.
+    """
+    lost = _lost(study, results, failed)
+    entries = _entries(study, results, lost)
     _rank(study, entries)
     laid_out = (*study.rows, *study.columns)
     groups = [study.measures] if "measure" in laid_out else [[m] for m in study.measures]
@@ -77,8 +85,8 @@ def make_tables(study: Study, results: Results) -> list[Table]:
                 line[-1].annotate(footnotes)
             body.append(line)
         which = f": {measure_name(measures[0])}" if "measure" not in laid_out else ""
-        # rows and columns that neither we nor the paper have a number for are left out
-        known = [[bool(entry.values or entry.paper) for entry in line] for line in body]
+        # rows and columns that were not tried and that the paper has no number for are left out
+        known = [[bool(each.values or each.paper or each.failed) for each in line] for line in body]
         shown = [n for n in range(len(columns)) if any(line[n] for line in known)]
         tables.append(
             Table(
@@ -96,6 +104,7 @@ def make_tables(study: Study, results: Results) -> list[Table]:
                 "test accuracy in %",
                 [
                     *footnotes.lines,
+                    *_failures(study, lost),
                     *_too_short(results, measures),
                     *_not_averaged(results, measures),
                     *_notes(study, entries, measures),
@@ -181,7 +190,26 @@ def _column(axes: Sequence[str], labels: Labels) -> str:
     return ", ".join(shown)
 
 
-def _entries(study: Study, results: Results) -> dict[Labels, Entry]:
+def _lost(study: Study, results: Results, failed: Collection[str]) -> Counter[Labels]:
+    """How many seeds of a cell's labels have no run because it failed."""
+    done = {cell.name for cell, _ in results}
+    lost: Counter[Labels] = Counter()
+    for labels in product(*map(_in_order, study.axes.values())):
+        names = [Cell(dict(zip(study.axes, labels, strict=True)), s, ()).name for s in study.seeds]
+        lost[labels] += sum(name in failed and name not in done for name in names)
+    return +lost
+
+
+def _failures(study: Study, lost: Mapping[Labels, int]) -> list[str]:
+    """A line for all labels of which a run failed."""
+    return [
+        f"{_column(list(study.axes), labels)}: failed in {number} of {len(study.seeds)} "
+        f"seed{'s' * (len(study.seeds) > 1)}"
+        for labels, number in lost.items()
+    ]
+
+
+def _entries(study: Study, results: Results, lost: Mapping[Labels, int]) -> dict[Labels, Entry]:
     entries: dict[Labels, Entry] = {}
     names = {dataset_name(run) for _, run in results}
     of_data = {"dataset": names.pop()} if len(names) == 1 else {}  # where that is no axis
@@ -201,6 +229,7 @@ def _entries(study: Study, results: Results) -> dict[Labels, Entry]:
                 numbers(row) if row else None,
                 remarks=_remarks(study, runs, measure),
                 differs=joined(differences(row, facts(r), measure) for r in runs.values() if row),
+                failed=lost.get(labels, 0),
             )
     return entries
 

@@ -12,6 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from fedgkd_pl.storage.reading import printable
+
 BASE = "FederatedServer"
 
 
@@ -68,6 +70,15 @@ def title_of(name: str) -> str:
     """A method's name in tables and figures; a class that is not ours keeps its own."""
     info = discover().get(name)
     return info.title if info else name
+
+
+def title_of_class(method: type) -> str:
+    """The same of a class that may be a user's, by its own ``title``, not by one it inherits."""
+    title = vars(method).get("title")
+    others = [info.title for name, info in discover().items() if name != method.__name__]
+    if not isinstance(title, str) or not title.strip() or title in others:
+        return title_of(method.__name__)
+    return printable(title)
 
 
 def _derives(name: str, bases: dict[str, list[str]]) -> bool:

@@ -32,6 +32,8 @@ Floats = NDArray[np.float64]
 
 WRITTEN = 12  # a confusion matrix of more classes than this has no numbers in its cells
 LARGEST = 1e100  # a curve has gaps where values are larger, or no numbers
+ACCURACY = "test accuracy, %"
+NOT_NEGATIVE = ("loss", "distance from global")  # what the labels of such values end in
 FAR = 300  # times the median: such values need a logarithmic axis
 
 
@@ -39,6 +41,8 @@ def learning_curves(
     curves: Curves, title: str = "", ylabel: str = "test accuracy, %", smooth: int = 1
 ) -> "Figure":
     """A line per label: the mean over seeds, in a band of one standard deviation to either side.
+
+    The band ends where values are no longer possible; see :func:`band`.
 
     Args:
         curves: for every label its seeds, each from round to value, in the unit of ``ylabel``.
@@ -71,9 +75,8 @@ def curve_panels(
             rounds, values = _table(seeds, smooth)
             if not len(rounds):
                 continue
-            mean, spread = mean_and_std(values)
             axes.plot(
-                *(rounds, mean),
+                *(rounds, mean_and_std(values)[0]),
                 label=literal(label),
                 color=chosen[label],
                 linestyle=style(label).dash,
@@ -81,8 +84,8 @@ def curve_panels(
                 zorder=3,
             )
             if len(values) > 1:
-                band = (mean - spread, mean + spread)
-                axes.fill_between(rounds, *band, color=chosen[label], alpha=0.18, linewidth=0)
+                ends = band(values, ylabel)
+                axes.fill_between(rounds, *ends, color=chosen[label], alpha=0.18, linewidth=0)
         axes.set_title(literal(title))
         whole_numbers(axes.xaxis)
     shown = np.concatenate([line.get_ydata() for axes in grid for line in axes.lines] or [[1.0]])
@@ -109,12 +112,8 @@ def participation_panels(panels: Mapping[str, Shares], columns: int = 3) -> "Fig
             ratios = sorted(ratio for ratio, seeds in by_ratio.items() if len(seeds))
             if not ratios:
                 continue
-            pairs = [mean_and_std(np.array([by_ratio[ratio]]).T) for ratio in ratios]
-            mean, spread = (np.concatenate(part) for part in zip(*pairs, strict=True))
-            several = [len(by_ratio[ratio]) > 1 for ratio in ratios]
-            spread = np.where(several, spread, np.nan)  # one seed has no whiskers
             axes.errorbar(
-                *(ratios, mean, spread),
+                *(ratios, *means_and_whiskers([by_ratio[ratio] for ratio in ratios], ACCURACY)),
                 label=literal(label),
                 color=chosen[label],
                 linestyle=style(label).dash,
@@ -126,7 +125,7 @@ def participation_panels(panels: Mapping[str, Shares], columns: int = 3) -> "Fig
             )
         axes.set_title(literal(title))
         axes.set_xticks(sorted({ratio for by_ratio in values.values() for ratio in by_ratio}))
-    label_panels(grid, columns, "participation ratio C", "test accuracy, %")
+    label_panels(grid, columns, "participation ratio C", ACCURACY)
     legend(figure, grid)
     return figure
 
@@ -164,6 +163,33 @@ def mean_and_std(values: ArrayLike) -> tuple[Floats, Floats]:
     table = np.asarray(values, dtype=float)
     mean: Floats = table.mean(axis=0)
     return mean, table.std(axis=0, ddof=1) if len(table) > 1 else np.zeros_like(mean)
+
+
+def band(values: ArrayLike, label: str) -> tuple[Floats, Floats]:
+    """From one standard deviation below the mean to one above, no further than values can be.
+
+    Shares end at 0 and 100 %, losses at 0, unless the values themselves are outside.
+
+    Args:
+        values: the first axis is the seeds.
+        label: of the axis; one of shares ends in ``, %``, one of losses in ``loss``.
+    """
+    table = np.asarray(values, dtype=float)
+    mean, spread = mean_and_std(table)
+    shares = label.endswith(", %")
+    least = 0.0 if shares or label.endswith(NOT_NEGATIVE) else -np.inf
+    known = np.isfinite(table)
+    low = table.min(initial=least, where=known)
+    high = table.max(initial=100.0, where=known) if shares else np.inf
+    return np.maximum(mean - spread, low), np.minimum(mean + spread, high)
+
+
+def means_and_whiskers(groups: Sequence[Sequence[float]], label: str) -> tuple[Floats, Floats]:
+    """The mean of every group, and how far :func:`band` goes below and above; NaN for one value."""
+    means = np.array([np.mean(values) for values in groups])
+    ends = np.array([band(values, label) for values in groups]).T
+    several = [len(values) > 1 for values in groups]
+    return means, np.where(several, np.abs(ends - means), np.nan)
 
 
 def _table(seeds: Sequence[Mapping[int, float]], smooth: int) -> tuple[list[int], Floats]:

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import numpy as np
-from fedgkd_pl.plots.figures import Curves, mean_and_std
+from fedgkd_pl.plots.figures import ACCURACY, Curves, means_and_whiskers
 from fedgkd_pl.plots.style import colours, legend, literal, make_panels, style, whole_numbers
 
 if TYPE_CHECKING:
@@ -24,13 +23,11 @@ def task_panels(panels: Mapping[str, Curves]) -> "Figure":
         for label, seeds in curves.items():
             learned = sorted({number for seed in seeds for number in seed})
             found = [[seed[number] for seed in seeds if number in seed] for number in learned]
-            pairs = [mean_and_std(np.array([values]).T) for values in found]
-            if not pairs:
+            if not found:
                 continue
-            mean, spread = (np.concatenate(part) for part in zip(*pairs, strict=True))
-            several = [len(values) > 1 for values in found]
+            kind = ACCURACY if title.endswith("accuracy") else ""  # forgetting may be below 0
             axes.errorbar(
-                *(learned, mean, np.where(several, spread, np.nan)),
+                *(learned, *means_and_whiskers(found, kind)),
                 label=literal(label),
                 color=chosen[label],
                 linestyle=style(label).dash,

@@ -20,6 +20,7 @@ from fedgkd_pl.federation.callback import FederatedCallback
 from fedgkd_pl.federation.divergence import diverged_round
 from fedgkd_pl.federation.message import ClientFailure
 from fedgkd_pl.federation.server import FederatedServer
+from fedgkd_pl.methods import title_of, title_of_class
 from fedgkd_pl.plots.partition import bubble_chart
 from fedgkd_pl.plots.style import opaque
 from fedgkd_pl.processes.signals import stop_behind
@@ -191,6 +192,7 @@ class RunFiles(FederatedCallback):
         reasons = Counter(row["reason"] for row in self.failures).most_common(20)
         summary = {
             "method": type(server).__name__,
+            **_own_title(type(server)),
             "dataset": server.datamodule.name,
             "seed": server.datamodule.seed,
             **accuracies,
@@ -269,6 +271,12 @@ def csv_text(columns: list[str], rows: list[Any]) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
+
+
+def _own_title(method: type) -> dict[str, str]:
+    """The title of a user's class, which those who read the run need not import."""
+    title = title_of_class(method)
+    return {} if title == title_of(method.__name__) else {"title": title}
 
 
 def _server(module: LightningModule) -> FederatedServer:

@@ -78,6 +78,7 @@ class RunFolder:
             score = summary.get("score", "acc")
             names = ("method", "dataset", "seed", "rounds", f"best_test_{score}")
             values = {name: summary.get(name, "") for name in (*names, f"final_test_{score}")}
+            values["method"] = summary.get("title", values["method"])
         except (OSError, ValueError, AttributeError):
             values = {"state": "not finished" if self.is_begun() else "no run was begun there"}
         return facts(str(self.path), values)

@@ -142,7 +142,11 @@ def test_flags_are_checked(tmp_path: Path, capfd: pytest.CaptureFixture[str]) ->
         (["--rounds", "0"], "error: rounds: must be at least 1 (got 0)"),
         (["--model.gama", "1"], "error: alpha0.1-FedAvg-seed0: "),
         (["--model.min_clients", "50"], "error: alpha0.1-FedAvg-seed0: model.min_clients: must"),
-        (["--resume", "x"], "error: resume: is not for the cells of a study"),
+        (["--resume", "x"], "error: resume: is not for the cells of a study\n"),
+        (
+            ["--name", "x"],
+            f"error: name: is not for the cells of a study; change name: in {study}\n",
+        ),
         (["--only", "beta=1"], "error: only: must be AXIS=LABEL,... with an axis of alpha, method"),
         (["--only", "method=MOON"], "error: only: method is one of FedAvg, FedGKD (got MOON)"),
     ):
@@ -150,6 +154,10 @@ def test_flags_are_checked(tmp_path: Path, capfd: pytest.CaptureFixture[str]) ->
         assert capfd.readouterr().err.startswith(told)
     assert not (tmp_path / "runs").exists()
     assert main(["compare", "nowhere.yaml"]) == 2
+    assert capfd.readouterr().err.startswith("error: study: no such file (fedgkd-pl configs")
+    near = str(tmp_path / "minni.yaml")
+    assert main(["compare", near]) == 2
+    assert f"error: study: no such file, did you mean {study}?" in capfd.readouterr().err
     (tmp_path / "file").write_text("")
     assert main(["compare", study, "--output_dir", str(tmp_path / "file")]) == 2
     assert "error: output_dir: is not a folder" in capfd.readouterr().err
@@ -192,6 +200,34 @@ def test_a_table_by_hand() -> None:
     assert r"1 & \underline{65.00$\pm$7.07} & \textbf{72.00$\pm$11.31} & 20.00$\pm$0.00 \\" in latex
     assert latex.startswith("\\begin{table}\n") and latex.endswith("\\end{table}\n")
     assert latex.count("{") == latex.count("}")
+
+
+def test_a_method_that_failed_stays_in_the_table() -> None:
+    it = study(measures=["best"], rows=["method"], columns=["alpha"])
+    values = {
+        ("1", "FedAvg"): [[0.5], [0.6]],
+        ("1", "FedGKD"): [[0.8], [0.7]],
+        ("0.1", "FedAvg"): [[0.4]],
+    }
+    failed = ["alpha1-MOON-seed0", "alpha1-MOON-seed1", "alpha0.1-FedAvg-seed1"]
+    failed += ["alpha1-FedAvg-seed0"]  # on its way to more rounds: it has a number
+    (table,) = make_tables(it, results(it, values), failed)
+    lines = table.to_markdown().splitlines()
+    assert lines[2:7] == [
+        "| method | α 0.1 | α 1 |",
+        "|---|---:|---:|",
+        "| FedAvg | 40.00 † | <u>55.00 ± 7.07</u> |",
+        "| FedGKD | - | **75.00 ± 7.07** |",
+        "| MOON | - | failed |",
+    ]
+    assert lines[8:11] == [
+        "- † of seed 0 only",
+        "- α 0.1, FedAvg: failed in 1 of 2 seeds",
+        "- α 1, MOON: failed in 2 of 2 seeds",
+    ]
+    assert r"MOON & - & failed \\" in table.to_latex() and "<td>failed</td>" in table.to_html()
+    (table,) = make_tables(it, results(it, values))
+    assert len(table.rows) == 2  # what was never tried is not in it
 
 
 def test_the_papers_numbers_stand_beside() -> None:
@@ -426,9 +462,9 @@ def test_a_killed_study_goes_on(compare: Compare, tmp_path: Path) -> None:
     (broken / "mini.yaml").write_text(PAIR.replace("model.gamma: 0.2", "model.gamma: 0.3"))
     code, out = compare(broken)
     told = (
-        "seed0: model.gamma: a run is resumed with the settings it began with, here 0.2 (got 0.3)"
+        "seed0: model.gamma: the run began with 0.2 (got 0.3); give the study another name (name: "
     )
-    assert code == 2 and told in out, out
+    assert code == 2 and f"{told}in " in out and "mini.yaml)" in out, out
 
     (broken / "mini.yaml").write_text(PAIR)
     first.write_text("{")  # a damaged summary is made again
@@ -440,6 +476,24 @@ def test_a_killed_study_goes_on(compare: Compare, tmp_path: Path) -> None:
     assert code == 0 and "round 5/5" in out, out
     rows = list(csv.DictReader((top / "results.csv").read_text().splitlines()))
     assert [row["rounds"] for row in rows] == ["5"] * 2
+
+
+def test_a_finished_cell_of_other_data_is_not_skipped(compare: Compare, tmp_path: Path) -> None:
+    even, odd = list(range(0, 1437, 2)), list(range(1, 1437, 2))
+    file = tmp_path / "split.json"
+    file.write_text(json.dumps([even, odd]))
+    (tmp_path / "mini.yaml").write_text(
+        "config: protocols/digits.yaml\nseeds: [0]\nmeasures: [final]\naxes: {method: [FedAvg]}\n"
+        "set: {rounds: 1, model.local_steps: 1, data.num_clients: 2, data.participation: 1,\n"
+        "  data.partition: FromFile, data.partition.path: split.json, model.engine.workers: 1}\n"
+    )
+    code, out = compare(tmp_path)
+    assert code == 0 and "1 cells, 0 finished before" in out, out
+    code, out = compare(tmp_path)
+    assert code == 0 and "1 cells, 1 finished before" in out, out
+    file.write_text(json.dumps([odd, even]))
+    code, out = compare(tmp_path)
+    assert code == 2 and "FedAvg-seed0: data: samples, labels or partition are not those" in out
 
 
 def test_a_failing_cell_stops_no_other(compare: Compare, tmp_path: Path) -> None:
@@ -454,6 +508,9 @@ def test_a_failing_cell_stops_no_other(compare: Compare, tmp_path: Path) -> None
     assert "finished alpha0.1-FedGKD-seed0" in out
     rows = list(csv.DictReader(tables(tmp_path)[0].splitlines()))
     assert [row["method"] for row in rows] == ["FedGKD"]
+    assert "| failed |" in tables(tmp_path)[1]
+    for text in (out, tables(tmp_path)[1]):
+        assert "α 0.1, FedAvg: failed in 1 of 1 seed" in text, text
 
 
 @pytest.mark.long

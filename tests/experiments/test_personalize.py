@@ -22,6 +22,8 @@ from tests.support.faults import warm_script
 from tests.support.lit import LitClassifier
 from tests.support.runs import QUICK, Run, version
 
+pytestmark = pytest.mark.long
+
 FLAGS = ("--data.client_test_fraction", "0.3", "--trainer.callbacks+", "ClientEvaluation")
 FLAGS += ("--data.num_clients", "12", "--data.unseen_clients", "2", "--model.local_epochs", "2")
 
@@ -180,7 +182,7 @@ def test_the_best_round_a_file_and_a_stopped_run(run_folder: Path, tmp_path: Pat
         (("--lr", "inf"), "lr: must be positive (got inf)"),
         (("--ckpt_path", "nowhere.ckpt"), "ckpt_path: no such file (got nowhere.ckpt)"),
         (("--epoch", "3"), "epoch: no such setting"),
-        (("--data.seed", "1"), "data.seed: a run is resumed with the settings it began with"),
+        (("--data.seed", "1"), "data.seed: the run began with"),
         (("--output_dir", "file"), "output_dir: is not a folder (got file)"),
     ],
 )

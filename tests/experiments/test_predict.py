@@ -325,7 +325,7 @@ def write_bad(folder: Path) -> None:
         ("--input x.npy --ckpt_path nope", "ckpt_path: no such file (got nope)"),
         ("--input x.npy --best --average", "argument --average: not allowed with argument --best"),
         ("--input x.npy --last --ckpt_path best", "argument --ckpt_path: not allowed with"),
-        ("--input x.npy --model.gamma 9", "model.gamma: a run is resumed with the settings"),
+        ("--input x.npy --model.gamma 9", "model.gamma: the run began with"),
         ("--input", "argument --input: expected one argument"),
         ("--output o.csv", "input: which file or folder?"),
         ("--average", "average: is for --input"),

@@ -70,7 +70,7 @@ def test_the_best_round_is_exported(run: Run, done: Path, tmp_path: Path) -> Non
         (["RUN", "--average"], "average: no average.safetensors in the run"),
         (["RUN", "--ckpt_path", "nope"], "ckpt_path: no such file (got nope)"),
         (["RUN", "--output", "no/such/file"], "output: its folder does not exist"),
-        (["RUN", "--model.gamma", "9"], "model.gamma: a run is resumed with the settings"),
+        (["RUN", "--model.gamma", "9"], "model.gamma: the run began with"),
         (["RUN", "--format", "keras"], "argument --format: invalid choice"),
     ],
 )

@@ -21,6 +21,7 @@ from fedgkd_pl.plots import figures as draw
 from fedgkd_pl.plots import plane, style
 from fedgkd_pl.plots.feature_maps import read_feature_map
 from fedgkd_pl.plots.partition import bubble_chart
+from fedgkd_pl.plots.tasks import task_panels
 from lightning.pytorch import Callback, seed_everything
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -243,6 +244,42 @@ def test_panels_share_the_y_axis_and_one_legend() -> None:
     assert [axes.get_xlabel() != "" for axes in figure.axes] == [False, True, True]
     (legend,) = figure.legends
     assert {text.get_text() for text in legend.get_texts()} == {"FedAvg", "FedGKD", "MOON"}
+
+
+@pytest.mark.parametrize(
+    ("label", "seeds", "ends"),
+    [  # two seeds a and b: mean (a + b) / 2, deviation |a - b| / √2
+        ("test accuracy, %", (80.0, 100.0), (90 - 200**0.5, 100)),
+        ("clients' test accuracy, %", (0.0, 20.0), (0, 10 + 200**0.5)),
+        ("test accuracy, %", (80.0, 120.0), (100 - 800**0.5, 120)),  # so they can be
+        ("test loss", (0.0, 2.0), (0, 1 + 2**0.5)),
+        ("test loss", (-2.0, 0.0), (-2, -1 + 2**0.5)),  # of a density
+        ("distance from global", (0.0, 2.0), (0, 1 + 2**0.5)),
+        ("cosine of two updates", (0.0, 2.0), (1 - 2**0.5, 1 + 2**0.5)),
+        ("accuracy lost, % points", (0.0, 2.0), (1 - 2**0.5, 1 + 2**0.5)),
+    ],
+)
+def test_bands_end_where_values_are_not_possible(
+    label: str, seeds: tuple[float, float], ends: tuple[float, float]
+) -> None:
+    curves = {"a": [{1: value, 2: value} for value in seeds]}
+    (axes,) = draw.learning_curves(curves, ylabel=label).axes
+    (band,) = axes.collections
+    assert {y for _, y in vertices(band)} == {round(end, 6) for end in ends}
+    low, high = axes.get_ylim()
+    room = 0.051 * (ends[1] - ends[0])  # Matplotlib's margin
+    assert ends[0] - room < low and high < ends[1] + room
+
+
+def test_error_bars_end_where_values_are_not_possible() -> None:
+    (axes,) = draw.participation_panels({"": {"a": {0.1: [80.0, 100.0]}}}).axes
+    (segment,) = axes.containers[0][2][0].get_segments()  # type: ignore[index]
+    np.testing.assert_allclose(segment[:, 1], [90 - 200**0.5, 100])
+    curves = {"a": [{1: 0.0}, {1: 20.0}]}
+    for axes in task_panels({"accuracy": curves, "forgetting": curves}).axes:
+        low = 0 if axes.get_title() == "accuracy" else 10 - 200**0.5
+        (segment,) = axes.containers[0][2][0].get_segments()  # type: ignore[index]
+        np.testing.assert_allclose(segment[:, 1], [low, 10 + 200**0.5], atol=1e-9)
 
 
 def test_participation_is_mean_and_error_bars() -> None:

@@ -1,0 +1,72 @@
+"""A user's method has its ``title`` in tables and figures, though its code is not there then."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fedgkd_pl import FedAvg, FedGKD, FedGKDVote
+from fedgkd_pl.experiments.groups import make_groups
+from fedgkd_pl.experiments.registry import add, read_registry
+from fedgkd_pl.experiments.runs import find_runs, read_run
+from fedgkd_pl.methods import title_of_class
+
+QUICK = ("--config", "digits/fedgkd.yaml", "--rounds", "1", "--model.local_steps", "1")
+MODULE = """
+from fedgkd_pl import FedGKD
+
+class GKDProx(FedGKD):
+    title = "GKD-Prox"
+
+class Untitled(GKDProx):
+    pass
+"""
+
+
+def test_the_title_of_a_class() -> None:
+    own = type("GKDProx", (FedGKD,), {"title": "GKD-Prox"})
+    assert title_of_class(own) == "GKD-Prox"
+    assert title_of_class(type("Untitled", (own,), {})) == "Untitled"
+    assert title_of_class(type("Copied", (FedGKD,), {"title": "FedGKD"})) == "Copied"
+    assert title_of_class(type("Mine", (FedAvg,), {"title": 3})) == "Mine"
+    assert title_of_class(type("Mine", (FedAvg,), {"title": " "})) == "Mine"
+    assert title_of_class(type("Mine", (FedAvg,), {"title": "a\nb"})) == "a b"
+    assert title_of_class(FedGKDVote) == "FedGKD-Vote"
+
+
+def test_runs_of_a_users_methods_are_shown_by_their_titles(
+    run: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "titled.py").write_text(MODULE, encoding="utf-8")
+    for name in ("GKDProx", "Untitled"):
+        words = ("--import", "titled", "--model", f"titled.{name}", "--name", name)
+        code, out, err = run("fit", *QUICK, *words)
+        assert code == 0, err
+        assert ("GKD-Prox on digits" in out + err) == (name == "GKDProx")
+    (tmp_path / "titled.py").unlink()
+    monkeypatch.delitem(sys.modules, "titled")
+
+    for flags in ((), ("--over_seeds",), ("--format", "md")):
+        code, out, _ = run("report", *flags, "runs/GKDProx", "runs/Untitled")
+        assert code == 0 and "GKD-Prox" in out and "GKDProx " not in out and "Untitled" in out
+    assert run("figure", "curves", "runs", "--output", "curves.svg")[0] == 0
+    assert run("report", "--format", "html", "runs")[0] == 0
+    for file in ("curves.svg", "runs/report.html"):
+        shown = (tmp_path / file).read_text(encoding="utf-8")
+        assert "GKD-Prox" in shown and "Untitled" in shown, file
+    found = read_run("runs/GKDProx/version_0")
+    assert "method GKD-Prox" in repr(found) and "GKD-Prox" in found._repr_html_()
+    names = add(tmp_path / "runs", tmp_path / "kept", {"command": "by hand"})
+    assert [run.labels["method"] for run in read_registry(tmp_path / "kept")] == [
+        "GKD-Prox",
+        "Untitled",
+    ], names
+
+    summary = tmp_path / "runs/GKDProx/version_0/summary.json"
+    content = json.loads(summary.read_text())
+    summary.write_text(json.dumps(content | {"title": "a\x1b[2J"}))  # a stranger's
+    assert run("report", "runs")[0] == 2
+    del content["title"]
+    summary.write_text(json.dumps(content))  # of an older version
+    assert [group.method for group in make_groups(find_runs(["runs"]))] == ["GKDProx", "Untitled"]
