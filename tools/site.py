@@ -1,9 +1,10 @@
-"""What mkdocs.yml hooks in: pages from outside of docs/, the API's pages, the methods' navigation.
+"""What mkdocs.yml hooks in: pages from outside of docs/, the API's pages, navigation, versions.
 
 The pages of docs/ link to files beside that folder, as a reader of the repository needs it. On the
 site such a link leads to the page that the file becomes (:data:`OUTSIDE`), or to a copy of it.
 """
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,7 +41,13 @@ MARK = re.compile(r"<!-- (?:(?:results|code): .*?|end) -->\n?", re.DOTALL)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Fills the two parts of the navigation that are lists of what is there."""
+    """Fills the two parts of the navigation that are lists of what is there.
+
+    The site of ``make docs-version`` gets the selector of versions. That of ``make docs`` has no
+    versions beside it, and would ask for their list in vain.
+    """
+    if "MIKE_DOCS_VERSION" in os.environ:
+        config.extra["version"] = {"provider": "mike", "default": "latest", "alias": True}
     parts: dict[str, list[Any]] = {"methods/": list(_methods()), "api/": list(_api())}
     config.nav = [part for part in (_filled(part, parts) for part in config.nav or []) if part]
     return config
