@@ -5,106 +5,169 @@ images; a fifth of them is public (with labels for FedMD, which begins with them
 accuracy of every net and of their ensemble after the last round, and that of the same net trained
 on its client's images alone for as many epochs; draws accuracy by round. The data is that of
 ``--data`` or FEDGKD_DATA, the folder with cifar-10-batches-py; nothing is downloaded.
+
+``--engine flower`` trains with the local engine and then, as a Flower app, with a node for every
+client, all in this process; it fails unless both come to the same bits.
 """
 
 import argparse
+import csv
 import os
+import sys
+import tempfile
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from fedgkd_pl import (
-    CIFAR10,
-    CNN,
-    MLP,
-    FedAvg,
-    FedDF,
-    FedMD,
-    HeldOut,
-    LocalEngine,
-    NetAccuracy,
-    ResNet8,
-    ResNet20,
-    RunFiles,
-    Splits,
-    plot,
-)
+import yaml
+from fedgkd_pl import CNN, MLP, FedAvg, HeldOut, LocalEngine, ResNet8, ResNet20, plot
+from fedgkd_pl.cli.main import main as command
 from fedgkd_pl.plots.style import save
+from fedgkd_pl.runs.folder import RunFolder
+from fedgkd_pl.storage.checkpoint import read_checkpoint
 from lightning.pytorch import Trainer, seed_everything
 from torch import nn
 from torch.optim import Adam
 
+from benchmarks.some_images import SomeImages
+
 METHODS = ("FedMD", "FedDF")
+NAMES = ("MLP", "CNN", "ResNet8", "ResNet20")
+ALIKE = {
+    "FedMD": "client metrics, consensus, nets and optimizers of clients, bit for bit",
+    "FedDF": "metrics and weights, bit for bit",
+}
+HIDDEN = [256, 128]
 SILENT: dict[str, Any] = {
     **{"logger": False, "enable_checkpointing": False, "enable_progress_bar": False},
     **{"enable_model_summary": False, "accelerator": "cpu", "devices": 1},
 }
 
 
-class SomeImages(CIFAR10):
-    """The first so many training and test images, which come in no order."""
-
-    def __init__(self, train: int, test: int, **kwargs: Any) -> None:
-        super().__init__(download=False, **kwargs)
-        self.sizes = train, test
-
-    def load(self) -> Splits:
-        """See :meth:`FederatedDataModule.load`."""
-        splits = super().load()
-        train, test = self.sizes
-        return Splits(splits.train[:train], splits.test[:test])
-
-
 def nets() -> list[nn.Module]:
-    """The four, with the same weights for every method."""
+    """The four, with the weights that runs with seed 0 begin with."""
     seed_everything(0, verbose=False)
-    return [MLP(3072, [256, 128]), CNN(), ResNet8(), ResNet20()]
+    return [MLP(3072, HIDDEN), CNN(), ResNet8(), ResNet20()]
 
 
-def data_of(given: argparse.Namespace) -> SomeImages:
+def data_of(given: argparse.Namespace) -> dict[str, Any]:
     """Four clients, all in every round."""
-    return SomeImages(
-        *(given.train, given.test),
-        data_dir=given.data,
-        num_clients=len(nets()),
-        batch_size=64,
-        public=HeldOut(0.2, labelled=True),
-        seed=0,
-    )
+    public = {"class_path": "HeldOut", "init_args": {"fraction": 0.2, "labelled": True}}
+    sizes = {"train": given.train, "test": given.test}
+    sizes |= {"num_clients": len(NAMES), "batch_size": 64}
+    return sizes | {"data_dir": str(Path(given.data).absolute()), "public": public}
 
 
-def model_of(method: str, given: argparse.Namespace) -> FedAvg:
-    """A method; Adam for all."""
-    common: dict[str, Any] = {
-        "nets": nets(),
-        "local_epochs": given.epochs,
-        "optimizer": partial(Adam, lr=1e-3),
-        "engine": LocalEngine(given.workers),
-    }
+def settings_of(method: str, given: argparse.Namespace) -> dict[str, Any]:
+    """A run's config, without the engine; Adam for all."""
+    some: list[dict[str, Any]] = [{"class_path": f"fedgkd_pl.{name}"} for name in NAMES]
+    some[0]["init_args"] = {"in_features": 3072, "hidden": HIDDEN}
+    adam = {"class_path": "torch.optim.Adam", "init_args": {"lr": 1e-3}}
+    model = {"nets": some, "local_epochs": given.epochs, "optimizer": adam}
     if method == "FedMD":
-        starts = {"public_epochs": given.start, "start_epochs": given.start}
-        return FedMD(public_samples=given.public, **starts, **common)
-    steps = {"distil_steps": given.steps, "validate_every": max(1, given.steps // 10)}
-    return FedDF(patience=given.steps, **steps, **common)
+        model |= {"public_epochs": given.start, "start_epochs": given.start}
+        model |= {"public_samples": given.public}
+    else:
+        model |= {"distil_steps": given.steps, "validate_every": max(1, given.steps // 10)}
+        model |= {"patience": given.steps}
+    return {
+        "rounds": given.rounds,
+        "output_dir": str(Path(given.output).absolute()),
+        "model": {"class_path": method, "init_args": model},
+        "data": {"class_path": "some_images.SomeImages", "init_args": data_of(given)},
+        "trainer": {"callbacks": ["NetAccuracy"], "accelerator": "cpu"},
+    }
+
+
+def checked(code: int) -> None:
+    """Ends with the code of a command that failed, which has said why."""
+    if code:
+        sys.exit(code)
 
 
 def federated(method: str, given: argparse.Namespace) -> dict[str, float]:
     """The test accuracies after the last round; leaves a run's folder and its figure."""
-    folder = Path(given.output) / method.lower()
-    trainer = Trainer(
-        max_epochs=given.rounds, callbacks=[RunFiles(str(folder)), NetAccuracy()], **SILENT
+    output, name = Path(given.output), method.lower()
+    output.mkdir(parents=True, exist_ok=True)
+    config = output / f"{name}.yaml"
+    config.write_text(yaml.safe_dump(settings_of(method, given), sort_keys=False))
+    words = ["--import", "some_images", "--config", str(config)]
+    start = time.monotonic()
+    workers = ["--model.engine.workers", str(given.workers)]
+    checked(command(["fit", *words, "--name", name, *workers]))
+    run = newest(output / name)
+    save(plot("nets", run), output / f"{name}.svg")
+    if given.engine == "flower":
+        middle = time.monotonic()
+        differ = differing(method, run, *through_flower([*words, "--name", f"{name}-flower"]))
+        if differ:
+            sys.exit(f"{method} through Flower is not as with the local engine: {differ}")
+        took = f"{middle - start:.0f} s and {time.monotonic() - middle:.0f} s"
+        print(f"{method}, local and through Flower: the same {ALIKE[method]}; {took}")
+    last = rows(run)[-1]
+    found = {each: last[f"nets/{each}_test_acc"] for each in NAMES} | {"ensemble": last["test/acc"]}
+    return {each: float(value) for each, value in found.items()}
+
+
+def newest(folder: Path) -> Path:
+    """The last run of a name."""
+    return RunFolder.versions(folder)[-1].path
+
+
+def rows(run: Path) -> list[dict[str, str]]:
+    """A run's metrics by round."""
+    return list(csv.DictReader((run / "metrics.csv").read_text().splitlines()))
+
+
+def through_flower(words: list[str]) -> tuple[Path, dict[int, Any]]:
+    """A run as a Flower app, with a node for each client; its folder, and what its nodes keep."""
+    from tests.support.flower_apps import Runs, kept_by_nodes
+
+    with tempfile.TemporaryDirectory() as place:
+        app = Path(place) / "app"
+        checked(command(["flower", str(app), *words]))
+        nodes = {node: {"client": node} for node in range(len(NAMES))}
+        grid = Runs(app).flower(app, nodes, **{"import": "some_images"})
+        settings = yaml.safe_load((app / "config.yaml").read_text())
+    run = newest(Path(settings["output_dir"]) / settings["name"])
+    return run, kept_by_nodes(grid, run)
+
+
+def differing(method: str, run: Path, there: Path, kept: dict[int, Any]) -> list[str]:
+    """What is not the same in a run and in that through Flower.
+
+    FedMD's models stay with their nodes, so the server's own metrics are of other nets. What the
+    nodes keep, the nets and the optimizers, is in the local engine's checkpoint.
+    """
+    ours, theirs = (read_checkpoint(folder / "checkpoints/last.ckpt") for folder in (run, there))
+    pairs = {"weights": (ours["state_dict"], theirs["state_dict"])}
+    known: tuple[str, ...] = ("",)
+    if method == "FedMD":
+        known = ("client/", "comm/")
+        ours, theirs = ours["fedgkd_pl"], theirs["fedgkd_pl"]
+        pairs = {"consensus": (ours["consensus"], theirs["consensus"])}
+        for client in range(len(NAMES)):
+            pairs[f"client {client}"] = ours["client_states"][client], kept[client]
+    differ = [name for name, pair in pairs.items() if not same(*pair)]
+    for number, (row, other) in enumerate(zip(rows(run), rows(there), strict=True), 1):
+        names = [name for name in row if name.startswith(known)]
+        differ += [f"{name} of round {number}" for name in names if row[name] != other[name]]
+    return differ
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    """Whether names, types and bits are."""
+    return one.keys() == other.keys() and all(
+        tensor.dtype == other[name].dtype and torch.equal(tensor, other[name])
+        for name, tensor in one.items()
     )
-    model = model_of(method, given)
-    trainer.fit(model, data_of(given))
-    save(plot("nets", folder), folder / "nets.svg")
-    found = {name: model.report[f"nets/{name}_test_acc"] for name in model.net_names}
-    return found | {"ensemble": model.report["test/acc"]}
 
 
 def alone(given: argparse.Namespace) -> dict[str, float]:
     """Every net on its client's images: as many epochs as FedMD's parties have on their own."""
-    data = data_of(given)
+    data = SomeImages(**data_of(given) | {"public": HeldOut(0.2, labelled=True)}, seed=0)
     data.setup()
     found = {}
     for client, net in enumerate(nets()):
@@ -131,18 +194,19 @@ def main() -> None:
     parser.add_argument("--test", type=int, default=2_000, help="images")
     parser.add_argument("--public", type=int, default=1_000, help="FedMD's inputs in a round")
     parser.add_argument("--steps", type=int, default=500, help="FedDF's on the server in a round")
-    parser.add_argument("--workers", type=int, default=1, help="processes")
+    parser.add_argument("--workers", type=int, default=1, help="processes of the local engine")
+    parser.add_argument("--engine", choices=("local", "flower"), default="local")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    rows = {"alone": alone(given)} | {method: federated(method, given) for method in METHODS}
-    names = [type(net).__name__ for net in nets()]
-    print("| test accuracy, % | " + " | ".join([*names, "ensemble"]) + " |")
-    print("|---" * (len(names) + 2) + "|")
-    for row, accuracies in rows.items():
-        values = [f"{100 * accuracies[n]:.1f}" if n in accuracies else "" for n in names]
+    sys.path.insert(0, str(Path(__file__).parent))  # an app takes modules of one file along
+    results = {"alone": alone(given)} | {method: federated(method, given) for method in METHODS}
+    print("| test accuracy, % | " + " | ".join([*NAMES, "ensemble"]) + " |")
+    print("|---" * (len(NAMES) + 2) + "|")
+    for row, accuracies in results.items():
+        values = [f"{100 * accuracies[n]:.1f}" if n in accuracies else "" for n in NAMES]
         both = f"{100 * accuracies['ensemble']:.1f}" if "ensemble" in accuracies else ""
         print(f"| {row} | " + " | ".join([*values, both]) + " |")
-    drawn = ", ".join(str(Path(given.output) / method.lower() / "nets.svg") for method in METHODS)
+    drawn = ", ".join(str(Path(given.output) / f"{method.lower()}.svg") for method in METHODS)
     print(f"\n{given.rounds} rounds of {given.epochs} epochs, {given.train} images; wrote {drawn}")
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import fedgkd_pl
+import numpy as np
 import pytest
 import torch
 from fedgkd_pl.cli.main import main
@@ -40,6 +41,7 @@ from tests.support.flower_apps import (
     Loop,
     Runs,
     failures,
+    kept_by_nodes,
     weights,
 )
 
@@ -121,6 +123,60 @@ def test_a_node_gets_the_models_of_its_clients_nets_alone(runs: Runs) -> None:
         {"model.global@0"},
         {"model.global@1"},
     ]
+
+
+FOUR: list[Any] = [  # those of benchmarks/nets.py, with few channels
+    {"class_path": "fedgkd_pl.MLP", "init_args": {"in_features": 3072, "hidden": [8]}},
+    {"class_path": "fedgkd_pl.CNN", "init_args": {"channels": [4, 4], "hidden": 8}},
+    *(
+        {
+            "class_path": "fedgkd_pl.models.resnet.ResNet",
+            "init_args": {"blocks": [n, n, n], "widths": [4, 4, 8], "group_size": 4},
+        }
+        for n in (1, 3)  # ResNet-8 and ResNet-20
+    ),
+]
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize("method", ["FedMD", "FedDF"])
+def test_four_architectures_on_four_nodes(method: str, runs: Runs) -> None:
+    """Pictures of CIFAR's size, a net and a node for every client; all that nodes keep, too."""
+    random = np.random.default_rng(0)
+    labels = np.arange(96) % 10
+    colours = random.integers(0, 255, (10, 3, 1, 1))
+    pictures = (colours[labels] + random.integers(0, 99, (96, 3, 32, 32))).clip(0, 255)
+    np.savez(runs.folder / "pictures.npz", x=pictures.astype(np.uint8), y=labels)
+    words = ["--data", "Arrays", "--data.inputs", str(runs.folder / "pictures.npz")]
+    words += ["--data.num_clients", "4", "--data.participation", "1", "--data.batch_size", "8"]
+    words += ["--data.partition", "IID", "--data.public", "HeldOut"]
+    words += ["--data.public.labelled", "true", "--rounds", "2"]
+    words += ["--model.nets", json.dumps(FOUR), "--model.net", "null"]
+    words += ["--model.optimizer", "torch.optim.Adam", "--model.optimizer.lr", "0.001"]
+    if method == "FedMD":
+        words += ["--model.public_epochs", "1", "--model.start_epochs", "1"]
+    here = runs.local(method, *words)
+    grid = runs.flower(runs.app(method, *words), {n: {"client": n} for n in range(4)})
+    there = runs.folder / f"flower-{method}/version_0"
+    assert failures(here) == failures(there) == []
+    assert [(kind, node) for kind, node, _ in grid.sent if kind == "train"] == [
+        ("train", node) for _ in range(2) for node in range(4)
+    ]
+    texts = [(folder / "metrics.csv").read_text() for folder in (here, there)]
+    both = [list(csv.DictReader(text.splitlines())) for text in texts]
+    saved = [read_checkpoint(f / "checkpoints/last.ckpt")["fedgkd_pl"] for f in (here, there)]
+    if method == "FedDF":
+        assert both[0] == both[1] and same(weights(here), weights(there))
+        return
+    known = [name for name in both[0][0] if name.startswith(("client/", "comm/"))]
+    assert len(known) > 8 and both[0][1]["client/digest_mean"]
+    for ours, theirs in zip(*both, strict=True):
+        assert [ours[name] for name in known] == [theirs[name] for name in known]
+    assert same(*(each["consensus"] for each in saved))
+    kept = kept_by_nodes(grid, there)
+    assert kept.keys() == saved[0]["client_states"].keys() == set(range(4))
+    for client, state in kept.items():  # its net and both of its optimizers
+        assert same(state, saved[0]["client_states"][client])
 
 
 def test_a_node_that_fails_or_is_late_is_left_out(runs: Runs) -> None:

@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 from fedgkd_pl.cli.main import main
+from fedgkd_pl.engines.flower.records import SINCE
+from fedgkd_pl.engines.flower.states import States
+from fedgkd_pl.federation.message import State
 from fedgkd_pl.flower import client_app, server_app
 from fedgkd_pl.storage.checkpoint import read_checkpoint
 from flwr.app import Context, Error, RecordDict
@@ -129,6 +132,18 @@ class Runs:
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     return read_checkpoint(folder / "checkpoints/last.ckpt")["state_dict"]  # type: ignore[no-any-return]
+
+
+def kept_by_nodes(grid: Loop, folder: Path) -> dict[int, State]:
+    """What every client keeps at its node, which the server of a run has only marks of."""
+    marks = read_checkpoint(folder / "checkpoints/last.ckpt")["fedgkd_pl"]["client_states"]
+    kept = {}
+    for context in grid.contexts.values():
+        for client, stands in marks.items():
+            mark = tuple(stands[SINCE].tolist())
+            if any(name.startswith(f"client-{client}-") for name in context.state):
+                kept[client] = States(context.state).find(client, mark)
+    return kept
 
 
 def failures(folder: Path) -> list[tuple[str, str, str]]:
