@@ -53,6 +53,17 @@ def test_the_ten_lines(tmp_path: Path) -> None:
     assert list(tmp_path.rglob("*.ckpt")), "the stock ModelCheckpoint wrote nothing"
 
 
+def test_the_ten_lines_begin_with_the_same_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PL_GLOBAL_SEED", "7")  # and undoes what the lines set
+    before_fit = TEN_LINES.split("Trainer(max_epochs")[0]
+    sessions: list[dict[str, Any]] = [{}, {}]
+    for session in sessions:
+        exec(before_fit, session)
+    one, other = (session["model"].net.state_dict() for session in sessions)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert sessions[0]["data"].seed == 0
+
+
 def test_a_config_in_python(tmp_path: Path) -> None:
     done = warm_script(PYTHON[1], tmp_path)
     assert done.returncode == 0, done.stderr
@@ -96,16 +107,19 @@ def test_own_images_in_a_new_project(
     (project / "photos.yaml").write_text(block, encoding="utf-8")
     write_images(project / "photos", 40)
     text = START[START.index(block) :]
-    partition, fit, compare = re.findall(r"^fedgkd-pl (\w+ .*?) +#", text, re.MULTILINE)
+    partition, fit, compare, figure = re.findall(r"^fedgkd-pl (\w+ .*?) +#", text, re.MULTILINE)
     study = (project / "study.yaml").read_text(encoding="utf-8")
     config = "config: [config.yaml, photos.yaml]"
     assert f"`{config}`" in text and study.count("config: config.yaml") == 1
     (project / "study.yaml").write_text(study.replace("config: config.yaml", config))
-    for words in (partition, f"{fit} --rounds 1", f"{compare} --dry_run"):
+    assert "runs/study " in figure  # which a dry run does not make
+    figure = figure.replace("runs/study", "runs/my-project")
+    for words in (partition, f"{fit} --rounds 1", f"{compare} --dry_run", figure):
         code, _, err = run(*words.split())
         assert code == 0, err
     with (project / "runs/my-project/version_0/metrics.csv").open() as file:
         assert len(list(file)) == 1 + 1
+    assert (project / "curves.png").is_file()
 
 
 def test_the_explained_config_is_the_shipped_one(
@@ -317,6 +331,15 @@ def test_the_examples_of_nets(
     assert code == 0, err
     (metrics,) = tmp_path.rglob("metrics.csv")
     assert "nets/MLP1_test_acc" in metrics.read_text(encoding="utf-8")
+
+
+def test_the_config_of_tasks(run: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    page = (REPO / "docs" / "tasks.md").read_text(encoding="utf-8")
+    (config,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "tasks.yaml").write_text(config, encoding="utf-8")
+    files = ("--config", "protocols/digits.yaml", "--config", "tasks.yaml")
+    code, _, err = run("fit", *files, "--rounds", "1", "--model.engine.workers", "1")
+    assert code == 0, err
 
 
 def test_every_guard_against_a_published_error_exists() -> None:
