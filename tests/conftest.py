@@ -59,7 +59,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files first, so that no worker is left alone with one of them at the end."""
     order = {name: place for place, name in enumerate(LONG)}
-    items.sort(key=lambda i: -1 if i.path.suffix == ".ipynb" else order.get(i.path.name, len(LONG)))
+    items.sort(key=lambda item: order.get(item.path.name, len(LONG)))
 
 
 def pytest_collection_finish() -> None:

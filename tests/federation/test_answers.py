@@ -255,7 +255,7 @@ def one_less(holds: torch.Tensor) -> torch.Tensor:
     return less
 
 
-FORMS = ("BatchNorm", "MOON", "FedDistill", "FedAUX")  # other answers than those of the families
+FORMS = ("BatchNorm", "FedDistill")  # other answers than those of the families
 
 
 @pytest.mark.parametrize("name", of_families(["FedAvg", "BatchNorm", *EVERY], *FORMS))

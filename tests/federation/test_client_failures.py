@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 from fedgkd_pl import FedAvg, LocalEngine, RunFiles
-from fedgkd_pl.data.cohorts import CohortSampler
-from fedgkd_pl.data.datamodule import CohortLoader
+from fedgkd_pl.data.cohorts import CohortLoader, CohortSampler
 from fedgkd_pl.errors import RunFailed
 from fedgkd_pl.federation.answers import Form, Spec, like
 from fedgkd_pl.federation.message import ClientUpdate

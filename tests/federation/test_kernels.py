@@ -199,7 +199,9 @@ def no_more_code() -> Iterator[None]:
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", HALVES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.long] * (n != "FedGKDVote")) for n in HALVES]
+)
 def test_compiled_is_the_same_and_compiled_once(name: str) -> None:
     """For all clients, ragged batches of 7, 5 and 1 samples, and other numbers in the message."""
     torch._dynamo.reset()
@@ -249,6 +251,7 @@ def train_again(
     return train(half, message, state, random=True, clients=clients, compile=True)
 
 
+@pytest.mark.long
 @needs_compiler
 def test_a_compiled_run_in_a_pool(tmp_path: Path) -> None:
     def weights(**settings: Any) -> State:

@@ -251,7 +251,7 @@ def test_a_scheduler_that_clients_cannot_step_is_refused() -> None:
 def test_the_command_line_refuses_it_too(run: Any, tmp_path: Path) -> None:
     words = ("--model.scheduler", "torch.optim.lr_scheduler.ReduceLROnPlateau")
     code, _, errors = run("fit", "--config", "smoke.yaml", *words)
-    assert code == 2 and errors.startswith("error: scheduler: needs a score"), errors
+    assert code == 2 and errors.startswith("error: model.scheduler: needs a score"), errors
     assert len(errors.splitlines()) == 1 and not list(tmp_path.iterdir())
 
 
@@ -306,7 +306,7 @@ def test_validation_of_other_data_has_every_class(caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.WARNING, "fedgkd_pl"):
         data.setup()
     assert torch.bincount(data.val.targets).tolist() in ([3, 2, 2], [2, 3, 2], [2, 2, 3])
-    assert not caplog.records
+    assert not any("validation" in message for message in caplog.messages)
     rows = torch.cat([data.client_data.examples.inputs, data.val.inputs])
     assert sorted(map(tuple, rows.tolist())) == sorted(map(tuple, data.x.tolist()))
     again, other = Sorted(), Sorted(seed=1)
