@@ -125,17 +125,20 @@ def lead(runs: Sequence[KeptRun], options: Options) -> str:
 
 
 def columns(runs: Sequence[KeptRun], options: Options) -> str:
-    """Kept metrics of the last round in %, a row for a method.
+    """Kept metrics of the last round in %, over the seeds, a row for a method.
 
     Options: ``keys``, columns of ``rounds.csv``; ``names``, what the table calls them.
     """
     keys = options["keys"].split(",")
     names = options.get("names", options["keys"]).split(",")
     rows = []
-    for run in runs:
-        values = [run.columns.get(key, {}).get(max(run.accuracy)) for key in keys]
-        texts = ["-" if value is None else f"{100 * value:.2f}" for value in values]
-        rows.append({"method": run.labels["method"], **dict(zip(names, texts, strict=True))})
+    for method in dict.fromkeys(run.labels["method"] for run in runs):
+        row = {"method": method}
+        for key, name in zip(keys, names, strict=True):
+            seeds = [run for run in runs if run.labels["method"] == method]
+            values = [run.columns.get(key, {}).get(max(run.accuracy)) for run in seeds]
+            row[name] = spread([100 * value for value in values if value is not None])
+        rows.append(row)
     return Table.of(rows).to_markdown()
 
 
