@@ -33,6 +33,7 @@ PRELOAD = (
 )
 ORPHAN = 20.0  # seconds for a cell to end whose study was killed
 SHOWN = 12  # cells in the live table
+PAUSE = 300.0  # seconds between lines on the cells that run, where there is no table
 
 
 @dataclass
@@ -199,7 +200,7 @@ def _finish(task: Task) -> None:
 
 
 class _Display:
-    """A live table on a terminal; a line for every cell that starts or ends elsewhere."""
+    """A live table on a terminal; elsewhere a line for a cell that starts or ends, or goes on."""
 
     def __init__(self, name: str, tasks: list[Task], jobs: int, quiet: bool) -> None:
         self.name = name
@@ -207,6 +208,7 @@ class _Display:
         self.jobs = jobs
         self.quiet = quiet
         self.live: Any = None
+        self.told = time.monotonic()  # when the last line was printed
 
     def __enter__(self) -> "_Display":
         if self.quiet:
@@ -225,20 +227,25 @@ class _Display:
             self.live.stop()
 
     def show(self) -> None:
-        """Draws anew."""
+        """Draws anew, or now and then says how far the cells are."""
         if self.live:
             self.live.update(self.table())
+        elif time.monotonic() - self.told >= PAUSE:
+            for task in self.tasks:
+                if task.state == "running":
+                    self.say(task)
 
     def say(self, task: Task) -> None:
-        """Prints a line on a task that started or ended, where nothing is drawn."""
+        """Prints a line on a task, where nothing is drawn."""
         if self.live or self.quiet:
             return
         count = sum(task.state in ("finished", "failed") for task in self.tasks)
         done, accuracy = task.progress()
         shown = f"round {done}/{task.rounds}" + (f", test/acc {accuracy}" if accuracy else "")
-        left = f", {self.left()} left" if count else ""
+        left = f", {self.left()} left" if any(task.pace for task in self.tasks) else ""
         print(f"{count}/{len(self.tasks)} {task.state:<8} {task.cell.name}: {shown}{left}")
         sys.stdout.flush()
+        self.told = time.monotonic()
 
     def left(self) -> timedelta:
         """The time that the rest will take at the pace so far."""

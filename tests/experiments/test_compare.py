@@ -20,6 +20,7 @@ from fedgkd_pl.experiments.groups import make_groups
 from fedgkd_pl.experiments.overview import overview
 from fedgkd_pl.experiments.paper import numbers, paper_row
 from fedgkd_pl.experiments.runs import Run, find_runs
+from fedgkd_pl.experiments.scheduler import PAUSE, Task, _Display
 from fedgkd_pl.experiments.significance import lead
 from fedgkd_pl.experiments.study import Cell, read_study
 from fedgkd_pl.experiments.tables import every_run, make_tables
@@ -528,3 +529,23 @@ def test_a_stopped_study_says_how_to_go_on(tmp_path: Path) -> None:
     out = process.communicate()[0]
     assert process.returncode == 143
     assert out.endswith("stopped by SIGTERM; the same command goes on where this was\n")
+
+
+def test_a_log_says_now_and_then_how_far_cells_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    tasks = [Task(Cell({"method": m}, 0, ()), tmp_path / m, 10) for m in ("FedAvg", "FedGKD")]
+    tasks[0].folder.mkdir()
+    (tasks[0].folder / "metrics.csv").write_text("round,test/acc\n1,0.25\n2,0.5\n")
+    tasks[0].state, tasks[0].pace = "running", 30.0
+    display = _Display("mine", tasks, 1, quiet=False)
+    clock[0] += PAUSE - 1
+    display.show()
+    assert capsys.readouterr().out == ""
+    clock[0] += 1
+    display.show()
+    display.show()  # which comes too soon
+    line = "0/2 running  FedAvg-seed0: round 2/10, test/acc 50.00, 0:09:00 left\n"  # 18 rounds
+    assert capsys.readouterr().out == line
