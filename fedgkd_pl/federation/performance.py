@@ -25,13 +25,17 @@ def channels_last(net: nn.Module, inputs: Tensor, device: torch.device | None = 
 
     A net that flattens by ``view`` cannot, nor one with convolutions of other dimensions: they stay
     as they are. So do nets with GroupNorm where its kernels would copy every image to the other
-    layout and back. Copies of a net have its layout. ``device``: where it will train, if not where
-    the inputs are.
+    layout and back, and on CPUs nets with a convolution whose kernel is wrong (:func:`_overruns`).
+    Copies of a net have its layout. ``device``: where it will train, if not where the inputs are.
     """
-    if inputs.dim() != 4 or not any(isinstance(module, nn.Conv2d) for module in net.modules()):
+    convolutions = [module for module in net.modules() if isinstance(module, nn.Conv2d)]
+    if inputs.dim() != 4 or not convolutions:
         return
+    kind = (device or inputs.device).type
     grouped = any(isinstance(module, nn.GroupNorm) for module in net.modules())
-    if grouped and (device or inputs.device).type not in ("cpu", "xpu"):
+    if grouped and kind not in ("cpu", "xpu"):
+        return
+    if kind == "cpu" and any(map(_overruns, convolutions)):
         return
     layout = {"memory_format": torch.channels_last}
     try:
@@ -40,6 +44,16 @@ def channels_last(net: nn.Module, inputs: Tensor, device: torch.device | None = 
     except RuntimeError:
         return
     net.to(**layout)  # type: ignore[call-overload]
+
+
+def _overruns(layer: nn.Conv2d) -> bool:
+    """Whether its gradient, with channels last, may be written beyond its memory.
+
+    That of a 1 x 1 convolution with a stride and fewer channels than a vector register holds is
+    (github.com/uxlfoundation/oneDNN/issues/6035): wrong weights, or a crash.
+    """
+    strided = layer.kernel_size == (1, 1) and layer.stride != (1, 1)
+    return strided and layer.in_channels // layer.groups < 16
 
 
 def is_channels_last(net: nn.Module) -> bool:

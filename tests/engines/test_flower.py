@@ -22,6 +22,7 @@ from fedgkd_pl.errors import RunFailed
 from fedgkd_pl.federation.message import ClientFailure, ClientUpdate, Message, encode_state
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.storage.checkpoint import read_checkpoint
+from safetensors.torch import load_file
 
 from tests.conftest import same
 
@@ -72,6 +73,17 @@ def test_the_same_bits_as_the_local_engine(method: str, precision: str, runs: Ru
     assert bool(states) == keeps
     saved = read_checkpoint(there / "checkpoints/last.ckpt")["fedgkd_pl"]["client_states"]
     assert all(state.keys() == {records.SINCE} for state in saved.values())
+
+
+def test_the_averaged_model_is_that_of_the_local_engine(runs: Runs) -> None:
+    words = ["--trainer.callbacks+", "AveragedModel", "--trainer.callbacks.size", "2"]
+    here = runs.local("FedAvg", *words)
+    runs.flower(runs.app("FedAvg", *words))
+    there = runs.folder / "flower-FedAvg/version_0"
+    ours, theirs = (load_file(folder / "average.safetensors") for folder in (here, there))
+    assert same(ours, theirs) and not same(ours, weights(here))
+    rows = (here / "metrics.csv").read_text()
+    assert rows == (there / "metrics.csv").read_text() and "average/acc" in rows
 
 
 @pytest.mark.parametrize("method", ["FedMD", "FedDistill", "FedWeIT"])

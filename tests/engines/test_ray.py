@@ -20,6 +20,7 @@ import pytest
 from fedgkd_pl import (
     MLP,
     MOON,
+    AveragedModel,
     Digits,
     Dirichlet,
     FedAvg,
@@ -35,9 +36,11 @@ from fedgkd_pl import (
     LocalEngine,
     RayEngine,
 )
-from fedgkd_pl.engines.ray import _fit
+from fedgkd_pl.engines.ray import Actor, RaySession, _fit
+from fedgkd_pl.engines.ray_worker import RayWorker
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.federation.message import ClientFailure
+from fedgkd_pl.federation.performance import numerics
 from fedgkd_pl.methods.fedavg import FedAvgClient
 from lightning.pytorch import Callback
 from torch.optim import SGD
@@ -67,18 +70,53 @@ for _title, _class in CLASSES.items():  # what is not above, by itself
     if _title.lower() not in METHODS:
         METHODS[_title.lower()] = partial(_class, **SETTINGS.get(_title, {}))
         PAIRS.append((_title.lower(), "32-true"))
-LONG = [  # in CI every method at one precision; with make test-ray at all
-    pytest.param(*pair, marks=getattr(pytest.mark, "engines" if pair[1] == "32-true" else "ray"))
-    for pair in PAIRS[8:]
+LONG = [  # in CI two methods at all precisions, the others at one; with make test-ray at all
+    pytest.param(
+        *pair,
+        marks=getattr(pytest.mark, "engines" if n < 8 or pair[1] == "32-true" else "ray"),
+    )
+    for n, pair in enumerate(PAIRS)
 ]
 
 
+class ReusedWorker(RayWorker):
+    """Begins again for another run, in a process that has imported everything."""
+
+    def renew(self, *arguments: Any) -> None:
+        RayWorker.__init__(self, *arguments)
+
+
 @pytest.fixture(scope="module")
-def started() -> Iterator[None]:
-    """One Ray for the tests that do not look at how it starts."""
+def idle() -> Iterator[list[Any]]:
+    """One Ray for the tests that do not look at how it starts; its idle :class:`ReusedWorker`."""
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield
+    yield []
     ray.shutdown()
+
+
+@pytest.fixture
+def started(idle: list[Any]) -> None:
+    """A Ray whose cores are all free."""
+    while idle:
+        ray.kill(idle.pop())
+
+
+@pytest.fixture
+def warm(idle: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers' processes outlive their sessions: importing everything takes longer than a run."""
+
+    def start(session: RaySession) -> Actor:
+        arguments = [session.packed], session.engine.threads, numerics()
+        if idle:
+            handle = idle.pop()
+            handle.renew.remote(*arguments)
+        else:
+            handle = session.actor_class.remote(*arguments)
+        return Actor(handle, handle.started.remote(), since=time.monotonic())
+
+    monkeypatch.setattr("fedgkd_pl.engines.ray.RayWorker", ReusedWorker)
+    monkeypatch.setattr(RaySession, "_start", start)
+    monkeypatch.setattr(RaySession, "_kill", lambda _, actor: idle.append(actor.handle))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -108,15 +146,28 @@ def test_an_address_where_nobody_is(run: Any, tmp_path: Path) -> None:
     assert err.count("\n") == 1 and list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("method, precision", [*PAIRS[:8], *LONG])
-def test_the_same_bits_as_the_local_engine(method: str, precision: str, started: None) -> None:
-    engines = LocalEngine(1), RayEngine(workers=2)
-    here, there = (train(method, engine, precision=precision) for engine in engines)
+def bits_are_those_of_the_local_engine(method: str, precision: str) -> None:
+    engines, means = (LocalEngine(1), RayEngine(workers=2)), (AveragedModel(), AveragedModel())
+    here, there = (
+        train(method, engine, mean, precision=precision)
+        for engine, mean in zip(engines, means, strict=True)
+    )
     assert same(here.net.state_dict(), there.net.state_dict())
+    assert same(means[0].average(here), means[1].average(there))
     assert (here.bytes_down, here.bytes_up) == (there.bytes_down, there.bytes_up)
     assert here._client_states.keys() == there._client_states.keys()
     for client, state in here._client_states.items():
         assert same(state, there._client_states[client])
+
+
+@pytest.mark.parametrize("method", ["fedgkd", "moon"])
+def test_the_same_bits_as_the_local_engine(method: str, started: None) -> None:
+    bits_are_those_of_the_local_engine(method, "32-true")
+
+
+@pytest.mark.parametrize("method, precision", LONG)
+def test_every_method_has_the_same_bits(method: str, precision: str, warm: None) -> None:
+    bits_are_those_of_the_local_engine(method, precision)
 
 
 @pytest.mark.parametrize("loader_workers", [0, 1])

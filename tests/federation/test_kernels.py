@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -333,6 +334,32 @@ def test_any_net_with_convolutions_trains(build: Callable[[], nn.Module]) -> Non
     fit(model, Images(), rounds=2)
     assert is_channels_last(model.net) is (build is cnn)
     assert not same(before, model.net.state_dict())
+
+
+@pytest.mark.parametrize(
+    "layer, last",
+    [
+        (nn.Conv2d(4, 8, 1, stride=2), False),
+        (nn.Conv2d(32, 32, 1, stride=(1, 2), groups=4), False),
+        (nn.Conv2d(4, 8, 1), True),
+        (nn.Conv2d(4, 8, 3, stride=2, padding=1), True),
+        (nn.Conv2d(16, 8, 1, stride=2), True),  # the shortcuts of our ResNets
+    ],
+)
+def test_convolutions_whose_gradients_overrun_their_memory_keep_their_layout(
+    layer: nn.Conv2d, last: bool
+) -> None:
+    """oneDNN's issue 6035: without this, a gradient that is wrong, or a process that is gone."""
+    net = nn.Sequential(nn.Conv2d(3, layer.in_channels, 3, padding=1), layer)
+    x = torch.randn(16, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    exact = deepcopy(net).double()
+    channels_last(net, x)
+    assert is_channels_last(net) is last
+    for copy, inputs in ((net, x), (exact, x.double())):
+        copy(inputs.contiguous()).square().mean().backward()
+    for found, expected in zip(net.parameters(), exact.parameters(), strict=True):
+        assert found.grad is not None
+        torch.testing.assert_close(found.grad.double(), expected.grad, rtol=1e-4, atol=1e-6)
 
 
 def test_sparse_gradients_and_hooks_of_a_method_are_not_fused() -> None:
