@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.callback import FederatedCallback
 from fedgkd_pl.federation.message import State
@@ -53,6 +54,11 @@ class AveragedModel(FederatedCallback):
         )
         self.net: FrozenNet | None = None
         self.scores: dict[str, Scores] = {}  # of this round, by split
+
+    def check(self, model: FederatedServer, data: FederatedDataModule) -> None:
+        """Refuses a server that has the clients' own models and no other."""
+        text = "AveragedModel is of global models, and here every client has a model of its own"
+        require(not model.has_parties, "callbacks", text)
 
     def state_dict(self) -> dict[str, Any]:
         """For the checkpoint."""

@@ -1,5 +1,6 @@
 """How good each net is, where clients have nets of their own."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,7 @@ class NetAccuracy(FederatedCallback):
     def __init__(self) -> None:
         self.said: dict[int, Tensor] = {}  # what each member said of the batch
         self.hits: dict[str, dict[int, int]] = {}  # of each member, by split
+        self.samples: Counter[str] = Counter()  # that were seen of each split
         self.hooks: list[RemovableHandle] = []
 
     def check(self, model: FederatedServer, data: FederatedDataModule) -> None:
@@ -60,9 +62,13 @@ class NetAccuracy(FederatedCallback):
         dataloader_idx: int = 0,
     ) -> None:
         """Counts what every member got right of the batch."""
-        hits = self.hits.setdefault(pl_module.datamodule.eval_splits()[dataloader_idx], {})
+        split, y = pl_module.datamodule.eval_splits()[dataloader_idx], batch[1]
+        tasks = pl_module.datamodule.client_data.tasks
+        hits = self.hits.setdefault(split, {})
+        self.samples[split] += len(y)
         for number, logits in self.said.items():
-            hits[number] = hits.get(number, 0) + int((logits.argmax(1) == batch[1]).sum())
+            seen = logits if tasks is None else tasks.known(logits, y)
+            hits[number] = hits.get(number, 0) + int((seen.argmax(1) == y).sum())
         self.said.clear()
 
     def on_evaluated(
@@ -74,8 +80,7 @@ class NetAccuracy(FederatedCallback):
         confusion: Tensor | None,
     ) -> None:
         """Logs the round."""
-        hits = self.hits.pop(split, {})
-        samples = len(getattr(pl_module.datamodule, split))
+        hits, samples = self.hits.pop(split, {}), self.samples.pop(split, 0)
         of_net: dict[int, list[float]] = {}
         members: Any = pl_module.net.members
         for number, right in hits.items():
@@ -100,4 +105,4 @@ class NetAccuracy(FederatedCallback):
     def _stop(self) -> None:
         for hook in self.hooks:
             hook.remove()
-        self.hooks, self.said, self.hits = [], {}, {}
+        self.hooks, self.said, self.hits, self.samples = [], {}, {}, Counter()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.errors import RunFailed, SettingError, require
+from fedgkd_pl.federation.norms import BatchNorms
 from fedgkd_pl.federation.own_module import is_own_module
 from fedgkd_pl.federation.precision import check_instructions, slow_precision
 from fedgkd_pl.federation.task import check_task
@@ -27,7 +28,6 @@ from lightning.pytorch.callbacks import (
     StochasticWeightAveraging,
 )
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def check_method(server: "FederatedServer", data: FederatedDataModule) -> None:
         f"must be at most the {data.cohort_size} clients of a round",
         server.min_clients,
     )
-    normed = any(isinstance(m, _BatchNorm) and m.training for net in nets for m in net.modules())
+    normed = any(BatchNorms(net).layers for net in nets)
     require(
         data.batch_size > 1 or not normed,
         "batch_size",

@@ -12,6 +12,7 @@ from fedgkd_pl.data.examples import Batch, Batches, Examples
 from fedgkd_pl.data.tasks import Task
 from fedgkd_pl.federation.losses import CrossEntropy, LocalLoss
 from fedgkd_pl.federation.message import LR_FACTOR, ClientUpdate, Message, State
+from fedgkd_pl.federation.norms import BatchNorms
 from fedgkd_pl.federation.own_module import Recorder, is_own_module, training_loss
 from fedgkd_pl.federation.performance import fused, is_channels_last
 from fedgkd_pl.federation.steps import UnitGradient, first_optimizer
@@ -20,7 +21,6 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
@@ -78,7 +78,7 @@ class FederatedClient(LightningModule):
         self.metrics: nn.ModuleDict | None = None
         self.optimizer = optimizer
         self.scheduler = scheduler
-        self._norms = [m for m in self.net.modules() if isinstance(m, _BatchNorm) and m.training]
+        self._norms = BatchNorms(self.net)
         self._channels_last = is_channels_last(self.net)
         travels = self.net.state_dict().keys()
         self._stays = {n: b.clone() for n, b in self.net.named_buffers() if n not in travels}
@@ -306,9 +306,8 @@ class FederatedClient(LightningModule):
             cast(Metric, metric).reset()
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        """A batch of one has no statistics: BatchNorm then uses those it has gathered."""
-        for norm in self._norms:
-            norm.train(len(batch[1]) > 1)
+        """A batch of one has no statistics."""
+        self._norms.expect(len(batch[1]))
 
     def on_before_optimizer_step(self, optimizer: Any) -> None:
         """Corrects the gradient, which is unscaled by now and clipped next; counts the step."""

@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from typing import Literal
 
 import torch
+from fedgkd_pl.data.tasks import FAR
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.precision import wide
 from fedgkd_pl.storage.recorded import Recorded
@@ -117,7 +118,8 @@ class RestrictedSoftmax(LocalLoss):
     def __call__(self, logits: Tensor, y: Tensor, counts: Tensor | None) -> Tensor:
         """The mean over a batch."""
         assert counts is not None
-        return cross_entropy(torch.where(counts > 0, logits, self.alpha * logits), y)
+        kept = (counts > 0) | (logits < FAR / 2)  # the latter are of other tasks, and stay hidden
+        return cross_entropy(torch.where(kept, logits, self.alpha * logits), y)
 
 
 class _MeanOfEach(LocalLoss):

@@ -130,6 +130,11 @@ class ModelOfNets(GlobalModel):
                     [deepcopy(self.kinds[self.kind(client)]) for client in range(clients)]
                 )
 
+    def empty_ensemble(self) -> None:
+        """Takes the clients' models of an earlier run out; :meth:`check_nets` puts new ones in."""
+        if self.has_parties:
+            cast(Ensemble, self.net).fill(())
+
     def fill_like(self, names: Iterable[str]) -> None:
         """Likewise, by the names of the weights that the server's net is to take."""
         if self.has_parties and not cast(Ensemble, self.net).members:
@@ -140,6 +145,10 @@ class ModelOfNets(GlobalModel):
         if self.net_of is not None and self.net_of.listed is not None:
             named, number = len(self.net_of.listed), data.num_clients
             require(named == number, "nets_of", f"must name the nets of {number} clients", named)
+        if self.net_of is not None:
+            had = set(map(self.net_of, range(data.num_clients)))
+            nobody = sorted(set(range(self.net_of.nets)) - had)
+            require(not nobody, "nets", f"none of {data.num_clients} clients has some", nobody)
         self.fill_ensemble(data.num_clients)
 
     def lay_out(self, data: FederatedDataModule, device: torch.device) -> None:

@@ -28,6 +28,7 @@ class SavedModel(ModelOfNets, Recorded):
     needs_outputs = False  # whether a client's loss needs the net's outputs, beside the task's
     distils_classes = True  # whether they must be the logits of classes then
     tasks: tuple[str, ...] = TASKS  # what it can learn
+    takes_sequences = True  # whether clients may learn one task after the other (data.tasks)
     shares_models = True  # whether what clients send up includes their models
     # names of what a method saves beside the model: plain values and tensors, or objects with
     # state_dict, load_state_dict and, for a new run, reset
@@ -68,6 +69,7 @@ class SavedModel(ModelOfNets, Recorded):
         self.bytes_down = self.bytes_up = 0
         self.failed_rounds = []
         self._client_states = StateStore(self.state_memory)
+        self.empty_ensemble()
         if self.schedule is not None:
             self.schedule.reset()
         for kept in (getattr(self, name) for name in self.keeps):
@@ -105,8 +107,11 @@ class SavedModel(ModelOfNets, Recorded):
             "ckpt_path",
             f"was written by {saved['method']}, this run is {method}",
         )
-        if self._trainer is not None and self.trainer.state.fn == "fit":
-            self.check_data(self.datamodule, saved)
+        if self._trainer is not None:
+            if self.trainer.state.fn == "fit":
+                self.check_data(self.datamodule, saved)
+            # Lightning does so after the weights are loaded, which rounds those of 64-true
+            self.trainer.precision_plugin.convert_module(self)
         self.fill_like(name.removeprefix("net.") for name in checkpoint.get("state_dict", ()))
         self.bytes_down, self.bytes_up = saved["bytes"]
         states = saved["client_states"]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from fedgkd_pl.data.examples import Batch, Batches, Examples
 from fedgkd_pl.federation.callback import call_hooks
+from fedgkd_pl.federation.norms import BatchNorms
 from fedgkd_pl.federation.own_module import is_own_module, outputs_of
 from fedgkd_pl.federation.precision import plain_precision
 from fedgkd_pl.seeds import derive, seeded
@@ -84,9 +85,11 @@ def server_steps(
     start = time.perf_counter()
     seed = derive(server.datamodule.seed, "server", server.round)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    norms = BatchNorms(server.net)
     done, losses = 0, 0.0
     with plain_precision(server.device), seeded(seed), torch.enable_grad():
         for done, batch in enumerate(islice(batches, total), 1):
+            norms.expect(len(batch[0]))
             optimizer.zero_grad()
             value = loss(*batch)
             value.backward()
@@ -100,6 +103,7 @@ def server_steps(
             if stop(done):
                 break
     optimizer.zero_grad()
+    norms.expect()
     server.trained += time.perf_counter() - start
     server.log_round({f"{name}/steps": done, f"{name}/loss": losses / max(1, done)})
 
@@ -156,10 +160,11 @@ def validation_scores(
                 scores.step(net, (as_input(x, like), y), index, "val")
         values = scores.finish(net)[0]
         return values.get("acc", 0.0), values["loss"]
-    hits, loss = 0, 0.0
+    hits, loss, tasks = 0, 0.0, data.client_data.tasks
     with torch.no_grad():
         for x, y in Batches(data.val.to(server.device), data.eval_batch_size):
             logits = outputs_of(net, as_input(x, like))
+            logits = logits if tasks is None else tasks.known(logits, y)
             loss += nn.functional.cross_entropy(logits, y, reduction="sum").item()
             hits += int((logits.argmax(1) == y).sum())
     return hits / len(data.val), loss / len(data.val)

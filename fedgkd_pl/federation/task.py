@@ -60,6 +60,8 @@ def check_task(server: "FederatedServer", data: "FederatedDataModule") -> None:
     known = ", ".join(server.tasks)
     text = f"{method} is for {known}; the targets of {data.name} are {task}"
     require(task in server.tasks, "model", text)
+    text = f"{method} distils samples of all classes, of which clients know one task at a time"
+    require(data.tasks is None or server.takes_sequences, "tasks", text)
     if server.needs_outputs and server.distils_classes and task not in ("classes", "dense"):
         text = f"kl is of classes, and {data.name} has none: set it to mse"
         raise SettingError("distance", text)

@@ -72,6 +72,7 @@ class CFD(FedAvg):
     takes_nets = "apart"
     tasks: tuple[str, ...] = ("classes",)
     shares_models = False
+    takes_sequences = False
     keeps = ("start", "labels", "adam", "sent", "received")
     client_metrics = ("loss", "acc", "ce")
 
@@ -97,7 +98,7 @@ class CFD(FedAvg):
         self.bits_up, self.bits_down, self.delta = bits_up, bits_down, delta
         self.client_steps, self.own_steps = client_steps, server_steps
         self.distil_lr, self.distil_batch_size = distil_lr, distil_batch_size
-        self.start = {name: t.detach().clone() for name, t in self.net.state_dict().items()}
+        self.start: State = {}  # w_0
         self.adam = KeptOptimizer(partial(server_adam, lr=distil_lr))
         self.labels: State = {}  # Y_down, once there is one
         self.sent: dict[int, Tensor] = {}  # to every client, the last
@@ -107,8 +108,9 @@ class CFD(FedAvg):
         self._received: dict[int, Tensor] = {}
 
     def reset(self) -> None:
-        """Drops the labels, too."""
+        """Starts from the net as it is, without labels."""
         super().reset()
+        self.start = {name: t.cpu().clone() for name, t in self.global_state().items()}
         self.labels, self.sent, self.received = {}, {}, {}
 
     def check(self, data: FederatedDataModule) -> None:
@@ -232,6 +234,7 @@ class CFDClient(FedAvgClient):
         )
         optimizer = server_adam(self.net.parameters(), self.distil_lr)
         for _, (x, labels) in zip(range(self.steps), batches, strict=False):
+            self._norms.expect(len(labels))
             optimizer.zero_grad()
             soft_cross_entropy(self.net(as_input(x, like)), labels).backward()
             optimizer.step()

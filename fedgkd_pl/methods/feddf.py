@@ -58,6 +58,7 @@ class FedDF(FedAvg):
     citation = "Lin et al., NeurIPS 2020"
     colour = 22
     takes_modules = False
+    takes_sequences = False
     takes_nets: TakesNets = "members"
     tasks: tuple[str, ...] = ("classes",)
 

@@ -139,8 +139,13 @@ class FedDistill(FedDistillPlus):
         self, net: nn.Module | None = None, coefficient: float = 0.1, **kwargs: Any
     ) -> None:
         super().__init__(net, coefficient, **kwargs)
-        start = {} if net is None else net.state_dict()  # nets have their own
-        self.start = {name: t.detach().clone() for name, t in start.items()}
+        self.start: State = {}  # w_0, unless clients have nets of their own
+
+    def reset(self) -> None:
+        """Starts from the net as it is, too."""
+        super().reset()
+        if self.net_of is None:
+            self.start = {name: t.cpu().clone() for name, t in self.global_state().items()}
 
     def broadcast(self) -> Message:
         """The sum of all clients' reports, and no model."""

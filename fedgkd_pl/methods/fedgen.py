@@ -78,6 +78,7 @@ class FedGen(FedAvg):
     colour = 5
     takes_modules = False
     tasks: tuple[str, ...] = ("classes",)
+    takes_sequences = False
     keeps = ("labels",)  # the generator is a part of the module
     client_metrics = ("loss", "acc", "ce", "generated", "kd")
 

@@ -80,6 +80,7 @@ class FedMD(FedAvg):
     takes_nets = "parties"
     tasks: tuple[str, ...] = ("classes",)
     shares_models = False
+    takes_sequences = False
     keeps = ("consensus", "since")
     client_metrics = ("loss", "acc", "ce", "digest")
 
@@ -283,8 +284,7 @@ class FedMDClient(FedAvgClient):
         for _ in range(epochs):
             total = 0.0
             for x, y, *target in batches:
-                for norm in self._norms:  # a batch of one has no statistics
-                    norm.train(len(y) > 1)
+                self._norms.expect(len(y))
                 optimizer.zero_grad()
                 value = loss(self.net(as_input(x, weight)), y, *target)
                 value.backward()

@@ -2,14 +2,28 @@
 
 import csv
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fedgkd_pl import FedAvg, NetAccuracy, load_run, plot
+from fedgkd_pl import (
+    IID,
+    AveragedModel,
+    ClassTasks,
+    Digits,
+    FedAvg,
+    FedDistill,
+    LocalEngine,
+    NetAccuracy,
+    load_run,
+    plot,
+)
+from fedgkd_pl import MLP as digits_net
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.models.ensemble import Ensemble
+from torch.optim import SGD
 
 from tests.conftest import Table, fit, linear
 from tests.support.runs import Run
@@ -23,8 +37,7 @@ NETS = [
 WORDS = ["--data", "Digits", "--data.num_clients", "4", "--data.participation", "0.5"]
 WORDS += ["--data.public", "HeldOut", "--model.engine.workers", "1", "--model.local_epochs", "2"]
 FEDMD = ["--model", "FedMD", "--model.public_epochs", "0", "--model.start_epochs", "2"]
-CALLBACKS = ["NetAccuracy", "LocalModels", "AveragedModel", "ClientDrift", "TeacherAgreement"]
-CALLBACKS += ["ClientEvaluation"]
+CALLBACKS = ["NetAccuracy", "LocalModels", "ClientDrift", "TeacherAgreement", "ClientEvaluation"]
 
 
 @pytest.fixture
@@ -74,6 +87,30 @@ def test_a_run_of_several_nets(run: Run, tmp_path: Path) -> None:
     code, _, err = run("fit", "--resume", folder, "--rounds", "4")
     assert code == 0, err
     assert len(list(csv.DictReader((folder / "metrics.csv").open()))) == 4
+
+
+@pytest.mark.parametrize("change", [{"limit_val_batches": 1}, {}])
+def test_a_part_of_the_data_and_tasks(change: dict[str, Any]) -> None:
+    """Accuracies are of what was evaluated, and of the classes of a sample's task."""
+    tasks = None if change else ClassTasks(tasks=5, rounds_per_task=2)
+    data = Digits(num_clients=2, partition=IID(), tasks=tasks, val_fraction=0.2, eval_batch_size=50)
+    local: dict[str, Any] = {"local_epochs": 5, "optimizer": partial(SGD, lr=0.3)}
+    model = FedDistill(nets=[digits_net()], engine=LocalEngine(1), **local)
+    fit(model, data, 2, callbacks=[NetAccuracy()], **change)
+    part, known = data.val[:50] if change else data.val, data.client_data.tasks
+    right = []
+    for member in model.net.members:
+        logits = member(part.transform(part.inputs, None))
+        logits = logits if known is None else known.known(logits, part.targets)
+        right.append((logits.argmax(1) == part.targets).float().mean().item())
+    assert len(right) == 2 and min(right) > 0.4 > 2 * 50 / len(data.val)
+    assert model.report["nets/MLP_val_acc"] == pytest.approx(sum(right) / 2, abs=1e-6)
+
+
+def test_a_mean_of_global_models_is_of_those() -> None:
+    model = FedDistill(nets=[linear()], engine=LocalEngine(1))
+    with pytest.raises(SettingError, match="AveragedModel is of global models"):
+        fit(model, Table(), 1, callbacks=[AveragedModel()])
 
 
 def test_it_needs_an_ensemble() -> None:

@@ -7,27 +7,33 @@ import numpy as np
 import pytest
 import torch
 from fedgkd_pl import (
+    IID,
     MLP,
     MOON,
     ClassTasks,
     Digits,
     FedAvg,
     FedGKD,
+    FedGKDVote,
     FedProx,
+    HeldOut,
     LocalEngine,
     Pathological,
+    RestrictedSoftmax,
 )
 from fedgkd_pl.data.tasks import FAR
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.federation.client_trainer import ClientTrainer
 from fedgkd_pl.federation.message import Message
 from fedgkd_pl.federation.round import job_of
+from fedgkd_pl.federation.server_training import validation_scores
 from lightning.pytorch import LightningModule
 from torch import nn
 from torch.nn.functional import log_softmax
 from torch.optim import SGD
 
 from tests.conftest import Table, fit, quiet_trainer, same
+from tests.support.methods import CLASSES
 from tests.support.tasks import ROUNDS, Six, six_net
 
 
@@ -184,6 +190,33 @@ def test_tasks_that_cannot_be(data: Any, text: str) -> None:
     model = FedAvg(six_net(), engine=LocalEngine(1))
     with pytest.raises(SettingError, match=text):
         fit(model, data(), 4)
+
+
+@pytest.mark.parametrize("name", ["FedMD", "CFD", "FedGen", "FedDF", "FedAUX"])
+def test_methods_that_ask_about_all_classes_have_no_tasks(name: str) -> None:
+    public = {} if name == "FedGen" else {"public": HeldOut(0.2, labelled=True)}
+    data = Digits(num_clients=2, partition=IID(), tasks=ClassTasks(), **public)
+    model = CLASSES[name](MLP(), engine=LocalEngine(1))
+    with pytest.raises(SettingError, match=f"tasks: {name} distils samples of all classes"):
+        fit(model, data, 1)
+
+
+def test_restricted_logits_of_other_tasks_stay_hidden() -> None:
+    """Two classes are held, two of this task are absent (their logits count 0), two hidden."""
+    logits = torch.tensor([[1.0, 2.0, 3.0, -4.0, FAR, FAR]])
+    counts = torch.tensor([5.0, 5.0, 0.0, 0.0, 0.0, 0.0])
+    found = RestrictedSoftmax(alpha=0.0)(logits, torch.tensor([1]), counts)
+    by_hand = np.log(np.exp(1) + np.exp(2) + 2) - 2
+    assert found.item() == pytest.approx(by_hand, rel=1e-6)
+
+
+def test_what_chooses_by_validation_sees_what_is_logged() -> None:
+    """FedGKD-Vote weighs its teachers, FedDF picks its best step by the same numbers."""
+    model = FedGKDVote(six_net(), buffer_size=2, engine=LocalEngine(1))
+    fit(model, Six(val_fraction=0.3), 3)
+    found = validation_scores(model)
+    logged = model.report["val/acc"], model.report["val/loss"]
+    assert found == pytest.approx(logged, rel=1e-5)
 
 
 @pytest.mark.parametrize(

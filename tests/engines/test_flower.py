@@ -619,6 +619,9 @@ def test_other_data_is_a_breach() -> None:
     asked = records.Contract("1", "FedGKD", "abc", "one")
     assert "data: the server has one, this node two" in replace(asked, data="two").breach(asked)
     assert replace(asked, data="").breach(asked) == ""  # data of its own
+    public = replace(asked, public="three")
+    told = replace(public, data="", public="four").breach(public)
+    assert told == "public: the server has three, this node four"  # which is everybody's
 
 
 def test_nodes_with_data_of_their_own(runs: Runs) -> None:

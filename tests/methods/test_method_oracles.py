@@ -396,6 +396,23 @@ def test_resume_and_workers(name: str, tmp_path: Path) -> None:
         assert (whole.bytes_down, whole.bytes_up) == (other.bytes_down, other.bytes_up)
 
 
+@pytest.mark.parametrize("name", of_families(["FedAvg", *EVERY]))
+def test_a_resume_in_double_precision(name: str, tmp_path: Path) -> None:
+    """Lightning loads weights before it makes the module double: they must not be rounded."""
+    settings: dict[str, Any] = {"precision": "64-true", "enable_checkpointing": True}
+    whole, first, second = (build(name) for _ in range(3))
+    save = ModelCheckpoint(tmp_path, save_last=True)
+    fit(whole, table(), 3, precision="64-true")
+    fit(first, table(), 1, callbacks=[save], **settings)
+    trainer = quiet_trainer(max_epochs=3, precision="64-true")
+    trainer.fit(second, table(), ckpt_path=tmp_path / "last.ckpt")
+    assert {t.dtype for t in whole.net.parameters()} == {torch.float64}
+    assert same(whole.state_dict(), second.state_dict())
+    assert whole._client_states.keys() == second._client_states.keys()
+    for client, state in whole._client_states.items():
+        assert same(state, second._client_states[client])
+
+
 def test_bytes_are_those_of_the_paper() -> None:
     """M models down for Vote; a table of logits beside the model for FedDistill+."""
     size = sum(p.numel() for p in net().parameters()) * 4

@@ -24,7 +24,7 @@ from torch.optim import SGD, Adam
 
 from tests.conftest import Table, fit, quiet_trainer, same
 from tests.oracles import oracle_nets as oracle
-from tests.support.methods import LOCAL, SERVER, Inputs, batches_of, cohorts, double
+from tests.support.methods import CLASSES, LOCAL, SERVER, Inputs, batches_of, cohorts, double
 
 ROUNDS = 4
 LAYERS = (("features.1", "classifier"), ("features.1", "features.3", "classifier"))
@@ -360,6 +360,48 @@ def test_the_papers_vectors() -> None:
     last.weight.data = torch.tensor([[3.0, 4.0]])
     zero = torch.zeros(1, 3)
     assert digest_loss(zero, zero, last, 0.1).item() == pytest.approx(2.5)
+
+
+@pytest.mark.parametrize("name", ["FedDistill", "CFD"])
+def test_clients_start_from_the_net_as_it_is_when_a_run_begins(name: str) -> None:
+    """Weights that a user loads into the net after the model was made reach the clients."""
+    local = {"local_epochs": 1, "optimizer": partial(SGD, lr=1e-9), "engine": LocalEngine(1)}
+    settings = {"client_steps": 0, "server_steps": 0} if name == "CFD" else {}
+    model = CLASSES[name](nets()[0], **local, **settings)
+    torch.manual_seed(5)
+    loaded = {n: torch.randn_like(t) for n, t in model.net.state_dict().items()}
+    model.net.load_state_dict(loaded)
+    fit(model, table(), 1)
+    client = model.client()
+    client.receive(Message(1, {}), {})
+    assert same(client.net.state_dict(), loaded)
+
+
+def test_a_second_fit_has_no_models_of_the_first() -> None:
+    model = several("FedMD")
+    fit(model, table(participation=0.34), 3)
+    before = sum(bool(member.trained) for member in model.net.members)
+    fit(model, table(participation=0.34), 1)
+    assert before > 1 == sum(bool(member.trained) for member in model.net.members)
+
+
+def test_nets_that_nobody_has_are_refused() -> None:
+    model = FedDistill(nets=nets(3), engine=LocalEngine(1))
+    with pytest.raises(SettingError, match=r"nets: none of 2 clients has some \(got \[2\]\)"):
+        fit(model, table(sizes=(8, 5)), 1)
+
+
+@pytest.mark.parametrize("name", ["FedDF", "CFD"])
+def test_a_last_batch_of_one_public_sample_with_batchnorm(name: str) -> None:
+    """Ten public rows in batches of three: the fourth has one, which has no statistics."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+    names = ["distil_steps"] if name == "FedDF" else ["client_steps", "server_steps"]
+    own: dict[str, Any] = dict.fromkeys(names, 9)
+    model = CLASSES[name](net, distil_batch_size=3, engine=LocalEngine(1), **own)
+    fit(model, table(), 2)
+    assert not model.failed_rounds and not model.results.failures
+    assert all(module.training for module in model.net.modules())
 
 
 def test_what_parties_agree_on_is_stratified_and_new_in_every_round() -> None:

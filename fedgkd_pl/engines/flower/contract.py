@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import fedgkd_pl
+from fedgkd_pl.data.examples import digest
 from fedgkd_pl.engines.flower.records import Contract
 from fedgkd_pl.errors import require
 from fedgkd_pl.runs.folder import CONFIG
@@ -39,10 +40,12 @@ def request_of(file: str, run_config: Mapping[str, Any], more: Sequence[str] = (
 def contract_of(experiment: Experiment, own_data: bool = False) -> Contract:
     """The contract of settings and loaded data; ``own_data``: the node's, not the server's."""
     text = json.dumps(experiment.fixed, sort_keys=True, default=str)
+    public = experiment.data.public
     return Contract(
         version=fedgkd_pl.__version__,
         method=type(experiment.model).__name__,
         settings=hashlib.sha256(text.encode()).hexdigest(),
         data="" if own_data else experiment.data.fingerprint(),
         fixed=text,
+        public="" if public is None else digest(public),
     )

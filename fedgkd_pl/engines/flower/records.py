@@ -33,10 +33,11 @@ class Contract:
     settings: str  # the SHA-256 of all settings that decide the result
     data: str  # the SHA-256 of the partitioned data; empty where every node has data of its own
     fixed: str = ""  # the settings themselves, as JSON, to name the one that differs
+    public: str = ""  # the SHA-256 of the public data, whose rows answers are about
 
     def breach(self, asked: "Contract") -> str:
         """Why this side cannot do what the server ``asked`` for; empty if it can."""
-        for name in "version", "method", "settings", "data":
+        for name in "version", "method", "settings", "data", "public":
             value, mine = getattr(asked, name), getattr(self, name)
             if mine != value and not (name == "data" and not mine):
                 differ = differing(asked.fixed, self.fixed) if name == "settings" else ""
