@@ -73,6 +73,7 @@ class CFD(FedAvg):
     tasks: tuple[str, ...] = ("classes",)
     shares_models = False
     takes_sequences = False
+    averages = False
     keeps = ("start", "labels", "adam", "sent", "received")
     client_metrics = ("loss", "acc", "ce")
 

@@ -33,10 +33,10 @@ from torchmetrics import Metric
 Weighting = Literal["samples", "uniform"]
 
 
-def is_default(optimizer: OptimizerCallable) -> bool:
-    """Whether it is the one that clients have where none is given."""
+def is_default(optimizer: OptimizerCallable, lr: float = 0.05) -> bool:
+    """Whether it is the one that clients (the server, at rate 1) have where none is given."""
     weight = [nn.Parameter(torch.zeros(1))]
-    given, default = optimizer(weight), torch.optim.SGD(weight, lr=0.05)
+    given, default = optimizer(weight), torch.optim.SGD(weight, lr=lr)
     return type(given) is type(default) and given.defaults == default.defaults
 
 
@@ -74,6 +74,7 @@ class FedAvg(FederatedServer):
     title = "FedAvg"
     citation = "McMahan et al., AISTATS 2017"
     colour = 0
+    averages = True  # whether the server averages the clients' models
     client_metrics: tuple[str, ...] | None = ("loss", "acc", "ce")
 
     def __init__(
@@ -103,6 +104,10 @@ class FedAvg(FederatedServer):
             "nets",
             text + "with FedMD, FedDF, FedDistill and CFD",
         )
+        if not self.averages:
+            text = f"has no effect: {self.title} averages no models"
+            require(weighting == "samples", "weighting", text, weighting)
+            require(is_default(server_optimizer, lr=1.0), "server_optimizer", text)
         net = server_net(self.takes_nets, net, module, nets)
         super().__init__(
             *(net, engine, local_epochs, local_steps),

@@ -81,6 +81,7 @@ class FedMD(FedAvg):
     tasks: tuple[str, ...] = ("classes",)
     shares_models = False
     takes_sequences = False
+    averages = False
     keeps = ("consensus", "since")
     client_metrics = ("loss", "acc", "ce", "digest")
 

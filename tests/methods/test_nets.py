@@ -385,6 +385,15 @@ def test_a_second_fit_has_no_models_of_the_first() -> None:
     assert before > 1 == sum(bool(member.trained) for member in model.net.members)
 
 
+@pytest.mark.parametrize("method", [FedMD, CFD])
+def test_settings_of_a_mean_that_is_not_made_are_refused(method: Any) -> None:
+    with pytest.raises(SettingError, match="weighting: has no effect: .* averages no models"):
+        method(nets()[0], weighting="uniform")
+    with pytest.raises(SettingError, match="server_optimizer: has no effect"):
+        method(nets()[0], server_optimizer=partial(SGD, lr=0.1))
+    method(nets()[0], server_optimizer=partial(SGD, lr=1.0))
+
+
 def test_nets_that_nobody_has_are_refused() -> None:
     model = FedDistill(nets=nets(3), engine=LocalEngine(1))
     with pytest.raises(SettingError, match=r"nets: none of 2 clients has some \(got \[2\]\)"):
