@@ -1,12 +1,12 @@
 """What a checkpoint keeps of a run beside the model."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.federation.checks import check_resumed
-from fedgkd_pl.federation.message import ClientUpdate, Message
+from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.federation.nets import ModelOfNets
 from fedgkd_pl.federation.schedule import RoundSchedule
 from fedgkd_pl.federation.task import TASKS
@@ -78,12 +78,10 @@ class SavedModel(ModelOfNets, Recorded):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds what the server knows beside the model, and what a method :attr:`keeps`."""
-        # only our own writer knows how to put states into files of their own
-        ours = isinstance(self.trainer.strategy.checkpoint_io, SafeCheckpointIO)
         checkpoint["fedgkd_pl"] = {
             "method": type(self).__name__,
             "bytes": [self.bytes_down, self.bytes_up],
-            "client_states": self._client_states if ours else dict(self._client_states),
+            "client_states": self._client_states,
             "states_stay": self.engine.states_stay,
             "failed_rounds": self.failed_rounds,
             "stopped": self.trainer.should_stop,
@@ -95,6 +93,11 @@ class SavedModel(ModelOfNets, Recorded):
             kept = getattr(self, name)
             has_state = hasattr(kept, "load_state_dict")
             checkpoint["fedgkd_pl"][name] = kept.state_dict() if has_state else kept
+        # only our own writer knows how to put states into files of their own
+        if not isinstance(self.trainer.strategy.checkpoint_io, SafeCheckpointIO):
+            for name, value in checkpoint["fedgkd_pl"].items():
+                if isinstance(value, StateStore):
+                    checkpoint["fedgkd_pl"][name] = dict(value)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """The inverse of :meth:`on_save_checkpoint`."""
@@ -114,12 +117,7 @@ class SavedModel(ModelOfNets, Recorded):
             self.trainer.precision_plugin.convert_module(self)
         self.fill_like(name.removeprefix("net.") for name in checkpoint.get("state_dict", ()))
         self.bytes_down, self.bytes_up = saved["bytes"]
-        states = saved["client_states"]
-        if not isinstance(states, StateStore):  # inside the checkpoint, as before 0.1.0
-            states = StateStore()
-            states.update(saved["client_states"])
-        states.limit = self.state_memory * 1e6
-        self._client_states = states
+        self._client_states = self._store_of(saved["client_states"])
         self.failed_rounds = saved["failed_rounds"]
         if self.schedule is not None and "schedule" in saved:
             self.schedule.load_state_dict(saved["schedule"])
@@ -127,8 +125,18 @@ class SavedModel(ModelOfNets, Recorded):
             kept = getattr(self, name)
             if hasattr(kept, "load_state_dict"):
                 kept.load_state_dict(saved[name])
+            elif isinstance(kept, StateStore):
+                setattr(self, name, self._store_of(saved[name]))
             else:
                 setattr(self, name, saved[name])
+
+    def _store_of(self, saved: Mapping[int, State]) -> StateStore:
+        """A store of a checkpoint; what is inside the checkpoint itself, as before 0.1.0, too."""
+        store = saved if isinstance(saved, StateStore) else StateStore()
+        if store is not saved:
+            store.update(saved)
+        store.limit = self.state_memory * 1e6
+        return store
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Self:

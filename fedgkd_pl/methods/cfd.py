@@ -41,6 +41,7 @@ from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
 from fedgkd_pl.methods.feddf import check_public
 from fedgkd_pl.methods.feddistill import report_type
 from fedgkd_pl.seeds import derive
+from fedgkd_pl.storage.states import StateStore
 from torch import Tensor, nn
 
 PLAIN = 32  # bits that mean: not quantised
@@ -102,17 +103,18 @@ class CFD(FedAvg):
         self.start: State = {}  # w_0
         self.adam = KeptOptimizer(partial(server_adam, lr=distil_lr))
         self.labels: State = {}  # Y_down, once there is one
-        self.sent: dict[int, Tensor] = {}  # to every client, the last
-        self.received: dict[int, Tensor] = {}  # from every client, the last
+        self.sent = StateStore(self.state_memory)  # to every client, the last
+        self.received = StateStore(self.state_memory)  # from every client, the last
         self._answers: list[Tensor] = []
-        self._sent: dict[int, Tensor] = {}  # of the round, until it counts
-        self._received: dict[int, Tensor] = {}
+        self._sent: dict[int, State] = {}  # of the round, until it counts
+        self._received: dict[int, State] = {}
 
     def reset(self) -> None:
         """Starts from the net as it is, without labels."""
         super().reset()
         self.start = {name: t.cpu().clone() for name, t in self.global_state().items()}
-        self.labels, self.sent, self.received = {}, {}, {}
+        self.labels = {}
+        self.sent, self.received = StateStore(self.state_memory), StateStore(self.state_memory)
 
     def check(self, data: FederatedDataModule) -> None:
         """Asks for public data, too."""
@@ -149,8 +151,8 @@ class CFD(FedAvg):
 
         server_steps(self, self.adam.of(self.net), batches, loss, self.own_steps)
         self.labels = {"labels": soft_labels(self.net, self.public, self.bits_down)}
-        self.sent |= self._sent
-        self.received |= self._received
+        self.sent.update(self._sent)
+        self.received.update(self._received)
 
     def bytes_of(self, message: Message, cohort: Any) -> int:
         """The coded labels; every client has another last message."""
@@ -158,19 +160,20 @@ class CFD(FedAvg):
         if labels is None:
             return 0
         total = sum(self._coded(labels, self.sent.get(k), self.bits_down) for k in cohort)
-        self._sent = dict.fromkeys(cohort, labels)
+        self._sent = dict.fromkeys(cohort, message.tensors["labels"])
         return total
 
     def bytes_of_answer(self, update: ClientUpdate) -> int:
         """The coded labels."""
         labels, before = update.extra["labels"], self.received.get(update.client)
-        self._received[update.client] = labels
+        self._received[update.client] = {"labels": labels}
         return self._coded(labels, before, self.bits_up)
 
-    def _coded(self, labels: Tensor, before: Tensor | None, bits: int) -> int:
+    def _coded(self, labels: Tensor, before: State | None, bits: int) -> int:
         if bits == PLAIN:
             return labels.numel() * PLAIN // 8
-        return math.ceil(coded_bits(labels, before if self.delta else None) / 8)
+        known = before["labels"] if before and self.delta else None
+        return math.ceil(coded_bits(labels, known) / 8)
 
     def client_extra(self) -> Specs:
         """The soft labels of all public inputs."""

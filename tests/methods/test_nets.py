@@ -387,7 +387,7 @@ def test_a_second_fit_has_no_models_of_the_first() -> None:
 
 @pytest.mark.parametrize("method", [FedMD, CFD])
 def test_settings_of_a_mean_that_is_not_made_are_refused(method: Any) -> None:
-    with pytest.raises(SettingError, match="weighting: has no effect: .* averages no models"):
+    with pytest.raises(SettingError, match=r"weighting: has no effect: .* averages no models"):
         method(nets()[0], weighting="uniform")
     with pytest.raises(SettingError, match="server_optimizer: has no effect"):
         method(nets()[0], server_optimizer=partial(SGD, lr=0.1))

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from fedgkd_pl.methods.cfd import coded_bits, quantise, soft_cross_entropy
 from fedgkd_pl.methods.fedaux import certainty, logistic_regression, sigma, split_public
 from fedgkd_pl.methods.feddf import weighted_mean
 from fedgkd_pl.seeds import derive
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from tests.conftest import Table, fit, same
 from tests.oracles import oracle_server as oracle
@@ -114,6 +116,17 @@ def test_whole_rounds_of_cfd_with_other_bits(bits: int) -> None:
     model = build("CFD", bits_up=bits, bits_down=bits)
     expected = reference(model, data, "CFD", bits_up=bits, bits_down=bits)
     agree(trained(model, data), expected["models"])
+
+
+def test_a_checkpoint_of_cfd_does_not_grow_with_the_clients(tmp_path: Path) -> None:
+    """What was sent to each and received is in files of their own, as clients' states are."""
+    sizes = []
+    for clients in (3, 30):
+        save = ModelCheckpoint(tmp_path / str(clients), save_last=True)
+        data = table(sizes=(5,) * clients)
+        fit(build("CFD"), data, 2, callbacks=[save], enable_checkpointing=True)
+        sizes.append((tmp_path / str(clients) / "last.ckpt").stat().st_size)
+    assert sizes[1] < sizes[0] + 27 * 100
 
 
 def test_feddf_stops_early_and_keeps_the_best() -> None:
