@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.callback import FederatedCallback
 from fedgkd_pl.federation.message import State
@@ -10,6 +9,7 @@ from fedgkd_pl.federation.precision import evaluating
 from fedgkd_pl.federation.scores import Scores
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.federation.teachers import FrozenNet, MovingMean, TeacherBuffer
+from fedgkd_pl.models.ensemble import Ensemble
 from fedgkd_pl.runs.files import run_folder
 from fedgkd_pl.runs.folder import AVERAGE
 from fedgkd_pl.storage.files import commit
@@ -55,11 +55,6 @@ class AveragedModel(FederatedCallback):
         self.net: FrozenNet | None = None
         self.scores: dict[str, Scores] = {}  # of this round, by split
 
-    def check(self, model: FederatedServer, data: FederatedDataModule) -> None:
-        """Refuses a server that has the clients' own models and no other."""
-        text = "AveragedModel is of global models, and here every client has a model of its own"
-        require(not model.has_parties, "callbacks", text)
-
     def state_dict(self) -> dict[str, Any]:
         """For the checkpoint."""
         return {"size": self.size, "decay": self.decay, "models": self.models.state_dict()}
@@ -88,11 +83,15 @@ class AveragedModel(FederatedCallback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         """Takes the new global model in, if the round counts."""
         if pl_module.round not in pl_module.failed_rounds:
-            self.models.append(pl_module.global_state())
+            state = pl_module.global_state()
+            self.models.append(Ensemble.trained(state) if pl_module.has_parties else state)
 
     def average(self, server: FederatedServer) -> State:
         """The average so far; before the first round that counts, what the run starts from."""
-        return self.models.mean() if self.models else server.global_state()
+        if not self.models:
+            return server.global_state()
+        mean = self.models.mean()
+        return server.global_state() | mean if server.has_parties else mean
 
     def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Makes ready to evaluate in a round, and not in ``validate`` or the sanity check."""

@@ -79,14 +79,16 @@ class MovingMean:
         return {
             "total": {name: tensor.clone() for name, tensor in self.sum.total.items()},
             "like": {n: torch.empty(0, dtype=dtype) for n, dtype in self.sum.dtypes.items()},
-            "weight": next(iter(self.sum.weights.values()), 0),  # of all names alike
+            "weight": dict(self.sum.weights),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse of :meth:`state_dict`."""
         self.sum.total = {name: tensor.clone() for name, tensor in state["total"].items()}
         self.sum.dtypes = {name: tensor.dtype for name, tensor in state["like"].items()}
-        self.sum.weights = dict.fromkeys(state["total"], state["weight"])
+        weight = state["weight"]  # of all names alike, before 0.2.0
+        alike = not isinstance(weight, dict)
+        self.sum.weights = dict.fromkeys(state["total"], weight) if alike else dict(weight)
 
     def reset(self) -> None:
         """Drops everything."""

@@ -59,6 +59,12 @@ class Ensemble(nn.Module):
         """How many members an ensemble has whose weights have these names."""
         return sum(name.startswith("members.") and name.endswith(".trained") for name in names)
 
+    @staticmethod
+    def trained(state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The part of an ensemble's weights that is of members that have been trained."""
+        numbers = {name: int(name.split(".")[1]) for name in state}
+        return {name: t for name, t in state.items() if state[Ensemble.mark(numbers[name])]}
+
     @property
     def nets(self) -> list[nn.Module]:
         """The members' nets."""

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,10 @@ from fedgkd_pl import (
 from fedgkd_pl import MLP as digits_net
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.models.ensemble import Ensemble
+from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
 from torch.optim import SGD
 
-from tests.conftest import Table, fit, linear
+from tests.conftest import Table, fit, linear, quiet_trainer, same
 from tests.support.runs import Run
 
 MLP = "fedgkd_pl.MLP"
@@ -37,7 +39,8 @@ NETS = [
 WORDS = ["--data", "Digits", "--data.num_clients", "4", "--data.participation", "0.5"]
 WORDS += ["--data.public", "HeldOut", "--model.engine.workers", "1", "--model.local_epochs", "2"]
 FEDMD = ["--model", "FedMD", "--model.public_epochs", "0", "--model.start_epochs", "2"]
-CALLBACKS = ["NetAccuracy", "LocalModels", "ClientDrift", "TeacherAgreement", "ClientEvaluation"]
+CALLBACKS = ["NetAccuracy", "LocalModels", "AveragedModel", "ClientDrift", "TeacherAgreement"]
+CALLBACKS += ["ClientEvaluation"]
 
 
 @pytest.fixture
@@ -107,10 +110,40 @@ def test_a_part_of_the_data_and_tasks(change: dict[str, Any]) -> None:
     assert model.report["nets/MLP_val_acc"] == pytest.approx(sum(right) / 2, abs=1e-6)
 
 
-def test_a_mean_of_global_models_is_of_those() -> None:
-    model = FedDistill(nets=[linear()], engine=LocalEngine(1))
-    with pytest.raises(SettingError, match="AveragedModel is of global models"):
-        fit(model, Table(), 1, callbacks=[AveragedModel()])
+@pytest.mark.parametrize("form", [{"size": 2}, {"decay": 0.5}])
+def test_the_average_of_a_client_s_net_is_of_what_it_has_learned(form: Any, tmp_path: Path) -> None:
+    """By hand over all rounds, of those in which a net had been trained; exact after a resume."""
+
+    def made() -> Any:
+        return FedDistill(nets=[linear()], engine=LocalEngine(1))
+
+    data = {"sizes": (8, 5, 6), "participation": 0.34}
+    averaged, model, seen = AveragedModel(**form), made(), []
+    watch = LambdaCallback(
+        on_train_batch_end=lambda *_: seen.append(deepcopy(model.global_state()))
+    )
+    fit(model, Table(**data), 4, callbacks=[averaged, watch])
+    average = averaged.average(model)
+    first = []
+    for number in range(3):
+        name, mark = f"{Ensemble.prefix(number)}weight", Ensemble.mark(number)
+        trained = [state[name].double() for state in seen if state[mark]]
+        first.append(4 - len(trained))
+        trained = trained[-form.get("size", 4) :]
+        shares = [form.get("decay", 1.0) ** n for n in range(len(trained))][::-1]
+        if trained:
+            mean = sum(s * t for s, t in zip(shares, trained, strict=True)) / sum(shares)
+            assert torch.allclose(average[name].double(), mean, atol=1e-7)
+        else:
+            assert torch.equal(average[name], seen[-1][name])
+    assert len(set(first)) > 1, "some net was trained later than another"
+    save = ModelCheckpoint(tmp_path, save_last=True)
+    callbacks = [AveragedModel(**form), save]
+    fit(made(), Table(**data), 2, callbacks=callbacks, enable_checkpointing=True)
+    again, resumed = AveragedModel(**form), made()
+    trainer = quiet_trainer(max_epochs=4, callbacks=[again])
+    trainer.fit(resumed, Table(**data), ckpt_path=tmp_path / "last.ckpt")
+    assert same(again.average(resumed), average)
 
 
 def test_it_needs_an_ensemble() -> None:
