@@ -4,6 +4,9 @@ import copy
 import errno
 import hashlib
 import os
+import subprocess
+import sys
+import tempfile
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -190,6 +193,89 @@ def test_a_run_in_another_folder_takes_the_states_along(tmp_path: Path) -> None:
     assert content(load(tmp_path / "b" / "last.ckpt")) == {0: 0, 1: 2}
     with pytest.raises(CheckpointDamaged, match="is not beside the checkpoint"):
         read_checkpoint(tmp_path / "a" / "last.ckpt")
+
+
+def spilled(folder: Path) -> list[str]:
+    """What temporary folders hold."""
+    return [file.name for file in folder.glob("fedgkd_pl-states-*/*")]
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary folders are made."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+@pytest.mark.parametrize("every", [1, 5, 0])
+def test_spilled_states_do_not_pile_up(tmp_path: Path, temporary: Path, every: int) -> None:
+    """With a commit in every round, in every fifth, and without any."""
+    store, last = StateStore(0.0021), tmp_path / "run" / "last.ckpt"
+    for step in range(1, 21):
+        store.update({client: state(10 * step + client) for client in range(4)})
+        if every and step % every == 0:
+            save(store, last, step)
+            assert content(load(last)) == content(store)
+            assert not list(temporary.iterdir())
+        there = names(last.parent) if last.parent.exists() else set()
+        assert len(spilled(temporary)) <= 4 and len(there) <= 12
+    assert content(store) == {client: 200 + client for client in range(4)}
+    assert bool(spilled(temporary)) == (not every)
+    store.clear()
+    assert not spilled(temporary)
+
+
+def test_a_spilled_file_that_two_clients_have_is_kept_for_both(temporary: Path) -> None:
+    store = StateStore(0)
+    store.update({0: state(1), 1: state(1)})
+    assert len(spilled(temporary)) == 1
+    store[0] = state(2)
+    assert content(store) == {0: 2, 1: 1}
+    del store[1]
+    assert len(spilled(temporary)) == 1
+
+
+def test_what_an_older_checkpoint_refers_to_is_not_removed_as_spilled(tmp_path: Path) -> None:
+    """A resumed run makes the states of the lost rounds again, to the bit."""
+    store = StateStore(0)
+    for step in (1, 2):
+        store[0] = state(step)
+        save(store, tmp_path / f"{step}.ckpt", step)
+    resumed = load(tmp_path / "1.ckpt")
+    resumed.limit = 0
+    save(resumed, tmp_path / "again.ckpt", 1)
+    for value in (2, 3):
+        resumed[0] = state(value)
+    assert content(load(tmp_path / "2.ckpt")) == {0: 2}
+
+
+def test_a_run_that_goes_on_elsewhere_spills_nothing_into_the_first_folder(tmp_path: Path) -> None:
+    store = StateStore(0)
+    store[0] = state(0)
+    save(store, tmp_path / "a" / "last.ckpt")
+    before = names(tmp_path / "a")
+    moved = load(tmp_path / "a" / "last.ckpt")
+    moved.limit = 0
+    moved[0] = state(1)
+    save(moved, tmp_path / "b" / "last.ckpt", 2)
+    moved[0] = state(2)
+    assert names(tmp_path / "a") == before and len(names(tmp_path / "b")) == 2
+
+
+SPILLS = """
+import torch
+from fedgkd_pl.storage.states import StateStore
+store = StateStore(0)
+store[0] = {"w": torch.zeros(9)}
+"""
+
+
+def test_a_process_that_ends_leaves_no_temporary_folder(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SPILLS]
+    subprocess.run(command, check=True, env={**os.environ, "TMPDIR": str(tmp_path)})
+    assert not list(tmp_path.glob("fedgkd_pl*"))
 
 
 def test_a_linked_folder_of_states_is_refused(tmp_path: Path) -> None:
