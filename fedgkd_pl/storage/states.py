@@ -171,15 +171,19 @@ class StateStore(MutableMapping[int, State]):
             self._loose.setdefault(folder, set()).add(name)
 
     def save(self, folder: Path) -> None:
-        """Writes to a folder what it does not have yet; on the disk when this returns."""
+        """Writes to a folder what it does not have yet; on the disk when this returns.
+
+        The names of states that were spilled to it may not be on the disk either, so it is synced
+        in any case.
+        """
         _check(folder)
         folder = folder.absolute()
-        kept = self._homes.get(folder, set())
-        new = [client for client, name in self._names.items() if name is None or name not in kept]
-        for client in new:
+        for client in self._names:
             self._write(client, folder)
-        if new:
+        try:
             sync_folder(folder)
+        except OSError as error:
+            raise StorageError(folder, error) from error
         self._loose.pop(folder, None)
         self._saved = folder
         self.close()

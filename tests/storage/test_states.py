@@ -16,6 +16,7 @@ import torch
 from fedgkd_pl import SCAFFOLD, LocalEngine, read_checkpoint
 from fedgkd_pl.errors import SettingError, StorageError
 from fedgkd_pl.storage import files as storage
+from fedgkd_pl.storage import states
 from fedgkd_pl.storage.checkpoint import CheckpointDamaged
 from fedgkd_pl.storage.checkpoint_io import SafeCheckpointIO
 from fedgkd_pl.storage.files import previous
@@ -262,6 +263,29 @@ def test_a_run_that_goes_on_elsewhere_spills_nothing_into_the_first_folder(tmp_p
     save(moved, tmp_path / "b" / "last.ckpt", 2)
     moved[0] = state(2)
     assert names(tmp_path / "a") == before and len(names(tmp_path / "b")) == 2
+
+
+def test_the_names_of_spilled_states_are_on_the_disk_before_a_checkpoint_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, last = StateStore(0), tmp_path / "last.ckpt"
+    store[0] = state(0)
+    save(store, last)
+    store = load(last)
+    store.limit = 0
+    save(store, last)
+    store[0] = state(1)  # straight to its place
+    assert len(names(tmp_path)) == 2
+    order: list[str] = []
+    sync = states.sync_folder
+    monkeypatch.setattr(
+        states, "sync_folder", lambda folder: (order.append(folder.name), sync(folder))
+    )
+    monkeypatch.setattr(
+        storage, "reached", lambda step, file: order.append(file.name) if step == "opened" else None
+    )
+    save(store, last, 2)
+    assert order == ["states", "last.ckpt"]
 
 
 SPILLS = """
