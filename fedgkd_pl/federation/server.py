@@ -200,6 +200,8 @@ class FederatedServer(SavedModel):
         """
         if self.trainer.strategy._checkpoint_io is None:  # the user gave none
             self.trainer.strategy.checkpoint_io = SafeCheckpointIO()
+        if isinstance(self.trainer.strategy.checkpoint_io, SafeCheckpointIO):
+            self.trainer.strategy.checkpoint_io.resumes = self.trainer.state.fn == "fit"
         if self.trainer.state.fn == "fit":
             check_trainer(self.trainer)
         self._clip = self.trainer.gradient_clip_val

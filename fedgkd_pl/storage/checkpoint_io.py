@@ -12,6 +12,7 @@ from fedgkd_pl.storage.checkpoint import (
     is_sound,
     read_checkpoint,
     referred_states,
+    stores_of,
 )
 from fedgkd_pl.storage.files import commit, home_of, previous
 from fedgkd_pl.storage.reading import printable
@@ -35,6 +36,8 @@ class SafeCheckpointIO(CheckpointIO):
     damaged or missing.
     """
 
+    resumes = True  # whether what is read goes on, and so needs what clients keep
+
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
     ) -> None:
@@ -45,9 +48,7 @@ class SafeCheckpointIO(CheckpointIO):
         """
         kept = {key: value for key, value in checkpoint.items() if key not in _NEVER_READ}
         path = Path(path)
-        ours = kept.get("fedgkd_pl")
-        values = ours.values() if isinstance(ours, dict) else ()  # a stranger's may be anything
-        stores = [value for value in values if isinstance(value, StateStore) and len(value)]
+        stores = stores_of(kept)
         try:
             for store in stores:
                 store.save(path.parent / FOLDER)
@@ -61,7 +62,7 @@ class SafeCheckpointIO(CheckpointIO):
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
         """Reads a checkpoint, or the previous one, always to the CPU; nothing in it is run."""
-        return load_newest(Path(path))[0]
+        return load_newest(Path(path), self.resumes)[0]
 
     def remove_checkpoint(self, path: str | Path) -> None:
         """Removes a checkpoint and the previous one."""
@@ -88,14 +89,17 @@ def copy_checkpoint(source: Path, target: Path) -> None:
     commit(target, [source.read_bytes()])
 
 
-def load_newest(path: Path) -> tuple[dict[str, Any], Path]:
-    """The content of a checkpoint and its file: the one asked for, or the previous one."""
+def load_newest(path: Path, states: bool = False) -> tuple[dict[str, Any], Path]:
+    """The content of a checkpoint and its file: the one asked for, or the previous one.
+
+    ``states``: what clients keep must be sound, too; see :func:`read_checkpoint`.
+    """
     try:
-        checkpoint, file = read_checkpoint(path), path
+        checkpoint, file = read_checkpoint(path, states), path
     except CheckpointDamaged as error:
         file = previous(path)
         try:
-            checkpoint = read_checkpoint(file)
+            checkpoint = read_checkpoint(file, states)
         except CheckpointDamaged:
             raise error from None
         log.warning("%s %s: going on from %s, the one before", path, error, file.name)

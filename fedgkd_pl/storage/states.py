@@ -213,27 +213,30 @@ class StateStore(MutableMapping[int, State]):
 
     @classmethod
     def of_index(cls, index: Mapping[str, Tensor], folder: Path) -> "StateStore":
-        """The inverse of :meth:`index`, with every file looked at.
-
-        Raises:
-            StateDamaged: one is missing, or damaged.
-        """
+        """The inverse of :meth:`index`; no file is looked at before it is needed."""
         store = cls()
         clients, digests = index["clients"].tolist(), index["digests"].to(torch.uint8).numpy()
         store._names = {
             client: digest.tobytes() for client, digest in zip(clients, digests, strict=True)
         }
-        for client, name in store._names.items():
-            if name is None or len(name) != SIZE:
-                raise StateDamaged("its list of clients' states is damaged")
-            try:
-                read_state(folder, name)
-            except StateDamaged as error:
-                raise StateDamaged(f"what client {client} keeps, {error}") from error
-        store._homes = {
-            folder.absolute(): {name for name in store._names.values() if name is not None}
-        }
+        names = {name for name in store._names.values() if name is not None}
+        if any(len(name) != SIZE for name in names):
+            raise StateDamaged("its list of clients' states is damaged")
+        store._homes = {folder.absolute(): names}
         return store
+
+    def check(self) -> None:
+        """Looks at every file.
+
+        Raises:
+            StateDamaged: one is missing, or damaged.
+        """
+        for client, name in self._names.items():
+            if name is not None and (home := self._home_of(client)) is not None:
+                try:
+                    read_state(home, name)
+                except StateDamaged as error:
+                    raise StateDamaged(f"what client {client} keeps, {error}") from error
 
 
 def _again(memory: float, states: dict[int, State]) -> StateStore:

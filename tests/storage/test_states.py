@@ -4,9 +4,11 @@ import copy
 import errno
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,7 +39,7 @@ def state(value: float) -> State:
     return {"w": torch.full((250,), float(value)), "n": torch.tensor(int(value))}
 
 
-def content(store: StateStore) -> dict[int, float]:
+def content(store: Mapping[int, State]) -> dict[int, float]:
     return {client: float(kept["w"][0]) for client, kept in store.items()}
 
 
@@ -144,8 +146,12 @@ def test_a_damaged_state_is_noticed_and_the_one_before_used(tmp_path: Path, faul
     elif fault == "folder":
         new.mkdir()
     with pytest.raises(CheckpointDamaged, match=r"what client 1 keeps, states/.*\.safetensors, "):
-        read_checkpoint(last)
+        read_checkpoint(last, states=True)
     assert content(load(last)) == {0: 0, 1: 1}
+    found = read_checkpoint(last)["fedgkd_pl"]["client_states"]  # which looks at no state
+    assert content({0: found[0]}) == {0: 0}
+    with pytest.raises(StorageError, match=r"what client 1 keeps, states/.*\.safetensors, "):
+        found[1]
 
 
 def test_what_a_damaged_checkpoint_may_need_is_kept(tmp_path: Path) -> None:
@@ -193,7 +199,7 @@ def test_a_run_in_another_folder_takes_the_states_along(tmp_path: Path) -> None:
         file.unlink()
     assert content(load(tmp_path / "b" / "last.ckpt")) == {0: 0, 1: 2}
     with pytest.raises(CheckpointDamaged, match="is not beside the checkpoint"):
-        read_checkpoint(tmp_path / "a" / "last.ckpt")
+        read_checkpoint(tmp_path / "a" / "last.ckpt", states=True)
 
 
 def spilled(folder: Path) -> list[str]:
@@ -330,6 +336,24 @@ def test_a_run_is_the_same_with_nothing_in_memory_and_goes_on(tmp_path: Path) ->
         assert whole._client_states.keys() == other._client_states.keys()
         for client, kept in whole._client_states.items():
             assert same(kept, other._client_states[client])
+
+
+def test_a_model_is_asked_for_without_its_clients_states(tmp_path: Path) -> None:
+    """A checkpoint that was copied alone is the model; only a fit needs what clients keep."""
+    whole = trained(tmp_path / "run", 3, 64)
+    alone = tmp_path / "alone.ckpt"
+    shutil.copy(tmp_path / "run" / "last.ckpt", alone)
+    net = partial(SCAFFOLD, net=linear(), **LOCAL)
+    tester = quiet_trainer(max_epochs=4)
+    for stage in (tester.validate, tester.test, tester.predict):
+        model = net()
+        stage(model, Table(), ckpt_path=alone)
+        assert same(whole.net.state_dict(), model.net.state_dict())
+    model = SCAFFOLD.load_from_checkpoint(alone, net=linear(), **LOCAL)
+    assert same(whole.net.state_dict(), model.net.state_dict())
+    for trainer in (tester, quiet_trainer(max_epochs=4)):
+        with pytest.raises(CheckpointDamaged, match=r"what client 0 keeps, .* is not beside"):
+            trainer.fit(net(), Table(), ckpt_path=alone)
 
 
 def test_another_writer_of_checkpoints_gets_plain_states(tmp_path: Path) -> None:
