@@ -142,6 +142,7 @@ class FederatedServer(SavedModel):
         except BaseException:
             self.close()
             raise
+        self._has_answers = True
         self.bytes_down += results.bytes_down
         self.bytes_up += results.bytes_up
         self.log_round(results.values())
@@ -200,8 +201,9 @@ class FederatedServer(SavedModel):
         """
         if self.trainer.strategy._checkpoint_io is None:  # the user gave none
             self.trainer.strategy.checkpoint_io = SafeCheckpointIO()
-        if isinstance(self.trainer.strategy.checkpoint_io, SafeCheckpointIO):
-            self.trainer.strategy.checkpoint_io.resumes = self.trainer.state.fn == "fit"
+        writer = self.trainer.strategy.checkpoint_io
+        if isinstance(writer, SafeCheckpointIO):
+            writer.resumes, writer.held = self.trainer.state.fn == "fit", False
         if self.trainer.state.fn == "fit":
             check_trainer(self.trainer)
         self._clip = self.trainer.gradient_clip_val
@@ -253,6 +255,7 @@ class FederatedServer(SavedModel):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Starts the round's report."""
         self.report = {}
+        self._has_answers = False
         self.waited = self.trained = 0.0
         self.trainer.callback_metrics.pop("step", None)  # the last round's, which names checkpoints
         if self.round == self.trainer.max_epochs:

@@ -24,6 +24,7 @@ _NEVER_READ = (
     *("hyper_parameters", "hparams_name", "hparams_type"),
     *("datamodule_hyper_parameters", "datamodule_hparams_name"),
 )
+HALF = "half_done"  # of our part of a checkpoint: the round that its server's step is within
 # Files in the state of a ModelCheckpoint, beside best_k_models.
 KEPT = ("best_model_path", "kth_best_model_path", "last_model_path")
 log = logging.getLogger("fedgkd_pl")
@@ -37,6 +38,8 @@ class SafeCheckpointIO(CheckpointIO):
     """
 
     resumes = True  # whether what is read goes on, and so needs what clients keep
+    held = False  # whether the last checkpoint was not written
+    newest: Path | None = None  # the last that was
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
@@ -44,8 +47,16 @@ class SafeCheckpointIO(CheckpointIO):
         """Writes a checkpoint atomically; ``storage_options`` is not used.
 
         First the clients' states that are new, then the file that refers to them; only then goes
-        what nothing refers to any more.
+        what nothing refers to any more. Half a round, which callbacks save when an error ends a
+        run, is not written: nothing could go on from it.
         """
+        ours = checkpoint.get("fedgkd_pl")
+        if isinstance(ours, dict) and HALF in ours:
+            if not self.held:
+                last = f"the last commit is {self.newest}" if self.newest else "there is no commit"
+                log.warning("round %d is half done: %s is not written; %s", ours[HALF], path, last)
+            self.held = True
+            return
         kept = {key: value for key, value in checkpoint.items() if key not in _NEVER_READ}
         path = Path(path)
         stores = stores_of(kept)
@@ -56,17 +67,19 @@ class SafeCheckpointIO(CheckpointIO):
         except StorageError:
             _clean(stores, path.parent)
             raise
+        self.newest, self.held = path, False
         _clean(stores, path.parent)
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
         """Reads a checkpoint, or the previous one, always to the CPU; nothing in it is run."""
-        return load_newest(Path(path), self.resumes)[0]
+        checkpoint, self.newest = load_newest(Path(path), self.resumes)
+        return checkpoint
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Removes a checkpoint and the previous one."""
-        for file in Path(path), previous(Path(path)):
+        """Removes a checkpoint and the previous one, unless the one to replace it is not there."""
+        for file in () if self.held else (Path(path), previous(Path(path))):
             file.unlink(missing_ok=True)
 
 
