@@ -262,9 +262,7 @@ class FederatedServer(SavedModel):
             self.trainer.check_val_every_n_epoch = 1  # the last report is of the last model
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Ends a run whose global model is not finite any more; steps the clients' rate."""
-        if self.schedule is not None:
-            self.schedule.step()
+        """Ends a run whose global model is not finite any more."""
         broken = first_not_finite(self.global_state())
         if broken:
             raise RunFailed(
