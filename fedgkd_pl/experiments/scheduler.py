@@ -172,7 +172,11 @@ def _run_cell(argv: Sequence[str], folder: Path, log: Path, jobs: int) -> None:
 
     def fit() -> int:
         quiet_libraries()
-        build_request(read_request("fit", argv)).fit()
+        experiment = build_request(read_request("fit", argv))
+        try:
+            experiment.fit()
+        finally:
+            experiment.model._client_states.close()  # os._exit cleans nothing up
         return 0
 
     with log.open("ab", buffering=0) as file:

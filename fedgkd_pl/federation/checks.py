@@ -16,6 +16,7 @@ from fedgkd_pl.federation.norms import BatchNorms
 from fedgkd_pl.federation.own_module import is_own_module
 from fedgkd_pl.federation.precision import check_instructions, slow_precision
 from fedgkd_pl.federation.task import check_task
+from fedgkd_pl.storage.checkpoint_io import HALF
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import (
     BaseFinetuning,
@@ -99,12 +100,14 @@ def check_method(server: "FederatedServer", data: FederatedDataModule) -> None:
 def check_resumed(
     server: "FederatedServer", data: FederatedDataModule, saved: dict[str, Any]
 ) -> None:
-    """Refuses to resume with other data, or with an engine that lacks the clients' states."""
+    """Refuses other data, half a round, or an engine that lacks the clients' states."""
     require(
         saved["data"] == data.fingerprint(),
         "data",
         "the checkpoint was trained on other data: its samples, labels or partition differ",
     )
+    text = f"was written in the middle of round {saved.get(HALF)}: take one of a whole round"
+    require(HALF not in saved, "ckpt_path", text)
     stay = saved.get("states_stay", False)
     where = "with the clients" if stay else "in the checkpoint"
     require(

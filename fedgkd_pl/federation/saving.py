@@ -10,7 +10,7 @@ from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.federation.nets import ModelOfNets
 from fedgkd_pl.federation.schedule import RoundSchedule
 from fedgkd_pl.federation.task import TASKS
-from fedgkd_pl.storage.checkpoint_io import SafeCheckpointIO, load_newest
+from fedgkd_pl.storage.checkpoint_io import HALF, SafeCheckpointIO, load_newest
 from fedgkd_pl.storage.recorded import Recorded
 from fedgkd_pl.storage.states import StateStore
 from torch import nn
@@ -44,6 +44,7 @@ class SavedModel(ModelOfNets, Recorded):
         self.bytes_up = 0
         self.failed_rounds: list[int] = []
         self._client_states = StateStore(state_memory)
+        self._has_answers = False  # whether all clients of the round have answered
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuses the name that :meth:`reset` had in earlier versions."""
@@ -76,6 +77,17 @@ class SavedModel(ModelOfNets, Recorded):
             if hasattr(kept, "load_state_dict") and hasattr(kept, "reset"):
                 kept.reset()
 
+    @property
+    def is_half_done(self) -> bool:
+        """Whether the server's part of a round is under way, which changes the model in place.
+
+        What clients train changes nothing yet, so the last round is whole until all have answered.
+        """
+        if not self._has_answers or self.trainer.state.fn != "fit":
+            return False
+        progress = self.trainer.fit_loop.epoch_loop.batch_progress.current
+        return bool(progress.started > progress.processed)  # type: ignore[attr-defined]
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds what the server knows beside the model, and what a method :attr:`keeps`."""
         checkpoint["fedgkd_pl"] = {
@@ -89,6 +101,8 @@ class SavedModel(ModelOfNets, Recorded):
         }
         if self.schedule is not None:
             checkpoint["fedgkd_pl"]["schedule"] = self.schedule.state_dict()
+        if self.is_half_done:
+            checkpoint["fedgkd_pl"][HALF] = self.round
         for name in self.keeps:
             kept = getattr(self, name)
             has_state = hasattr(kept, "load_state_dict")

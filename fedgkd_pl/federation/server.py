@@ -142,6 +142,7 @@ class FederatedServer(SavedModel):
         except BaseException:
             self.close()
             raise
+        self._has_answers = True
         self.bytes_down += results.bytes_down
         self.bytes_up += results.bytes_up
         self.log_round(results.values())
@@ -200,6 +201,9 @@ class FederatedServer(SavedModel):
         """
         if self.trainer.strategy._checkpoint_io is None:  # the user gave none
             self.trainer.strategy.checkpoint_io = SafeCheckpointIO()
+        writer = self.trainer.strategy.checkpoint_io
+        if isinstance(writer, SafeCheckpointIO):
+            writer.resumes, writer.held = self.trainer.state.fn == "fit", False
         if self.trainer.state.fn == "fit":
             check_trainer(self.trainer)
         self._clip = self.trainer.gradient_clip_val
@@ -251,15 +255,14 @@ class FederatedServer(SavedModel):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Starts the round's report."""
         self.report = {}
+        self._has_answers = False
         self.waited = self.trained = 0.0
         self.trainer.callback_metrics.pop("step", None)  # the last round's, which names checkpoints
         if self.round == self.trainer.max_epochs:
             self.trainer.check_val_every_n_epoch = 1  # the last report is of the last model
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Ends a run whose global model is not finite any more; steps the clients' rate."""
-        if self.schedule is not None:
-            self.schedule.step()
+        """Ends a run whose global model is not finite any more."""
         broken = first_not_finite(self.global_state())
         if broken:
             raise RunFailed(

@@ -116,6 +116,12 @@ class FedAUX(FedDF):
             self.start = {name: t.cpu().clone() for name, t in self.global_state().items()}
         super().on_train_start()
 
+    @property
+    def is_half_done(self) -> bool:
+        """As in all methods; and until a pre-trained model has learned a round."""
+        new = self.trainer.state.fn == "fit" and self.trainer.global_step == 0
+        return super().is_half_done or (new and self.pretraining is not None)
+
     def broadcast(self) -> Message:
         """w_t and, where it is not the one that clients know, the net that scores."""
         self._scores = []

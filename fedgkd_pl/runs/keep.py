@@ -60,7 +60,7 @@ class BestRound(ModelCheckpoint):
 def _is_checkpoint(path: Path) -> bool:
     """Whether a file may be taken over; a hostile checkpoint may name any."""
     try:
-        read_checkpoint(path)
+        read_checkpoint(path, states=True)
     except CheckpointDamaged:
         return False
     return True

@@ -53,13 +53,20 @@ def checkpoint_of(folder: RunFolder, name: str) -> Path:
     return known[0]
 
 
-def load_checkpoint(path: Path, resumed: bool = False) -> tuple[Checkpoint, Path]:
+def load_checkpoint(
+    path: Path, resumed: bool = False, states: bool = False
+) -> tuple[Checkpoint, Path]:
     """A checkpoint's content, read without running anything in it, and its file.
 
-    If the file is damaged, the one before it is taken. ``resumed``: the run goes on in its folder.
+    If the file is damaged, the one before it is taken.
+
+    Args:
+        path: its file.
+        resumed: the run goes on in its folder.
+        states: what clients keep must be sound, too: it is trained on.
     """
     try:
-        checkpoint, path = load_newest(path)
+        checkpoint, path = load_newest(path, states)
     except CheckpointDamaged as error:
         if resumed:
             raise StorageError(path, f"{error}, nor is the one before it sound") from error

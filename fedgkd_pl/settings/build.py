@@ -109,8 +109,8 @@ class _Objects(Parsed):
             if self.start.folder is None:
                 self._check_places(RunFolder.of_checkpoint(file.absolute()).path)
         if file is not None:
-            resumed = self.start.folder is not None
-            self.start.checkpoint, self.start.file = load_checkpoint(file, resumed)
+            resumed, trains = self.start.folder is not None, self.request.command == "fit"
+            self.start.checkpoint, self.start.file = load_checkpoint(file, resumed, trains)
 
     def _check_places(self, run: Path) -> None:
         """Lets a run's own config decide nothing outside of the run's folder."""

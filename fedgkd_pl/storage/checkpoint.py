@@ -127,13 +127,33 @@ def _to_json(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
 # -- reading -----------------------------------------------------------------------------------
 
 
-def read_checkpoint(path: str | Path) -> dict[str, Any]:
+def read_checkpoint(path: str | Path, states: bool = False) -> dict[str, Any]:
     """A checkpoint's content, on the CPU; the whole file is checked first.
+
+    Args:
+        path: its file.
+        states: check what clients keep, too. A run that goes on needs it; a model does not.
 
     Raises:
         CheckpointDamaged: it is not whole, not a checkpoint, or not to be trusted.
     """
-    path = Path(path)
+    checkpoint = _read(Path(path))
+    try:
+        for store in stores_of(checkpoint) if states else ():
+            store.check()
+    except StateDamaged as error:
+        raise CheckpointDamaged(f"cannot be used: {error}") from error
+    return checkpoint
+
+
+def stores_of(checkpoint: dict[str, Any]) -> list[StateStore]:
+    """What a checkpoint has in files of their own."""
+    ours = checkpoint.get("fedgkd_pl")
+    values = ours.values() if isinstance(ours, dict) else ()  # a stranger's may be anything
+    return [value for value in values if isinstance(value, StateStore) and len(value)]
+
+
+def _read(path: Path) -> dict[str, Any]:
     try:
         info = path.lstat()
         if stat.S_ISLNK(info.st_mode):

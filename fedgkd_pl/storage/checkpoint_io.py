@@ -12,6 +12,7 @@ from fedgkd_pl.storage.checkpoint import (
     is_sound,
     read_checkpoint,
     referred_states,
+    stores_of,
 )
 from fedgkd_pl.storage.files import commit, home_of, previous
 from fedgkd_pl.storage.reading import printable
@@ -23,6 +24,7 @@ _NEVER_READ = (
     *("hyper_parameters", "hparams_name", "hparams_type"),
     *("datamodule_hyper_parameters", "datamodule_hparams_name"),
 )
+HALF = "half_done"  # of our part of a checkpoint: the round that its server's step is within
 # Files in the state of a ModelCheckpoint, beside best_k_models.
 KEPT = ("best_model_path", "kth_best_model_path", "last_model_path")
 log = logging.getLogger("fedgkd_pl")
@@ -35,19 +37,29 @@ class SafeCheckpointIO(CheckpointIO):
     damaged or missing.
     """
 
+    resumes = True  # whether what is read goes on, and so needs what clients keep
+    held = False  # whether the last checkpoint was not written
+    newest: Path | None = None  # the last that was
+
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
     ) -> None:
         """Writes a checkpoint atomically; ``storage_options`` is not used.
 
         First the clients' states that are new, then the file that refers to them; only then goes
-        what nothing refers to any more.
+        what nothing refers to any more. Half a round, which callbacks save when an error ends a
+        run, is not written: nothing could go on from it.
         """
+        ours = checkpoint.get("fedgkd_pl")
+        if isinstance(ours, dict) and HALF in ours:
+            if not self.held:
+                last = f"the last commit is {self.newest}" if self.newest else "there is no commit"
+                log.warning("round %d is half done: %s is not written; %s", ours[HALF], path, last)
+            self.held = True
+            return
         kept = {key: value for key, value in checkpoint.items() if key not in _NEVER_READ}
         path = Path(path)
-        ours = kept.get("fedgkd_pl")
-        values = ours.values() if isinstance(ours, dict) else ()  # a stranger's may be anything
-        stores = [value for value in values if isinstance(value, StateStore) and len(value)]
+        stores = stores_of(kept)
         try:
             for store in stores:
                 store.save(path.parent / FOLDER)
@@ -55,17 +67,19 @@ class SafeCheckpointIO(CheckpointIO):
         except StorageError:
             _clean(stores, path.parent)
             raise
+        self.newest, self.held = path, False
         _clean(stores, path.parent)
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
         """Reads a checkpoint, or the previous one, always to the CPU; nothing in it is run."""
-        return load_newest(Path(path))[0]
+        checkpoint, self.newest = load_newest(Path(path), self.resumes)
+        return checkpoint
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Removes a checkpoint and the previous one."""
-        for file in Path(path), previous(Path(path)):
+        """Removes a checkpoint and the previous one, unless the one to replace it is not there."""
+        for file in () if self.held else (Path(path), previous(Path(path))):
             file.unlink(missing_ok=True)
 
 
@@ -88,14 +102,17 @@ def copy_checkpoint(source: Path, target: Path) -> None:
     commit(target, [source.read_bytes()])
 
 
-def load_newest(path: Path) -> tuple[dict[str, Any], Path]:
-    """The content of a checkpoint and its file: the one asked for, or the previous one."""
+def load_newest(path: Path, states: bool = False) -> tuple[dict[str, Any], Path]:
+    """The content of a checkpoint and its file: the one asked for, or the previous one.
+
+    ``states``: what clients keep must be sound, too; see :func:`read_checkpoint`.
+    """
     try:
-        checkpoint, file = read_checkpoint(path), path
+        checkpoint, file = read_checkpoint(path, states), path
     except CheckpointDamaged as error:
         file = previous(path)
         try:
-            checkpoint = read_checkpoint(file)
+            checkpoint = read_checkpoint(file, states)
         except CheckpointDamaged:
             raise error from None
         log.warning("%s %s: going on from %s, the one before", path, error, file.name)

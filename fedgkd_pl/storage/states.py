@@ -38,7 +38,7 @@ class StateStore(MutableMapping[int, State]):
 
     Args:
         memory: megabytes of states in memory; those beyond lie beside the checkpoints, or in a
-            temporary folder where there are none.
+            temporary folder until there are any.
     """
 
     def __init__(self, memory: float = 64) -> None:
@@ -47,7 +47,9 @@ class StateStore(MutableMapping[int, State]):
         self._memory: OrderedDict[int, State] = OrderedDict()  # the one used last comes last
         self._used = 0
         self._homes: dict[Path, set[bytes]] = {}  # folders, and what is sound in each
-        self._spilled: TemporaryDirectory[str] | None = None
+        self._loose: dict[Path, set[bytes]] = {}  # files of ours that no checkpoint refers to yet
+        self._saved: Path | None = None  # the folder of the last commit
+        self._spilled: TemporaryDirectory[str] | None = None  # until there is one
 
     # -- a mapping -----------------------------------------------------------------------------
 
@@ -72,12 +74,14 @@ class StateStore(MutableMapping[int, State]):
 
     def __setitem__(self, client: int, state: State) -> None:
         self._forget(client)
-        self._names[client] = None
+        before, self._names[client] = self._names.get(client), None
+        self._discard(before)
         self._remember(client, state)
         self._shrink()
 
     def __delitem__(self, client: int) -> None:
-        del self._names[client]
+        before = self._names.pop(client)
+        self._discard(before)
         self._forget(client)
 
     def __repr__(self) -> str:
@@ -119,15 +123,32 @@ class StateStore(MutableMapping[int, State]):
             raise StorageError(home.parent, f"what client {client} keeps, {error}") from error
 
     def _spill(self) -> Path:
-        """Where a state goes for which memory has no room; the next commit clears it up."""
-        for home in self._homes:
-            if home.is_dir():
-                return home
+        """Where a state goes for which memory has no room: where commits go, once there is one.
+
+        Not where the states were read: that may be the folder of another run.
+        """
+        if self._saved is not None and self._saved.is_dir():
+            return self._saved
         if self._spilled is None:
             self._spilled = TemporaryDirectory(prefix="fedgkd_pl-states-")
-        folder = Path(self._spilled.name)
-        self._homes[folder] = set()
-        return folder
+        return Path(self._spilled.name)
+
+    def _discard(self, name: bytes | None) -> None:
+        """Removes the file of a state that was replaced, unless a checkpoint may refer to it."""
+        for home, loose in self._loose.items():
+            if name in loose and name not in self._names.values():
+                _remove(home / _file(name))
+                loose.remove(name)
+                self._homes[home].discard(name)
+
+    def close(self) -> None:
+        """Removes the temporary folder; Python does, unless a process ends without cleaning up."""
+        if self._spilled is not None:
+            home = Path(self._spilled.name)
+            self._homes.pop(home, None)
+            self._loose.pop(home, None)
+            self._spilled.cleanup()
+            self._spilled = None
 
     def _write(self, client: int, folder: Path) -> None:
         """Makes sure that a folder has the file of a state."""
@@ -139,23 +160,33 @@ class StateStore(MutableMapping[int, State]):
         kept = self._homes.setdefault(folder, set())
         if name in kept:
             return
+        is_new = not os.path.lexists(folder / _file(name))
         if content is None and not _linked(self._home_of(client), folder, name):
             home = self._home_of(client)
             content = to_safetensors(self._memory[client]) if home is None else self._read(client)
         if content is not None:
             commit(folder / _file(name), [content], sync=False)
         kept.add(name)
+        if is_new:  # else an older checkpoint may have it
+            self._loose.setdefault(folder, set()).add(name)
 
     def save(self, folder: Path) -> None:
-        """Writes to a folder what it does not have yet; on the disk when this returns."""
+        """Writes to a folder what it does not have yet; on the disk when this returns.
+
+        The names of states that were spilled to it may not be on the disk either, so it is synced
+        in any case.
+        """
         _check(folder)
         folder = folder.absolute()
-        kept = self._homes.get(folder, set())
-        new = [client for client, name in self._names.items() if name is None or name not in kept]
-        for client in new:
+        for client in self._names:
             self._write(client, folder)
-        if new:
+        try:
             sync_folder(folder)
+        except OSError as error:
+            raise StorageError(folder, error) from error
+        self._loose.pop(folder, None)
+        self._saved = folder
+        self.close()
 
     def clean(self, folder: Path, referred: Iterable[bytes]) -> None:
         """Removes from a folder what neither checkpoints refer to nor this store needs."""
@@ -164,8 +195,7 @@ class StateStore(MutableMapping[int, State]):
         with suppress(FileNotFoundError), os.scandir(folder) as entries:
             for entry in entries:
                 if _FILE.fullmatch(entry.name) and entry.name not in known:
-                    Path(entry.path).unlink(missing_ok=True)
-                    files.reached("removed", Path(entry.path))
+                    _remove(Path(entry.path))
         if folder in self._homes:
             self._homes[folder] &= needed
 
@@ -183,27 +213,30 @@ class StateStore(MutableMapping[int, State]):
 
     @classmethod
     def of_index(cls, index: Mapping[str, Tensor], folder: Path) -> "StateStore":
-        """The inverse of :meth:`index`, with every file looked at.
-
-        Raises:
-            StateDamaged: one is missing, or damaged.
-        """
+        """The inverse of :meth:`index`; no file is looked at before it is needed."""
         store = cls()
         clients, digests = index["clients"].tolist(), index["digests"].to(torch.uint8).numpy()
         store._names = {
             client: digest.tobytes() for client, digest in zip(clients, digests, strict=True)
         }
-        for client, name in store._names.items():
-            if name is None or len(name) != SIZE:
-                raise StateDamaged("its list of clients' states is damaged")
-            try:
-                read_state(folder, name)
-            except StateDamaged as error:
-                raise StateDamaged(f"what client {client} keeps, {error}") from error
-        store._homes = {
-            folder.absolute(): {name for name in store._names.values() if name is not None}
-        }
+        names = {name for name in store._names.values() if name is not None}
+        if any(len(name) != SIZE for name in names):
+            raise StateDamaged("its list of clients' states is damaged")
+        store._homes = {folder.absolute(): names}
         return store
+
+    def check(self) -> None:
+        """Looks at every file.
+
+        Raises:
+            StateDamaged: one is missing, or damaged.
+        """
+        for client, name in self._names.items():
+            if name is not None and (home := self._home_of(client)) is not None:
+                try:
+                    read_state(home, name)
+                except StateDamaged as error:
+                    raise StateDamaged(f"what client {client} keeps, {error}") from error
 
 
 def _again(memory: float, states: dict[int, State]) -> StateStore:
@@ -239,6 +272,11 @@ def copy_states(names: Iterable[bytes], source: Path, target: Path) -> None:
 
 def _file(name: bytes) -> str:
     return f"{name.hex()}.safetensors"
+
+
+def _remove(file: Path) -> None:
+    file.unlink(missing_ok=True)
+    files.reached("removed", file)
 
 
 def _nbytes(state: State) -> int:

@@ -123,13 +123,14 @@ def test_a_scheduler_over_rounds_is_one_rate_per_round() -> None:
         torch.testing.assert_close(decaying.net.state_dict()[name], value, atol=1e-12, rtol=0)
 
 
-def test_a_scheduler_over_rounds_resumes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("when", [{}, {"every_n_train_steps": 1}])
+def test_a_scheduler_over_rounds_resumes(when: dict[str, Any], tmp_path: Path) -> None:
     cosine = partial(CosineAnnealingLR, T_max=6, eta_min=0.03)
     whole, first, second = (Rates(linear(), round_scheduler=cosine, **LOCAL) for _ in range(3))
     fit(whole, Table(), 6)
     expected = [0.1 + 0.9 * (1 + math.cos(math.pi * r / 6)) / 2 for r in range(6)]
     assert whole.seen[::2] == pytest.approx(expected)  # two clients a round
-    save = ModelCheckpoint(tmp_path, save_last=True)
+    save = ModelCheckpoint(tmp_path, save_last=True, **when)
     fit(first, Table(), 4, callbacks=[save], enable_checkpointing=True)
     quiet_trainer(max_epochs=6).fit(second, Table(), ckpt_path=tmp_path / "last.ckpt")
     assert second.seen == whole.seen[8:]

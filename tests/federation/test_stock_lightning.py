@@ -10,11 +10,23 @@ from typing import Any
 import fedgkd_pl
 import pytest
 import torch
-from fedgkd_pl import FedAvg, LocalEngine, read_checkpoint
+from fedgkd_pl import (
+    IID,
+    MLP,
+    FedAUX,
+    FedAvg,
+    FedDF,
+    FederatedCallback,
+    HeldOut,
+    LocalEngine,
+    SimCLR,
+    read_checkpoint,
+)
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.errors import RunFailed, SettingError
 from fedgkd_pl.federation.checks import FLAGS
 from fedgkd_pl.federation.client_trainer import ClientTrainer
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import Callback, Trainer, callbacks
 from lightning.pytorch.callbacks import (
     EMAWeightAveraging,
@@ -26,7 +38,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch.optim import SGD
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
-from tests.conftest import REPO, Table, fit, linear, same
+from tests.conftest import REPO, Table, fit, linear, quiet_trainer, same
 
 LOCAL: dict[str, Any] = {"optimizer": partial(SGD, lr=0.1), "engine": LocalEngine(workers=1)}
 PLAIN = "the plain base of others"
@@ -232,6 +244,78 @@ def test_checkpoints_by_steps_are_named_by_their_round(tmp_path: Path, every: in
     assert names == [f"round{n}.ckpt" for n in range(every, 5, every)]
     for name in names:
         assert read_checkpoint(tmp_path / name)["global_step"] == int(name[5])
+
+
+class Fails(FederatedCallback):
+    """An error in a round: in the server's own training, of a client's answer, or at its end."""
+
+    def __init__(self, where: str, number: int = 2) -> None:
+        self.where, self.number = where, number
+
+    def at(self, where: str, server: Any) -> None:
+        if (self.where, self.number) == (where, server.round):
+            raise ArithmeticError("a user's fault")
+
+    def on_server_step(self, trainer: Any, pl_module: Any, step: int, total: int) -> None:
+        if step == 2:
+            self.at("server", pl_module)
+
+    def on_client_end(self, trainer: Any, pl_module: Any, update: Any, cohort_size: int) -> None:
+        self.at("client", pl_module)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        self.at("end", pl_module)
+
+
+def distilled(rounds: int = 3, **flags: Any) -> FedDF:
+    data = Table(sizes=(20, 20), public=HeldOut(0.25), partition=IID())
+    model, start = FedDF(linear(), distil_steps=4, **LOCAL), flags.pop("ckpt_path", None)
+    quiet_trainer(max_epochs=rounds, **flags).fit(model, data, ckpt_path=start)
+    return model
+
+
+@pytest.mark.parametrize("where", ["client", "server", "end"])
+def test_what_an_exception_saves_is_never_half_a_round(
+    where: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever there is afterwards goes on to the same bits."""
+    keep = ModelCheckpoint(tmp_path, "{step}", save_last=True, save_on_exception=True)
+    keep.CHECKPOINT_NAME_LAST = "last-{step}"
+    saved = [keep, callbacks.OnExceptionCheckpoint(tmp_path, "e")]
+    with pytest.raises(ArithmeticError):
+        distilled(callbacks=[Fails(where), *saved], enable_checkpointing=True)
+    files = {file.name for file in tmp_path.glob("*.ckpt")}
+    half = where == "server"
+    if half:
+        assert files == {"step=1.ckpt", "last-step=1.ckpt"}
+        told = [line for line in caplog.messages if "is not written" in line]
+        assert len(told) == 1 and told[0].startswith("round 2 is half done: ")
+        assert told[0].endswith(f"the last commit is {tmp_path / 'last-step=1.ckpt'}")
+    else:
+        assert "e.ckpt" in files and "is not written" not in caplog.text
+    whole = distilled().global_state()
+    for name in files:
+        assert same(whole, distilled(ckpt_path=tmp_path / name).global_state()), name
+
+
+def test_half_a_round_by_another_writer_is_refused(tmp_path: Path) -> None:
+    saved = callbacks.OnExceptionCheckpoint(tmp_path, "e")
+    flags = {"enable_checkpointing": True, "plugins": [TorchCheckpointIO()]}
+    with pytest.raises(ArithmeticError):
+        distilled(callbacks=[Fails("server"), saved], **flags)
+    with pytest.raises(SettingError, match="ckpt_path: was written in the middle of round 2"):
+        distilled(ckpt_path=tmp_path / "e.ckpt")
+
+
+@pytest.mark.parametrize("where", ["server", "client"])
+def test_pretraining_is_not_saved_before_the_first_round(where: str, tmp_path: Path) -> None:
+    """Which pre-trains again when it goes on."""
+    data = Table(sizes=(20, 20), public=HeldOut(0.25), partition=IID())
+    model = FedAUX(MLP(4, [5], 3), pretraining=SimCLR(epochs=2, batch_size=4), **LOCAL)
+    saved = [Fails(where, 1), callbacks.OnExceptionCheckpoint(tmp_path, "e")]
+    with pytest.raises(ArithmeticError):
+        fit(model, data, 2, callbacks=saved, enable_checkpointing=True)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_score_of_the_round_before_names_no_checkpoint(tmp_path: Path) -> None:

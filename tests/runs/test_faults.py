@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from fedgkd_pl import read_checkpoint
+from fedgkd_pl.storage.checkpoint import referred_states
 from fedgkd_pl.storage.files import previous
 
 from tests.conftest import REPO
@@ -270,6 +271,28 @@ def test_a_run_stopped_between_its_clients_states_goes_on(
     shown = re.findall(rf"round (\d+)/{ROUNDS}", (tmp_path / "output.txt").read_text())
     assert len(shown) - ROUNDS <= 1, "more than the round in the making was run again"
     assert outcome(tmp_path / "run" / "version_0") == expected
+
+
+def test_a_run_killed_while_it_spills_states_goes_on(
+    launcher: Launcher, whole: Whole, tmp_path: Path
+) -> None:
+    """R2, with no memory for what clients keep: killed between two clients of a round, twice.
+
+    What the first of them keeps is beside the checkpoints by then, and its round never ends.
+    """
+    expected = whole("moon")[0] | {"config": ""}  # it names state_memory
+    none = (*words("moon"), "--model.state_memory", "0")
+    run, temporary = tmp_path / "run" / "version_0", {"TMPDIR": str(tmp_path)}
+    code = launcher.run(tmp_path, *none, stop_at=("replaced", "states", 3), env=temporary)
+    assert code == -signal.SIGKILL
+    last = run / "checkpoints" / "last.ckpt"
+    there = {bytes.fromhex(file.stem) for file in (last.parent / "states").iterdir()}
+    assert len(there - (referred_states(last) or set())) == 1  # more than any checkpoint lists
+    again = ("fit", "--resume", "run/version_0")
+    code = launcher.run(tmp_path, *again, stop_at=("replaced", "states", 4), env=temporary)
+    assert code == -signal.SIGKILL
+    assert launcher.run(tmp_path, *again, env=temporary) == 0, (tmp_path / "output.txt").read_text()
+    assert outcome(run) | {"config": ""} == expected
 
 
 def test_two_processes_cannot_be_at_one_run(launchers: list[Launcher], tmp_path: Path) -> None:

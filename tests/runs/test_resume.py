@@ -11,6 +11,8 @@ import pytest
 from fedgkd_pl import read_checkpoint
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.runs.resume import compare_settings
+from fedgkd_pl.storage.checkpoint import referred_states
+from fedgkd_pl.storage.files import previous
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.support.runs import QUICK, Run, version
@@ -266,3 +268,29 @@ def test_a_run_from_another_shows_the_whole_curve(run: Run, tmp_path: Path, done
     (folder / "summary.json").unlink()
     assert run("fit", "--resume", folder)[0] == 0
     assert [step for step, _ in curve(folder)] == [1, 2, 3, 4, 5]
+
+
+def test_only_a_fit_needs_what_clients_keep(
+    run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    few = ("--data.participation", "0.1", "--model.local_steps", "1", "--model.engine.workers", "1")
+    words = ("--config", "digits/scaffold.yaml", *few, "--name", "smoke")
+    assert run("fit", *words, "--rounds", "2")[0] == 0
+    alone, folder = tmp_path / "alone.ckpt", version(tmp_path)
+    last = folder / "checkpoints" / "last.ckpt"
+    shutil.copy(last, alone)
+    for command in ("test", "predict"):
+        code, _, err = run(command, *words, "--ckpt_path", alone)
+        assert code == 0, err
+    before = tree(tmp_path)
+    code, _, err = run("fit", *words, "--rounds", "3", "--ckpt_path", alone)
+    assert code == 2 and err.startswith("error: ckpt_path: cannot be used: what client "), err
+    assert "is not beside the checkpoint" in err and tree(tmp_path) == before
+    older = referred_states(previous(last)) or set()
+    (new, *_) = (referred_states(last) or set()) - older
+    (last.parent / "states" / f"{new.hex()}.safetensors").write_bytes(b"other")
+    code, _, err = run("export", folder, "--ckpt_path", "last")
+    assert code == 0 and "going on" not in caplog.text, err
+    code, _, err = run("fit", "--resume", folder, "--rounds", "3")
+    assert code == 0, err
+    assert "is damaged (its checksum is wrong): going on from last.previous.ckpt" in caplog.text

@@ -4,6 +4,11 @@ import copy
 import errno
 import hashlib
 import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +18,7 @@ import torch
 from fedgkd_pl import SCAFFOLD, LocalEngine, read_checkpoint
 from fedgkd_pl.errors import SettingError, StorageError
 from fedgkd_pl.storage import files as storage
+from fedgkd_pl.storage import states
 from fedgkd_pl.storage.checkpoint import CheckpointDamaged
 from fedgkd_pl.storage.checkpoint_io import SafeCheckpointIO
 from fedgkd_pl.storage.files import previous
@@ -33,7 +39,7 @@ def state(value: float) -> State:
     return {"w": torch.full((250,), float(value)), "n": torch.tensor(int(value))}
 
 
-def content(store: StateStore) -> dict[int, float]:
+def content(store: Mapping[int, State]) -> dict[int, float]:
     return {client: float(kept["w"][0]) for client, kept in store.items()}
 
 
@@ -140,8 +146,12 @@ def test_a_damaged_state_is_noticed_and_the_one_before_used(tmp_path: Path, faul
     elif fault == "folder":
         new.mkdir()
     with pytest.raises(CheckpointDamaged, match=r"what client 1 keeps, states/.*\.safetensors, "):
-        read_checkpoint(last)
+        read_checkpoint(last, states=True)
     assert content(load(last)) == {0: 0, 1: 1}
+    found = read_checkpoint(last)["fedgkd_pl"]["client_states"]  # which looks at no state
+    assert content({0: found[0]}) == {0: 0}
+    with pytest.raises(StorageError, match=r"what client 1 keeps, states/.*\.safetensors, "):
+        found[1]
 
 
 def test_what_a_damaged_checkpoint_may_need_is_kept(tmp_path: Path) -> None:
@@ -189,7 +199,113 @@ def test_a_run_in_another_folder_takes_the_states_along(tmp_path: Path) -> None:
         file.unlink()
     assert content(load(tmp_path / "b" / "last.ckpt")) == {0: 0, 1: 2}
     with pytest.raises(CheckpointDamaged, match="is not beside the checkpoint"):
-        read_checkpoint(tmp_path / "a" / "last.ckpt")
+        read_checkpoint(tmp_path / "a" / "last.ckpt", states=True)
+
+
+def spilled(folder: Path) -> list[str]:
+    """What temporary folders hold."""
+    return [file.name for file in folder.glob("fedgkd_pl-states-*/*")]
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary folders are made."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+@pytest.mark.parametrize("every", [1, 5, 0])
+def test_spilled_states_do_not_pile_up(tmp_path: Path, temporary: Path, every: int) -> None:
+    """With a commit in every round, in every fifth, and without any."""
+    store, last = StateStore(0.0021), tmp_path / "run" / "last.ckpt"
+    for step in range(1, 21):
+        store.update({client: state(10 * step + client) for client in range(4)})
+        if every and step % every == 0:
+            save(store, last, step)
+            assert content(load(last)) == content(store)
+            assert not list(temporary.iterdir())
+        there = names(last.parent) if last.parent.exists() else set()
+        assert len(spilled(temporary)) <= 4 and len(there) <= 12
+    assert content(store) == {client: 200 + client for client in range(4)}
+    assert bool(spilled(temporary)) == (not every)
+    store.clear()
+    assert not spilled(temporary)
+
+
+def test_a_spilled_file_that_two_clients_have_is_kept_for_both(temporary: Path) -> None:
+    store = StateStore(0)
+    store.update({0: state(1), 1: state(1)})
+    assert len(spilled(temporary)) == 1
+    store[0] = state(2)
+    assert content(store) == {0: 2, 1: 1}
+    del store[1]
+    assert len(spilled(temporary)) == 1
+
+
+def test_what_an_older_checkpoint_refers_to_is_not_removed_as_spilled(tmp_path: Path) -> None:
+    """A resumed run makes the states of the lost rounds again, to the bit."""
+    store = StateStore(0)
+    for step in (1, 2):
+        store[0] = state(step)
+        save(store, tmp_path / f"{step}.ckpt", step)
+    resumed = load(tmp_path / "1.ckpt")
+    resumed.limit = 0
+    save(resumed, tmp_path / "again.ckpt", 1)
+    for value in (2, 3):
+        resumed[0] = state(value)
+    assert content(load(tmp_path / "2.ckpt")) == {0: 2}
+
+
+def test_a_run_that_goes_on_elsewhere_spills_nothing_into_the_first_folder(tmp_path: Path) -> None:
+    store = StateStore(0)
+    store[0] = state(0)
+    save(store, tmp_path / "a" / "last.ckpt")
+    before = names(tmp_path / "a")
+    moved = load(tmp_path / "a" / "last.ckpt")
+    moved.limit = 0
+    moved[0] = state(1)
+    save(moved, tmp_path / "b" / "last.ckpt", 2)
+    moved[0] = state(2)
+    assert names(tmp_path / "a") == before and len(names(tmp_path / "b")) == 2
+
+
+def test_the_names_of_spilled_states_are_on_the_disk_before_a_checkpoint_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, last = StateStore(0), tmp_path / "last.ckpt"
+    store[0] = state(0)
+    save(store, last)
+    store = load(last)
+    store.limit = 0
+    save(store, last)
+    store[0] = state(1)  # straight to its place
+    assert len(names(tmp_path)) == 2
+    order: list[str] = []
+    sync = states.sync_folder
+    monkeypatch.setattr(
+        states, "sync_folder", lambda folder: (order.append(folder.name), sync(folder))
+    )
+    monkeypatch.setattr(
+        storage, "reached", lambda step, file: order.append(file.name) if step == "opened" else None
+    )
+    save(store, last, 2)
+    assert order == ["states", "last.ckpt"]
+
+
+SPILLS = """
+import torch
+from fedgkd_pl.storage.states import StateStore
+store = StateStore(0)
+store[0] = {"w": torch.zeros(9)}
+"""
+
+
+def test_a_process_that_ends_leaves_no_temporary_folder(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SPILLS]
+    subprocess.run(command, check=True, env={**os.environ, "TMPDIR": str(tmp_path)})
+    assert not list(tmp_path.glob("fedgkd_pl*"))
 
 
 def test_a_linked_folder_of_states_is_refused(tmp_path: Path) -> None:
@@ -220,6 +336,24 @@ def test_a_run_is_the_same_with_nothing_in_memory_and_goes_on(tmp_path: Path) ->
         assert whole._client_states.keys() == other._client_states.keys()
         for client, kept in whole._client_states.items():
             assert same(kept, other._client_states[client])
+
+
+def test_a_model_is_asked_for_without_its_clients_states(tmp_path: Path) -> None:
+    """A checkpoint that was copied alone is the model; only a fit needs what clients keep."""
+    whole = trained(tmp_path / "run", 3, 64)
+    alone = tmp_path / "alone.ckpt"
+    shutil.copy(tmp_path / "run" / "last.ckpt", alone)
+    net = partial(SCAFFOLD, net=linear(), **LOCAL)
+    tester = quiet_trainer(max_epochs=4)
+    for stage in (tester.validate, tester.test, tester.predict):
+        model = net()
+        stage(model, Table(), ckpt_path=alone)
+        assert same(whole.net.state_dict(), model.net.state_dict())
+    model = SCAFFOLD.load_from_checkpoint(alone, net=linear(), **LOCAL)
+    assert same(whole.net.state_dict(), model.net.state_dict())
+    for trainer in (tester, quiet_trainer(max_epochs=4)):
+        with pytest.raises(CheckpointDamaged, match=r"what client 0 keeps, .* is not beside"):
+            trainer.fit(net(), Table(), ckpt_path=alone)
 
 
 def test_another_writer_of_checkpoints_gets_plain_states(tmp_path: Path) -> None:
