@@ -1,6 +1,7 @@
 """Tables and curves of the pages are what ``make results`` writes from the kept results."""
 
 import csv
+import errno
 import os
 import re
 import shutil
@@ -98,6 +99,71 @@ def test_runs_are_kept_as_they_are(done: Path, tmp_path: Path) -> None:
     assert [run.labels["method"] for run in read_registry(kept)] == ["FedGKD"] * 2 + [
         "FedGKD float32"
     ] * 2
+
+
+def test_runs_that_do_not_fit_leave_the_registry_as_it_is(
+    done: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    say = ["--study", "kept", "--command", "by hand"]
+    assert main(["add", str(study(done, tmp_path / "digits")), *say]) == 0
+    kept = Path("results/kept")
+    before = {file.name: file.read_bytes() for file in sorted(kept.iterdir())}
+    assert list(before) == ["rounds.csv", "runs.csv", "settings.yaml"]
+
+    def refused(top: Path) -> str:
+        capfd.readouterr()
+        assert main(["add", str(top), *say]) == 2
+        assert {file.name: file.read_bytes() for file in sorted(kept.iterdir())} == before
+        (line,) = capfd.readouterr().err.splitlines()
+        return line
+
+    shutil.copytree(done, "split_digits/own-FedGKD-seed0/version_0")  # a study with another axis
+    line = refused(Path("split_digits"))
+    assert line.startswith("error: study: ") and "has runs by method" in line
+    assert "by method, order" in line and "another --study" in line and "FedGKD-own-seed0" in line
+
+    for name in ("a", "b"):  # of other names, but one method and seed
+        shutil.copytree(done, f"twice/{name}/version_0")
+    line = refused(Path("twice"))
+    assert "twice/a/version_0 and twice/b/version_0" in line and "--label" in line
+    for name in ("a", "b"):  # of one name
+        shutil.copytree(done, f"same/{name}/mine/version_0")
+    assert "same/a/mine/version_0 and same/b/mine/version_0" in refused(Path("same"))
+    for name in ("a", "b"):  # without versions
+        shutil.copytree(done, f"bare/{name}")
+    assert "bare/a and bare/b" in refused(Path("bare"))
+
+    shutil.copytree(done, "versions/a/version_9")
+    shutil.copytree(done, "versions/a/version_10")  # of one folder the last version counts
+    assert main(["add", "versions", *say, "--note", "again"]) == 0
+    assert [run.entry["note"] for run in read_registry(kept)] == ["again", ""]
+
+    text = (kept / "runs.csv").read_text().replace("FedGKD-seed1,FedGKD", "FedGKD-seed1,Fed GKD")
+    (kept / "runs.csv").write_text(text)
+    before = {file.name: file.read_bytes() for file in sorted(kept.iterdir())}
+    assert "is kept there as Fed GKD" in refused(Path("digits"))
+
+
+def test_a_registry_that_cannot_be_written_stays_whole(
+    done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["add", str(study(done, tmp_path / "digits"))]
+    assert main(words) == 0
+    before = {file.name: file.read_bytes() for file in Path("results/digits").iterdir()}
+
+    def full(step: str, target: Path) -> None:
+        if step == "writing" and target.name == "rounds.csv":
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("fedgkd_pl.storage.files.reached", full)
+    assert main([*words, "--label", "again"]) == 4
+    assert "rounds.csv: No space left" in capfd.readouterr().err
+    assert {file.name: file.read_bytes() for file in Path("results/digits").iterdir()} == before
 
 
 def test_pages_are_filled(

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.errors import SettingError, StorageError, require
 from fedgkd_pl.experiments.protocol import MARKS
 from fedgkd_pl.experiments.registry import GIVEN, KeptRun, add, read_registry
 from fedgkd_pl.experiments.significance import spread
@@ -210,9 +210,9 @@ def main(argv: Sequence[str]) -> int:
             print(f"{target}: {', '.join(names)}")
             return 0
         files, absent = generate(Path())
-    except SettingError as error:
+    except (SettingError, StorageError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return 2 if isinstance(error, SettingError) else 4
     for file, text in files.items():
         if not file.exists() or file.read_text(encoding="utf-8") != text:
             file.write_text(text, encoding="utf-8")
