@@ -166,10 +166,8 @@ def test_a_registry_that_cannot_be_written_stays_whole(
     assert {file.name: file.read_bytes() for file in Path("results/digits").iterdir()} == before
 
 
-def test_pages_are_filled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def keep() -> None:
+    """A registry of two methods and two seeds, in the working directory."""
     os.makedirs("results/mine")
     facts = "digits,2,5,,,bf16-mixed,2001-01-01,abcdef0,a CPU,do it,"
     Path("results/mine/runs.csv").write_text(
@@ -181,6 +179,77 @@ def test_pages_are_filled(
         "run,round,test/acc,average/acc\na,1,0.5,0.5\na,2,0.4,0.6\nb,1,0.3,\nb,2,0.2,\n"
         "c,1,0.7,\nc,2,0.8,\nd,1,0.7,\nd,2,0.8,\n"
     )
+
+
+BAD_BLOCKS = {  # and what the one line says
+    "table": "needs a kind and a study",
+    'table mine only="FedAvg': "needs a kind and a study",
+    "tabel mine": "none of table, value, lead",
+    "table mine only=FedTypo": "only: no run of FedTypo; there are FedAvg, FedGKD",
+    "table mine only=FedAvg,FedTypo": "only: no run of FedTypo; there are FedAvg, FedGKD",
+    "table mine onyl=FedAvg": "onyl: no option of table: only, measures, paper, rows, notes, plain",
+    "table other onyl=FedAvg": "onyl: no option of table",  # though nothing is kept of it
+    "table mine measures=besst": "measures: best, final",
+    "table mine measures=round2-1": "measures: ",
+    "table mine paper=overwiev": "paper: one of overview",
+    "table mine rows=method": "rows: must be measure",
+    "table mine notes=some": "notes: must be all",
+    "value mine only=FedAvg": "measure: value needs it",
+    "value mine measure=besst": "measure: best, final",
+    "value mine measure=averag_best": "measure: best, final",
+    "value mine measure=average_besst": "measure: after average_: best, final",
+    "value mine measure=round3": "measure: no run has it",
+    "lead mine rounds=1-2": "only: lead needs it",
+    "lead mine only=FedGKD,FedAvg": "rounds: lead needs it",
+    "lead mine only=FedGKD rounds=1-2": "only: must be two methods",
+    "lead mine only=FedGKD,FedAvg rounds=2": "rounds: must be FROM-TO",
+    "lead mine only=FedGKD,FedAvg rounds=8-9": "rounds: FedGKD and FedAvg have none in common",
+    "columns mine": "keys: columns needs it",
+    "columns mine keys=test/acc,test/ac": "keys: no run has test/ac; there are average/acc, test/a",
+    "columns mine keys=test/acc names=a,b": "names: must be as many as keys",
+    "origin mine title=no": "title: no option of origin: only",
+}
+
+
+@pytest.mark.parametrize("block", BAD_BLOCKS)
+def test_a_wrong_block_is_one_line_and_nothing_is_written(
+    block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    keep()
+    pages = {
+        "README.md": "<!-- results: table mine -->\nold\n<!-- end -->\n",
+        "docs/one.md": f"Before.\n\n<!-- results: {block} -->\nold\n<!-- end -->\n",
+    }
+    os.makedirs("docs")
+    for name, text in pages.items():
+        Path(name).write_text(text)
+    assert main(["write"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: docs/one.md: ") and line.endswith(f" (got {block})")
+    assert BAD_BLOCKS[block] in line
+    assert {name: Path(name).read_text() for name in pages} == pages
+
+
+def test_a_block_without_an_end_takes_nothing_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    keep()
+    whole = "<!-- results: table mine -->\nold\n<!-- end -->\n"
+    for text in (f"<!-- results: origin mine -->\nWords.\n\n{whole}", whole.replace("end", "and")):
+        Path("README.md").write_text(text)
+        assert main(["write"]) == 2 and Path("README.md").read_text() == text
+        assert capsys.readouterr().err == (
+            "error: README.md: a block has no <!-- end --> of its own\n"
+        )
+
+
+def test_pages_are_filled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    keep()
     before = (
         "<!-- results: table mine measures=best,round1-2 -->\nold\n<!-- end -->\n"
         "It is <!-- results: value mine only=FedGKD measure=final -->?<!-- end --> now.\n"

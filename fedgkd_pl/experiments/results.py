@@ -17,14 +17,15 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedgkd_pl.errors import SettingError, StorageError, require
+from fedgkd_pl.experiments.paper import check_table
 from fedgkd_pl.experiments.protocol import MARKS
 from fedgkd_pl.experiments.registry import GIVEN, KeptRun, add, read_registry
 from fedgkd_pl.experiments.significance import spread
-from fedgkd_pl.experiments.study import Cell, Study
+from fedgkd_pl.experiments.study import Cell, Study, check_measures
 from fedgkd_pl.experiments.table import Table
 from fedgkd_pl.experiments.tables import make_tables
 
@@ -39,21 +40,21 @@ def generate(top: Path) -> tuple[dict[Path, str], set[str]]:
     absent: set[str] = set()
     for page in [page for pattern in PAGES for page in sorted(top.glob(pattern))]:
         text = page.read_text(encoding="utf-8")
-        for block in reversed(list(BLOCK.finditer(text))):
-            kind, names, *words = shlex.split(block[1])
-            require(
-                kind in KINDS, page.name, f"has a block that is none of {', '.join(KINDS)}", kind
-            )
-            studies = {name: read_registry(top / "results" / name) for name in names.split("+")}
-            absent |= {name for name, kept in studies.items() if not kept}
-            runs = [run for kept in studies.values() for run in kept]
-            options = {key: value for key, _, value in (word.partition("=") for word in words)}
-            if "only" in options:
-                chosen = options["only"].split(",")
-                runs = [run for name in chosen for run in runs if run.labels["method"] == name]
-            if not all(studies.values()) or not runs:
-                continue
-            made = KINDS[kind](runs, options)
+        blocks = list(BLOCK.finditer(text))
+        whole = text.count("<!-- results: ") == len(blocks)  # else one would take what follows it
+        require(whole, page.relative_to(top).as_posix(), "a block has no <!-- end --> of its own")
+        for block in reversed(blocks):
+            try:
+                kind, names, options = read_block(block[1])
+                studies = {name: read_registry(top / "results" / name) for name in names.split("+")}
+                absent |= {name for name, kept in studies.items() if not kept}
+                if not all(studies.values()):
+                    continue
+                runs = choose([run for kept in studies.values() for run in kept], options)
+                made = KINDS[kind].make(runs, options)
+            except SettingError as error:
+                where = page.relative_to(top).as_posix()
+                raise SettingError(where, str(error), block[1]) from error
             if kind == "curves":
                 figure = top / options.get("file", f"results/{names}/curves.svg")
                 files[figure] = made
@@ -63,6 +64,32 @@ def generate(top: Path) -> tuple[dict[Path, str], set[str]]:
             text = f"{text[: block.start()]}{start}{made}<!-- end -->{text[block.end() :]}"
         files[page] = text
     return files, absent
+
+
+def read_block(text: str) -> tuple[str, str, Options]:
+    """What a block's comment asks for, with the options that its kind has and needs."""
+    try:
+        kind, names, *words = shlex.split(text)
+    except ValueError as error:  # too few, or a quote without its end
+        raise SettingError("block", "needs a kind and a study") from error
+    require(kind in KINDS, "block", f"is none of {', '.join(KINDS)}")
+    options = {key: value for key, _, value in (word.partition("=") for word in words)}
+    known = ("only", *KINDS[kind].needs, *KINDS[kind].takes)
+    for key in options:
+        require(key in known, key, f"no option of {kind}: {', '.join(dict.fromkeys(known))}")
+    for key in KINDS[kind].needs:
+        require(options.get(key, "") != "", key, f"{kind} needs it")
+    return kind, names, options
+
+
+def choose(runs: Sequence[KeptRun], options: Options) -> Sequence[KeptRun]:
+    """The runs of the methods of ``only``, in its order; all of them without it."""
+    if "only" not in options:
+        return runs
+    chosen, known = options["only"].split(","), dict.fromkeys(run.labels["method"] for run in runs)
+    for name in chosen:
+        require(name in known, "only", f"no run of {name}; there are {', '.join(known)}")
+    return [run for name in chosen for run in runs if run.labels["method"] == name]
 
 
 def table(runs: Sequence[KeptRun], options: Options) -> str:
@@ -77,6 +104,10 @@ def table(runs: Sequence[KeptRun], options: Options) -> str:
         ends = re.fullmatch(r"(\w*round)(\d+)-(\d+)", word)
         numbers = range(int(ends[2]), int(ends[3]) + 1) if ends else ()
         measures += [f"{ends[1]}{number}" for number in numbers] if ends else [word]
+    check_measures("measures", measures)
+    check_table(options.get("paper", ""))
+    for key, text in (("rows", "measure"), ("notes", "all")):
+        require(options.get(key, text) == text, key, f"must be {text}")
     axes = list(runs[0].labels)
     laid_out = [axes, ["measure"]]
     rows, columns = laid_out[::-1] if options.get("rows") == "measure" else laid_out
@@ -98,8 +129,11 @@ def table(runs: Sequence[KeptRun], options: Options) -> str:
 
 def value(runs: Sequence[KeptRun], options: Options) -> str:
     """One accuracy over the seeds, within a line; option: ``measure``."""
+    check_measures("measure", [options["measure"]])
     values = [run.measure(options["measure"]) for run in runs]
-    return spread([value for value in values if value is not None])
+    known = [value for value in values if value is not None]
+    require(len(known) > 0, "measure", "no run has it")
+    return spread(known)
 
 
 def lead(runs: Sequence[KeptRun], options: Options) -> str:
@@ -107,7 +141,11 @@ def lead(runs: Sequence[KeptRun], options: Options) -> str:
 
     Option: ``rounds``, from and to (``2-20``).
     """
-    first, last = (int(number) for number in options["rounds"].split("-"))
+    names, ends = options["only"].split(","), re.fullmatch(r"(\d+)-(\d+)", options["rounds"])
+    require(len(names) == 2, "only", "must be two methods")
+    if ends is None:
+        raise SettingError("rounds", "must be FROM-TO, as 2-20")
+    first, last = int(ends[1]), int(ends[2])
     one, other = (
         {
             (run.seed, n): run.accuracy[n]
@@ -115,9 +153,10 @@ def lead(runs: Sequence[KeptRun], options: Options) -> str:
             if run.labels["method"] == name
             for n in run.accuracy
         }
-        for name in options["only"].split(",")
+        for name in names
     )
     pairs = [key for key in sorted(one.keys() & other.keys()) if first <= key[1] <= last]
+    require(len(pairs) > 0, "rounds", f"{' and '.join(names)} have none in common there")
     differences = [one[key] - other[key] for key in pairs]
     wins = sum(difference > 0 for difference in differences)
     mean = sum(differences) / len(differences)
@@ -131,6 +170,10 @@ def columns(runs: Sequence[KeptRun], options: Options) -> str:
     """
     keys = options["keys"].split(",")
     names = options.get("names", options["keys"]).split(",")
+    require(len(names) == len(keys), "names", "must be as many as keys")
+    known = sorted({key for run in runs for key in run.columns})
+    for key in keys:
+        require(key in known, "keys", f"no run has {key}; there are {', '.join(known)}")
     rows = []
     for method in dict.fromkeys(run.labels["method"] for run in runs):
         row = {"method": method}
@@ -180,13 +223,22 @@ def origin(runs: Sequence[KeptRun], options: Options) -> str:
     return "\n".join([Table.of(rows).to_markdown(), *lines, ""])
 
 
-KINDS: dict[str, Callable[[Sequence[KeptRun], Options], str]] = {
-    "table": table,
-    "value": value,
-    "lead": lead,
-    "columns": columns,
-    "curves": curves,
-    "origin": origin,
+@dataclass(frozen=True)
+class Kind:
+    """A kind of block: what makes it, and its options besides ``only``."""
+
+    make: Callable[[Sequence[KeptRun], Options], str]
+    needs: tuple[str, ...] = ()
+    takes: tuple[str, ...] = ()
+
+
+KINDS = {
+    "table": Kind(table, takes=("measures", "paper", "rows", "notes", "plain")),
+    "value": Kind(value, needs=("measure",)),
+    "lead": Kind(lead, needs=("only", "rounds")),
+    "columns": Kind(columns, needs=("keys",), takes=("names",)),
+    "curves": Kind(curves, takes=("file", "alt", "title", "average")),
+    "origin": Kind(origin),
 }
 
 
