@@ -181,6 +181,54 @@ def keep() -> None:
     )
 
 
+def test_seeds_in_which_a_method_is_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.makedirs("results/tasks")
+    # task/forgetting in %, of which less is better, after the second of two rounds:
+    #          seed 0  seed 1  seed 2
+    # A same      1       2       2
+    # B same      2       2       3
+    # C same      3       1       -
+    # A own       9       9       9
+    # B own       8       9       9
+    forgotten = {
+        ("A", "same"): (1, 2, 2),
+        ("B", "same"): (2, 2, 3),
+        ("C", "same"): (3, 1),
+        ("A", "own"): (9, 9, 9),
+        ("B", "own"): (8, 9, 9),
+    }
+    runs = [(*cell, seed, v) for cell, of in forgotten.items() for seed, v in enumerate(of)]
+    facts = "digits,2,5,,,bf16-mixed,2001-01-01,abcdef0,a CPU,do it,"
+    Path("results/tasks/runs.csv").write_text(
+        "run,method,order,seed,dataset,rounds,seconds,bytes_down,diverged,precision,date,commit,"
+        "machine,command,note\n"
+        + "".join(f"{m}{o}{seed},{m},{o},{seed},{facts}\n" for m, o, seed, _ in runs)
+    )
+    Path("results/tasks/rounds.csv").write_text(
+        "run,round,test/acc,task/forgetting\n"
+        + "".join(f"{m}{o}{s},1,0.5,\n{m}{o}{s},2,0.{v},0.0{v}\n" for m, o, s, v in runs)
+    )
+    expected = {
+        'only="A,B" key=task_forgetting where=order=same': "in 2 of 3 seeds",  # a tie is no win
+        'only="B,A" key=task_forgetting where=order=same': "in 0 of 3 seeds",
+        'only="A,B,C" key=task_forgetting where=order=same': "in 1 of 2 seeds",  # ahead of both
+        'only="B,A" key=task_forgetting where=order=own': "in 1 of 3 seeds",
+        'only="B,A" key=test/acc where=order=same': "in 2 of 3 seeds",  # of this, more is better
+        'only="C,A" key=final where=order=same': "in 1 of 2 seeds",
+    }
+    for words, text in expected.items():
+        Path("README.md").write_text(f"So <!-- results: wins tasks {words} -->?<!-- end -->.\n")
+        assert main(["write"]) == 0
+        assert f" -->{text}<!-- end -->.\n" in Path("README.md").read_text(), words
+    # rounds of one cell are compared with those of the same cell, whatever its axes:
+    # test/acc of A − B in round 2, same: 10 − 20, 20 − 20, 20 − 30; own: 90 − 80, 0, 0; mean −10/6
+    Path("README.md").write_text("By <!-- results: lead tasks only=A,B rounds=2-2 -->?<!-- end -->")
+    assert main(["write"]) == 0
+    text = "-->-1.7 points on average over rounds 2 to 2, in 1 of 6<!-- end -->"
+    assert text in Path("README.md").read_text()
+
+
 BAD_BLOCKS = {  # and what the one line says
     "table": "needs a kind and a study",
     'table mine only="FedAvg': "needs a kind and a study",
@@ -204,6 +252,15 @@ BAD_BLOCKS = {  # and what the one line says
     "lead mine only=FedGKD rounds=1-2": "only: must be two methods",
     "lead mine only=FedGKD,FedAvg rounds=2": "rounds: must be FROM-TO",
     "lead mine only=FedGKD,FedAvg rounds=8-9": "rounds: FedGKD and FedAvg have none in common",
+    "wins mine only=FedGKD,FedAvg": "key: wins needs it",
+    "wins mine only=FedGKD key=final": "only: must be two methods or more",
+    "wins mine only=FedGKD,FedAvg key=besst": "key: best, final",
+    "wins mine only=FedGKD,FedAvg key=test/loss": "key: a measure, or a column of accuracies",
+    "wins mine only=FedGKD,FedAvg key=test/ac": "key: a measure, or a column of accuracies",
+    "wins mine only=FedGKD,FedAvg key=tst/acc": "key: no run has tst/acc; there are average/acc",
+    "wins mine only=FedGKD,FedAvg key=average/acc": "key: FedGKD, FedAvg have it in no seed in co",
+    "wins mine only=FedGKD,FedAvg key=final where=order=own": "where: the runs are by method",
+    "wins mine+again only=FedGKD,FedAvg key=final": "where: FedGKD has several runs of seed 0",
     "columns mine": "keys: columns needs it",
     "columns mine keys=test/acc,test/ac": "keys: no run has test/ac; there are average/acc, test/a",
     "columns mine keys=test/acc names=a,b": "names: must be as many as keys",
@@ -217,6 +274,7 @@ def test_a_wrong_block_is_one_line_and_nothing_is_written(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     keep()
+    shutil.copytree("results/mine", "results/again")
     pages = {
         "README.md": "<!-- results: table mine -->\nold\n<!-- end -->\n",
         "docs/one.md": f"Before.\n\n<!-- results: {block} -->\nold\n<!-- end -->\n",

@@ -27,7 +27,7 @@ from fedgkd_pl.experiments.registry import GIVEN, KeptRun, add, read_registry
 from fedgkd_pl.experiments.significance import spread
 from fedgkd_pl.experiments.study import Cell, Study, check_measures
 from fedgkd_pl.experiments.table import Table
-from fedgkd_pl.experiments.tables import make_tables
+from fedgkd_pl.experiments.tables import LESS_IS_BETTER, make_tables
 
 Options = dict[str, str]
 PAGES = ("README.md", "results/README.md", "benchmarks/DIGITS.md", "docs/*.md", "docs/methods/*.md")
@@ -148,19 +148,65 @@ def lead(runs: Sequence[KeptRun], options: Options) -> str:
     first, last = int(ends[1]), int(ends[2])
     one, other = (
         {
-            (run.seed, n): run.accuracy[n]
+            (n, run.seed, *(v for axis, v in run.labels.items() if axis != "method")): accuracy
             for run in runs
             if run.labels["method"] == name
-            for n in run.accuracy
+            for n, accuracy in run.accuracy.items()
+            if first <= n <= last
         }
         for name in names
     )
-    pairs = [key for key in sorted(one.keys() & other.keys()) if first <= key[1] <= last]
+    pairs = [key for key in one if key in other]
     require(len(pairs) > 0, "rounds", f"{' and '.join(names)} have none in common there")
     differences = [one[key] - other[key] for key in pairs]
-    wins = sum(difference > 0 for difference in differences)
+    ahead = sum(difference > 0 for difference in differences)
     mean = sum(differences) / len(differences)
-    return f"{mean:.1f} points on average over rounds {first} to {last}, in {wins} of {len(pairs)}"
+    return f"{mean:.1f} points on average over rounds {first} to {last}, in {ahead} of {len(pairs)}"
+
+
+def wins(runs: Sequence[KeptRun], options: Options) -> str:
+    """In how many seeds the first method of ``only`` is ahead of all others there, in a line.
+
+    Options: ``key``, a measure, or a column of ``rounds.csv`` with an accuracy, of the last round
+    (of other columns nobody knows whether more is better); ``where``, an axis and its label
+    (``order=same``), for runs that have more axes than ``method``.
+    """
+    names, key = options["only"].split(","), options["key"]
+    require(len(names) > 1, "only", "must be two methods or more")
+    if "/" in key:
+        is_accuracy = re.search(r"acc(_|$)", key) is not None
+        require(is_accuracy, "key", "a measure, or a column of accuracies")
+        _check_columns("key", [key], runs)
+    else:
+        check_measures("key", [key])
+    if "where" in options:
+        axis, _, label = options["where"].partition("=")
+        known = f"the runs are by {', '.join(runs[0].labels)}"
+        runs = [run for run in runs if run.labels.get(axis) == label]
+        require(len(runs) > 0, "where", f"{known}; none has {label} as its {axis}")
+    values: dict[str, dict[int, float]] = {name: {} for name in names}
+    for run in runs:
+        method, found = run.labels["method"], _last(run, key) if "/" in key else run.measure(key)
+        reason = f"{method} has several runs of seed {run.seed}; choose by AXIS=LABEL"
+        require(run.seed not in values[method], "where", reason)
+        if found is not None:
+            values[method][run.seed] = -found if key == LESS_IS_BETTER else found
+    first, *others = values.values()
+    seeds = [seed for seed in first if all(seed in other for other in others)]
+    require(len(seeds) > 0, "key", f"{', '.join(names)} have it in no seed in common")
+    ahead = sum(all(first[seed] > other[seed] for other in others) for seed in seeds)
+    return f"in {ahead} of {len(seeds)} seed{'s' * (len(seeds) > 1)}"
+
+
+def _last(run: KeptRun, key: str) -> float | None:
+    """A column's value in the last round that was tested."""
+    return run.columns.get(key, {}).get(max(run.accuracy))
+
+
+def _check_columns(option: str, keys: Sequence[str], runs: Sequence[KeptRun]) -> None:
+    known = sorted({key for run in runs for key in run.columns})
+    for key in keys:
+        require(key in known, option, f"no run has {key}; there are {', '.join(known)}")
 
 
 def columns(runs: Sequence[KeptRun], options: Options) -> str:
@@ -171,15 +217,13 @@ def columns(runs: Sequence[KeptRun], options: Options) -> str:
     keys = options["keys"].split(",")
     names = options.get("names", options["keys"]).split(",")
     require(len(names) == len(keys), "names", "must be as many as keys")
-    known = sorted({key for run in runs for key in run.columns})
-    for key in keys:
-        require(key in known, "keys", f"no run has {key}; there are {', '.join(known)}")
+    _check_columns("keys", keys, runs)
     rows = []
     for method in dict.fromkeys(run.labels["method"] for run in runs):
         row = {"method": method}
         for key, name in zip(keys, names, strict=True):
             seeds = [run for run in runs if run.labels["method"] == method]
-            values = [run.columns.get(key, {}).get(max(run.accuracy)) for run in seeds]
+            values = [_last(run, key) for run in seeds]
             row[name] = spread([100 * value for value in values if value is not None])
         rows.append(row)
     return Table.of(rows).to_markdown()
@@ -236,6 +280,7 @@ KINDS = {
     "table": Kind(table, takes=("measures", "paper", "rows", "notes", "plain")),
     "value": Kind(value, needs=("measure",)),
     "lead": Kind(lead, needs=("only", "rounds")),
+    "wins": Kind(wins, needs=("only", "key"), takes=("where",)),
     "columns": Kind(columns, needs=("keys",), takes=("names",)),
     "curves": Kind(curves, takes=("file", "alt", "title", "average")),
     "origin": Kind(origin),
