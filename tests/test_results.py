@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 from fedgkd_pl.experiments.registry import add, read_registry
-from fedgkd_pl.experiments.results import BLOCK, PAGES, generate, main
+from fedgkd_pl.experiments.results import BLOCK, KINDS, PAGES, generate, main
 from fedgkd_pl.experiments.runs import read_run
 
 from tests.conftest import REPO
 
 FILES = [file for pattern in PAGES for file in sorted(REPO.glob(pattern))]
 STUDIES = sorted(file.parent for file in REPO.glob("results/*/runs.csv"))
+INLINE = ("value", "lead", "wins")  # the kinds of blocks that stand in a sentence
 NOT_YET: set[str] = set()  # studies whose files were not kept
 
 
@@ -35,6 +36,22 @@ def test_accuracies_stand_in_blocks_only() -> None:
             if line.startswith("|") and re.search(r"\b\d\d\.\d{1,2}\b", line):
                 typed[file.relative_to(REPO).as_posix(), line.split("|")[1].strip()] = line
     assert not typed
+
+
+def cut(text: str) -> list[str]:
+    """The lines that begin with a value's comment: CommonMark takes such a line for HTML."""
+    return re.findall(rf"^[\s>*+-]*<!-- results: (?:{'|'.join(INLINE)}) .*", text, re.MULTILINE)
+
+
+def test_no_line_begins_with_a_value() -> None:
+    """A comment at a line's start ends the paragraph, and what follows it is shown as it is."""
+    assert set(INLINE) < set(KINDS)
+    assert len(cut("It is\n  <!-- results: value a -->1<!-- end --> *now*.\n")) == 1
+    assert len(cut("- <!-- results: wins a -->1<!-- end -->")) == 1
+    assert not cut("is <!-- results: value a -->1<!-- end -->\n<!-- results: table a -->\n")
+    files = {*FILES, *REPO.glob("docs/**/*.md")}
+    found = {file.relative_to(REPO).as_posix(): cut(file.read_text("utf-8")) for file in files}
+    assert not {name: lines for name, lines in found.items() if lines}
 
 
 @pytest.mark.parametrize("folder", STUDIES, ids=lambda folder: folder.name)
