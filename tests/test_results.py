@@ -118,6 +118,22 @@ def test_runs_are_kept_as_they_are(done: Path, tmp_path: Path) -> None:
     ] * 2
 
 
+def test_accuracies_of_nets_are_kept(done: Path, tmp_path: Path) -> None:
+    """With ``compact``, too: what NetAccuracy logs, by the names of its columns."""
+    top, kept = tmp_path / "mine", tmp_path / "results"
+    shutil.copytree(done, top / "a" / "version_0")
+    file = top / "a" / "version_0" / "metrics.csv"
+    first, *others = file.read_text().splitlines()
+    values = ["0.25,0.5,9", "0.375,0.625,9", "0.125,0.75,9"]
+    lines = [f"{line},{value}" for line, value in zip(others, values, strict=True)]
+    heads = f"{first},nets/MLP0_val_acc,nets/MLP0_test_acc,nets/other"
+    file.write_text("\n".join([heads, *lines, ""]))
+    add(top, kept, {"command": "by hand"}, compact=True)
+    (run,) = read_registry(kept)
+    assert set(run.columns) == {"test/acc", "val/acc", "nets/MLP0_val_acc", "nets/MLP0_test_acc"}
+    assert run.columns["nets/MLP0_test_acc"] == {1: 0.5, 2: 0.625, 3: 0.75}
+
+
 def test_runs_that_do_not_fit_leave_the_registry_as_it_is(
     done: Path,
     tmp_path: Path,

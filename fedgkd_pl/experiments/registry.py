@@ -37,7 +37,7 @@ FACTS = (  # the columns of runs.csv; the others are ``run`` and the axes of the
     *("seed", "dataset", "rounds", "seconds", "bytes_down", "diverged", "precision"),
     *("date", *GIVEN),
 )
-ACCURACIES = r"(test|val|average)/(val_)?acc|task/(acc|forgetting|transfer)"
+ACCURACIES = r"(test|val|average)/(val_)?acc|task/(acc|forgetting|transfer)|nets/\w+_acc"
 COLUMNS = rf"{ACCURACIES}|(test|val|average)/(val_)?loss|client/\w+_mean|local/acc_\w+|vote/\w+"
 
 
