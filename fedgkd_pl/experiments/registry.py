@@ -6,6 +6,7 @@ made of them: :mod:`fedgkd_pl.experiments.results`.
 """
 
 import csv
+import io
 import os
 import re
 import subprocess
@@ -26,6 +27,7 @@ from fedgkd_pl.runs.accuracy import accuracy_summary
 from fedgkd_pl.runs.folder import METRICS, RunFolder
 from fedgkd_pl.runs.settings import fixed_settings
 from fedgkd_pl.settings.files import available
+from fedgkd_pl.storage.files import write_text
 from fedgkd_pl.storage.reading import read_json
 
 Row = dict[str, str]
@@ -35,7 +37,7 @@ FACTS = (  # the columns of runs.csv; the others are ``run`` and the axes of the
     *("seed", "dataset", "rounds", "seconds", "bytes_down", "diverged", "precision"),
     *("date", *GIVEN),
 )
-ACCURACIES = r"(test|val|average)/(val_)?acc|task/(acc|forgetting|transfer)"
+ACCURACIES = r"(test|val|average)/(val_)?acc|task/(acc|forgetting|transfer)|nets/\w+_acc"
 COLUMNS = rf"{ACCURACIES}|(test|val|average)/(val_)?loss|client/\w+_mean|local/acc_\w+|vote/\w+"
 
 
@@ -90,7 +92,8 @@ def add(
 ) -> list[str]:
     """Keeps the runs below a folder, finished or not; returns their names.
 
-    A run that was kept before under the same name is replaced.
+    A run that was kept before under the same name is replaced. Nothing is written before all runs
+    have been read and found to fit, and no fault leaves a file half written.
 
     Args:
         top: a study's folder as ``compare`` makes it, or any other with runs below it.
@@ -100,10 +103,14 @@ def add(
         compact: whether to keep accuracies only, and no settings.
     """
     entries = {entry["run"]: entry for entry in _read(folder / RUNS)}
-    rounds, settings, names = _read(folder / ROUNDS), _read_settings(folder), []
+    rounds, settings = _read(folder / ROUNDS), _read_settings(folder)
+    names: dict[str, Path] = {}
     for run, cell in _find(top, label):
         name = cell.name
-        names.append(name)
+        _check_fits(cell, entries, folder)
+        both = f"{names.get(name)} and {run.folder} are both {name}"
+        require(name not in names, "folder", f"{both}; add them one by one, one with --label")
+        names[name] = run.folder
         rounds = [row for row in rounds if row["run"] != name]
         for row in run.metrics():
             kept = [key for key in row if re.fullmatch(ACCURACIES if compact else COLUMNS, key)]
@@ -116,27 +123,46 @@ def add(
         entries[name] |= {key: given[key] for key in GIVEN if given.get(key)}
         require(entries[name]["command"] != "", "command", "say what made the runs of", top)
     require(len(names) > 0, "folder", f"no run ({METRICS}) below", top)
-    folder.mkdir(parents=True, exist_ok=True)
-    _write(
-        folder / RUNS, [*(k for k in entries[names[0]] if k not in FACTS), *FACTS], entries.values()
-    )
+    axes = [key for key in next(iter(entries.values())) if key not in FACTS]
     columns = dict.fromkeys(["run", "round", *sorted({key for row in rounds for key in row})])
-    _write(folder / ROUNDS, list(columns), rounds)
+    texts = {ROUNDS: _csv(list(columns), rounds)}
     if settings:
-        text = yaml.safe_dump(settings, sort_keys=False)
-        (folder / SETTINGS).write_text(text, encoding="utf-8")
-    return names
+        texts[SETTINGS] = yaml.safe_dump(settings, sort_keys=False)
+    texts[RUNS] = _csv([*axes, *FACTS], entries.values())  # the last: it says what is there
+    for name, text in texts.items():
+        write_text(folder / name, text)
+    return list(names)
+
+
+def _check_fits(cell: Cell, entries: Mapping[str, Row], folder: Path) -> None:
+    """Refuses a run with other axes than those of the registry, or with another run's name."""
+    known = [
+        {key: text for key, text in entry.items() if key not in ("run", *FACTS)}
+        for entry in (entries.get(cell.name), *entries.values())
+        if entry
+    ]
+    if not known:
+        return
+    axes, mine = ", ".join(sorted(known[0])), ", ".join(sorted(cell.labels))
+    reason = f"{folder} has runs by {axes}, these are by {mine}: keep them in another --study"
+    require(axes == mine, "study", reason, cell.name)
+    if cell.name in entries:
+        reason = f"{cell.name} is kept there as {', '.join(known[0].values())}: give a --label"
+        require(known[0] == cell.labels, "folder", reason, ", ".join(cell.labels.values()))
 
 
 def _find(top: Path, label: str) -> Iterable[tuple[Run, Cell]]:
     """The runs that have a round, in the order of the study; of several versions the last."""
     study = f"studies/{top.name}.yaml"
     cells = {cell.name: cell for cell in read_study(study).cells()} if study in available() else {}
-    files = sorted(top.rglob(METRICS), key=natural)
-    found = {file.parent.parent.name: Run(file.parent, {}) for file in files}
-    for name in dict.fromkeys([*cells, *found]):
-        run = found.get(name)
-        if run is None or not run.metrics():
+    found: dict[Path, Run] = {}  # by whole paths: folders of different parents may have one name
+    for home in (file.parent for file in sorted(top.rglob(METRICS), key=natural)):
+        is_version = re.fullmatch(r"version_\d+", home.name) is not None
+        found[home.parent if is_version else home] = Run(home, {})
+    places = {name: place for place, name in enumerate(cells)}
+    for folder in sorted(found, key=lambda folder: places.get(folder.name, len(places))):
+        name, run = folder.name, found[folder]
+        if not run.metrics():
             continue
         finished = sound_run(run.folder)
         method = title_of(str(run.settings["model"]["class_path"]).rpartition(".")[2])
@@ -206,8 +232,9 @@ def _read(file: Path) -> list[Row]:
         return list(csv.DictReader(lines))
 
 
-def _write(file: Path, columns: Sequence[str], rows: Iterable[Row]) -> None:
-    with file.open("w", encoding="utf-8", newline="") as lines:
-        writer = csv.DictWriter(lines, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+def _csv(columns: Sequence[str], rows: Iterable[Row]) -> str:
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

@@ -17,16 +17,17 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.errors import SettingError, StorageError, require
+from fedgkd_pl.experiments.paper import check_table
 from fedgkd_pl.experiments.protocol import MARKS
 from fedgkd_pl.experiments.registry import GIVEN, KeptRun, add, read_registry
 from fedgkd_pl.experiments.significance import spread
-from fedgkd_pl.experiments.study import Cell, Study
+from fedgkd_pl.experiments.study import Cell, Study, check_measures
 from fedgkd_pl.experiments.table import Table
-from fedgkd_pl.experiments.tables import make_tables
+from fedgkd_pl.experiments.tables import LESS_IS_BETTER, make_tables
 
 Options = dict[str, str]
 PAGES = ("README.md", "results/README.md", "benchmarks/DIGITS.md", "docs/*.md", "docs/methods/*.md")
@@ -39,21 +40,21 @@ def generate(top: Path) -> tuple[dict[Path, str], set[str]]:
     absent: set[str] = set()
     for page in [page for pattern in PAGES for page in sorted(top.glob(pattern))]:
         text = page.read_text(encoding="utf-8")
-        for block in reversed(list(BLOCK.finditer(text))):
-            kind, names, *words = shlex.split(block[1])
-            require(
-                kind in KINDS, page.name, f"has a block that is none of {', '.join(KINDS)}", kind
-            )
-            studies = {name: read_registry(top / "results" / name) for name in names.split("+")}
-            absent |= {name for name, kept in studies.items() if not kept}
-            runs = [run for kept in studies.values() for run in kept]
-            options = {key: value for key, _, value in (word.partition("=") for word in words)}
-            if "only" in options:
-                chosen = options["only"].split(",")
-                runs = [run for name in chosen for run in runs if run.labels["method"] == name]
-            if not all(studies.values()) or not runs:
-                continue
-            made = KINDS[kind](runs, options)
+        blocks = list(BLOCK.finditer(text))
+        whole = text.count("<!-- results: ") == len(blocks)  # else one would take what follows it
+        require(whole, page.relative_to(top).as_posix(), "a block has no <!-- end --> of its own")
+        for block in reversed(blocks):
+            try:
+                kind, names, options = read_block(block[1])
+                studies = {name: read_registry(top / "results" / name) for name in names.split("+")}
+                absent |= {name for name, kept in studies.items() if not kept}
+                if not all(studies.values()):
+                    continue
+                runs = choose([run for kept in studies.values() for run in kept], options)
+                made = KINDS[kind].make(runs, options)
+            except SettingError as error:
+                where = page.relative_to(top).as_posix()
+                raise SettingError(where, str(error), block[1]) from error
             if kind == "curves":
                 figure = top / options.get("file", f"results/{names}/curves.svg")
                 files[figure] = made
@@ -63,6 +64,32 @@ def generate(top: Path) -> tuple[dict[Path, str], set[str]]:
             text = f"{text[: block.start()]}{start}{made}<!-- end -->{text[block.end() :]}"
         files[page] = text
     return files, absent
+
+
+def read_block(text: str) -> tuple[str, str, Options]:
+    """What a block's comment asks for, with the options that its kind has and needs."""
+    try:
+        kind, names, *words = shlex.split(text)
+    except ValueError as error:  # too few, or a quote without its end
+        raise SettingError("block", "needs a kind and a study") from error
+    require(kind in KINDS, "block", f"is none of {', '.join(KINDS)}")
+    options = {key: value for key, _, value in (word.partition("=") for word in words)}
+    known = ("only", *KINDS[kind].needs, *KINDS[kind].takes)
+    for key in options:
+        require(key in known, key, f"no option of {kind}: {', '.join(dict.fromkeys(known))}")
+    for key in KINDS[kind].needs:
+        require(options.get(key, "") != "", key, f"{kind} needs it")
+    return kind, names, options
+
+
+def choose(runs: Sequence[KeptRun], options: Options) -> Sequence[KeptRun]:
+    """The runs of the methods of ``only``, in its order; all of them without it."""
+    if "only" not in options:
+        return runs
+    chosen, known = options["only"].split(","), dict.fromkeys(run.labels["method"] for run in runs)
+    for name in chosen:
+        require(name in known, "only", f"no run of {name}; there are {', '.join(known)}")
+    return [run for name in chosen for run in runs if run.labels["method"] == name]
 
 
 def table(runs: Sequence[KeptRun], options: Options) -> str:
@@ -77,6 +104,10 @@ def table(runs: Sequence[KeptRun], options: Options) -> str:
         ends = re.fullmatch(r"(\w*round)(\d+)-(\d+)", word)
         numbers = range(int(ends[2]), int(ends[3]) + 1) if ends else ()
         measures += [f"{ends[1]}{number}" for number in numbers] if ends else [word]
+    check_measures("measures", measures)
+    check_table(options.get("paper", ""))
+    for key, text in (("rows", "measure"), ("notes", "all")):
+        require(options.get(key, text) == text, key, f"must be {text}")
     axes = list(runs[0].labels)
     laid_out = [axes, ["measure"]]
     rows, columns = laid_out[::-1] if options.get("rows") == "measure" else laid_out
@@ -98,8 +129,11 @@ def table(runs: Sequence[KeptRun], options: Options) -> str:
 
 def value(runs: Sequence[KeptRun], options: Options) -> str:
     """One accuracy over the seeds, within a line; option: ``measure``."""
+    check_measures("measure", [options["measure"]])
     values = [run.measure(options["measure"]) for run in runs]
-    return spread([value for value in values if value is not None])
+    known = [value for value in values if value is not None]
+    require(len(known) > 0, "measure", "no run has it")
+    return spread(known)
 
 
 def lead(runs: Sequence[KeptRun], options: Options) -> str:
@@ -107,21 +141,72 @@ def lead(runs: Sequence[KeptRun], options: Options) -> str:
 
     Option: ``rounds``, from and to (``2-20``).
     """
-    first, last = (int(number) for number in options["rounds"].split("-"))
+    names, ends = options["only"].split(","), re.fullmatch(r"(\d+)-(\d+)", options["rounds"])
+    require(len(names) == 2, "only", "must be two methods")
+    if ends is None:
+        raise SettingError("rounds", "must be FROM-TO, as 2-20")
+    first, last = int(ends[1]), int(ends[2])
     one, other = (
         {
-            (run.seed, n): run.accuracy[n]
+            (n, run.seed, *(v for axis, v in run.labels.items() if axis != "method")): accuracy
             for run in runs
             if run.labels["method"] == name
-            for n in run.accuracy
+            for n, accuracy in run.accuracy.items()
+            if first <= n <= last
         }
-        for name in options["only"].split(",")
+        for name in names
     )
-    pairs = [key for key in sorted(one.keys() & other.keys()) if first <= key[1] <= last]
+    pairs = [key for key in one if key in other]
+    require(len(pairs) > 0, "rounds", f"{' and '.join(names)} have none in common there")
     differences = [one[key] - other[key] for key in pairs]
-    wins = sum(difference > 0 for difference in differences)
+    ahead = sum(difference > 0 for difference in differences)
     mean = sum(differences) / len(differences)
-    return f"{mean:.1f} points on average over rounds {first} to {last}, in {wins} of {len(pairs)}"
+    return f"{mean:.1f} points on average over rounds {first} to {last}, in {ahead} of {len(pairs)}"
+
+
+def wins(runs: Sequence[KeptRun], options: Options) -> str:
+    """In how many seeds the first method of ``only`` is ahead of all others there, in a line.
+
+    Options: ``key``, a measure, or a column of ``rounds.csv`` with an accuracy, of the last round
+    (of other columns nobody knows whether more is better); ``where``, an axis and its label
+    (``order=same``), for runs that have more axes than ``method``.
+    """
+    names, key = options["only"].split(","), options["key"]
+    require(len(names) > 1, "only", "must be two methods or more")
+    if "/" in key:
+        is_accuracy = re.search(r"acc(_|$)", key) is not None
+        require(is_accuracy, "key", "a measure, or a column of accuracies")
+        _check_columns("key", [key], runs)
+    else:
+        check_measures("key", [key])
+    if "where" in options:
+        axis, _, label = options["where"].partition("=")
+        known = f"the runs are by {', '.join(runs[0].labels)}"
+        runs = [run for run in runs if run.labels.get(axis) == label]
+        require(len(runs) > 0, "where", f"{known}; none has {label} as its {axis}")
+    values: dict[str, dict[int, float]] = {name: {} for name in names}
+    for run in runs:
+        method, found = run.labels["method"], _last(run, key) if "/" in key else run.measure(key)
+        reason = f"{method} has several runs of seed {run.seed}; choose by AXIS=LABEL"
+        require(run.seed not in values[method], "where", reason)
+        if found is not None:
+            values[method][run.seed] = -found if key == LESS_IS_BETTER else found
+    first, *others = values.values()
+    seeds = [seed for seed in first if all(seed in other for other in others)]
+    require(len(seeds) > 0, "key", f"{', '.join(names)} have it in no seed in common")
+    ahead = sum(all(first[seed] > other[seed] for other in others) for seed in seeds)
+    return f"in {ahead} of {len(seeds)} seed{'s' * (len(seeds) > 1)}"
+
+
+def _last(run: KeptRun, key: str) -> float | None:
+    """A column's value in the last round that was tested."""
+    return run.columns.get(key, {}).get(max(run.accuracy))
+
+
+def _check_columns(option: str, keys: Sequence[str], runs: Sequence[KeptRun]) -> None:
+    known = sorted({key for run in runs for key in run.columns})
+    for key in keys:
+        require(key in known, option, f"no run has {key}; there are {', '.join(known)}")
 
 
 def columns(runs: Sequence[KeptRun], options: Options) -> str:
@@ -131,12 +216,14 @@ def columns(runs: Sequence[KeptRun], options: Options) -> str:
     """
     keys = options["keys"].split(",")
     names = options.get("names", options["keys"]).split(",")
+    require(len(names) == len(keys), "names", "must be as many as keys")
+    _check_columns("keys", keys, runs)
     rows = []
     for method in dict.fromkeys(run.labels["method"] for run in runs):
         row = {"method": method}
         for key, name in zip(keys, names, strict=True):
             seeds = [run for run in runs if run.labels["method"] == method]
-            values = [run.columns.get(key, {}).get(max(run.accuracy)) for run in seeds]
+            values = [_last(run, key) for run in seeds]
             row[name] = spread([100 * value for value in values if value is not None])
         rows.append(row)
     return Table.of(rows).to_markdown()
@@ -180,13 +267,23 @@ def origin(runs: Sequence[KeptRun], options: Options) -> str:
     return "\n".join([Table.of(rows).to_markdown(), *lines, ""])
 
 
-KINDS: dict[str, Callable[[Sequence[KeptRun], Options], str]] = {
-    "table": table,
-    "value": value,
-    "lead": lead,
-    "columns": columns,
-    "curves": curves,
-    "origin": origin,
+@dataclass(frozen=True)
+class Kind:
+    """A kind of block: what makes it, and its options besides ``only``."""
+
+    make: Callable[[Sequence[KeptRun], Options], str]
+    needs: tuple[str, ...] = ()
+    takes: tuple[str, ...] = ()
+
+
+KINDS = {
+    "table": Kind(table, takes=("measures", "paper", "rows", "notes", "plain")),
+    "value": Kind(value, needs=("measure",)),
+    "lead": Kind(lead, needs=("only", "rounds")),
+    "wins": Kind(wins, needs=("only", "key"), takes=("where",)),
+    "columns": Kind(columns, needs=("keys",), takes=("names",)),
+    "curves": Kind(curves, takes=("file", "alt", "title", "average")),
+    "origin": Kind(origin),
 }
 
 
@@ -210,9 +307,9 @@ def main(argv: Sequence[str]) -> int:
             print(f"{target}: {', '.join(names)}")
             return 0
         files, absent = generate(Path())
-    except SettingError as error:
+    except (SettingError, StorageError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return 2 if isinstance(error, SettingError) else 4
     for file, text in files.items():
         if not file.exists() or file.read_text(encoding="utf-8") != text:
             file.write_text(text, encoding="utf-8")

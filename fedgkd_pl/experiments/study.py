@@ -169,15 +169,20 @@ def _check(study: Study) -> None:
     require(len(set(study.seeds)) == len(study.seeds), "seeds", "one is given twice", study.seeds)
     for seed in study.seeds:
         require(0 <= seed < 2**32, "seeds", "must be from 0 to 4294967295", seed)
-    require(len(study.measures) > 0, "measures", f"at least one is needed: {MEASURES}")
-    for measure in study.measures:
-        known = AVERAGES if measure.startswith("average") else MEASURES
-        require(MEASURE.fullmatch(measure) is not None, "measures", known, measure)
+    check_measures("measures", study.measures)
     number = prod(map(len, study.axes.values())) * len(study.seeds)
     require(number <= MOST_CELLS, "axes", f"a study has at most {MOST_CELLS} cells", number)
     for name, times in Counter(cell.name for cell in study.cells()).items():
         require(len(name) <= 200, "axes", "labels make too long a name of a folder", name)
         require(times == 1, "axes", "two cells would share a folder", name)
+
+
+def check_measures(key: str, measures: Sequence[str]) -> None:
+    """Refuses what no run is measured by, and none at all."""
+    require(len(measures) > 0, key, f"at least one is needed: {MEASURES}")
+    for measure in measures:
+        known = AVERAGES if measure.startswith("average") else MEASURES
+        require(MEASURE.fullmatch(measure) is not None, key, known, measure)
 
 
 def _split(text: str, known: Sequence[str]) -> list[str]:

@@ -157,6 +157,16 @@ def test_the_numbers_are_those_of_the_tex(table: str) -> None:
     assert ours == theirs
 
 
+def test_the_page_has_the_numbers_of_the_figure() -> None:
+    """Those of a client's model are in no table: no deviation, no study that would make them."""
+    caption = r"local model is (\S+)\\%, (\S+)\\% and (\S+)\\%, respectively.*fig:cifar10-tsne"
+    found = re.search(caption, TEX.read_text(encoding="utf-8"))
+    assert found is not None and found.groups() == ("16.02", "32.11", "44.73")
+    page = (REPO / "docs" / "paper-numbers.md").read_text(encoding="utf-8")
+    text = "t-SNE figure adds a client's own model (client 7's, we infer), with {}, {} and {} %"
+    assert text.format(*found.groups()) in " ".join(page.split())
+
+
 def test_every_number_of_the_paper_has_a_cell_and_every_cell_a_number() -> None:
     for name, count in COUNTS.items():
         content = study(name)
