@@ -127,6 +127,7 @@ class FederatedServer(SavedModel):
         assert self._session is not None
         forms = forms_of(self, cohort)
         if self.schedule is not None:
+            self.schedule.begin(message.round)
             message.numbers[LR_FACTOR] = self.schedule.factor
         call_hooks(self, "on_broadcast", message, cohort)
         results = self.results = RoundResults(bytes_down=self.bytes_of(message, cohort))

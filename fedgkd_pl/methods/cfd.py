@@ -166,13 +166,13 @@ class CFD(FedAvg):
     def bytes_of_answer(self, update: ClientUpdate) -> int:
         """The coded labels."""
         labels, before = update.extra["labels"], self.received.get(update.client)
-        self._received[update.client] = {"labels": labels}
+        self._received[update.client] = {"answer": labels}  # never the same file as what was sent
         return self._coded(labels, before, self.bits_up)
 
     def _coded(self, labels: Tensor, before: State | None, bits: int) -> int:
         if bits == PLAIN:
             return labels.numel() * PLAIN // 8
-        known = before["labels"] if before and self.delta else None
+        known = next(iter(before.values())) if before and self.delta else None
         return math.ceil(coded_bits(labels, known) / 8)
 
     def client_extra(self) -> Specs:

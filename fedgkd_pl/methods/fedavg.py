@@ -136,8 +136,6 @@ class FedAvg(FederatedServer):
                 self.take(update)
             if self.round_counts():
                 self.server_step(total.mean(exact=True))
-        if self.schedule is not None:
-            self.schedule.step()  # here: callbacks may save before the hooks after a round
 
     def broadcast(self) -> Message:
         """What every client gets: w_t; where clients have several nets, the model of each."""

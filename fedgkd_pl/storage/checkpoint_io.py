@@ -85,7 +85,7 @@ class SafeCheckpointIO(CheckpointIO):
 
 def _clean(stores: list[StateStore], folder: Path) -> None:
     """Removes the states that no checkpoint of a folder refers to."""
-    names: set[bytes] = set()
+    names = {name for store in stores for name in store.names()}
     for file in folder.iterdir() if stores and folder.is_dir() else ():
         referred = referred_states(file) if file.is_file() else set()
         if referred is None and file.suffix == ".ckpt":

@@ -188,9 +188,13 @@ class StateStore(MutableMapping[int, State]):
         self._saved = folder
         self.close()
 
+    def names(self) -> set[bytes]:
+        """The checksums of all states that are in files."""
+        return {name for name in self._names.values() if name is not None}
+
     def clean(self, folder: Path, referred: Iterable[bytes]) -> None:
         """Removes from a folder what neither checkpoints refer to nor this store needs."""
-        needed = {*referred, *(name for name in self._names.values() if name is not None)}
+        needed = {*referred, *self.names()}
         known, folder = {_file(name) for name in needed}, folder.absolute()
         with suppress(FileNotFoundError), os.scandir(folder) as entries:
             for entry in entries:
