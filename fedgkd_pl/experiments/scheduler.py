@@ -176,7 +176,7 @@ def _run_cell(argv: Sequence[str], folder: Path, log: Path, jobs: int) -> None:
         try:
             experiment.fit()
         finally:
-            experiment.model._client_states.close()  # os._exit cleans nothing up
+            experiment.model.close_stores()  # os._exit cleans nothing up
         return 0
 
     with log.open("ab", buffering=0) as file:

@@ -152,6 +152,12 @@ class SavedModel(ModelOfNets, Recorded):
         store.limit = self.state_memory * 1e6
         return store
 
+    def close_stores(self) -> None:
+        """Removes what clients' states and the like have left in temporary folders."""
+        for store in (self._client_states, *(getattr(self, name) for name in self.keeps)):
+            if isinstance(store, StateStore):
+                store.close()
+
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Self:
         """A method as a checkpoint left it; Lightning's own reads pickles.
