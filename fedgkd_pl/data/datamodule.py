@@ -2,12 +2,12 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
 import torch
+from fedgkd_pl.data.card import card
 from fedgkd_pl.data.cohorts import CohortLoader, Cohorts, CohortSampler, Population, UniformCohorts
 from fedgkd_pl.data.examples import Batches, ClientData, Examples, Splits, digest
 from fedgkd_pl.data.heterogeneity import heterogeneity
@@ -22,7 +22,6 @@ from fedgkd_pl.data.validation import check_splits, warn_of_missing
 from fedgkd_pl.errors import require
 from fedgkd_pl.seeds import default_seed, derive
 from fedgkd_pl.storage.checkpoint_io import load_newest
-from fedgkd_pl.storage.html import bubbles, facts
 from fedgkd_pl.storage.recorded import Recorded
 from lightning.pytorch import LightningDataModule
 from torch import Tensor, nn
@@ -203,8 +202,9 @@ class FederatedDataModule(LightningDataModule, Recorded):
         """The clients' part and the server's, as slices or row numbers."""
         if (rows := self.partition.validation) is not None:
             reason = f"the validation part must be some of {len(owned)} training samples"
-            fits = len(rows) < len(owned) and bool(((rows >= 0) & (rows < len(owned))).all())
-            require(fits, "partition", reason, self.partition)
+            outside = rows[(rows < 0) | (rows >= len(owned))].tolist()
+            fits = len(rows) < len(owned) and not outside
+            require(fits, "partition", reason, outside[:3] or self.partition)
             rest = np.setdiff1d(np.arange(len(owned)), rows)
             return torch.from_numpy(rest), torch.from_numpy(rows)
         held = round(self.val_fraction * len(owned))
@@ -298,21 +298,7 @@ class FederatedDataModule(LightningDataModule, Recorded):
 
     def _repr_html_(self) -> str:
         """For a notebook: who holds what, once that is known."""
-        if self.clients is None:
-            return f"<code>{escape(repr(self))}</code>, not set up yet"
-        summary = self.summary()
-        sizes = self.clients.index.sizes
-        values = {
-            "clients": f"{self.num_clients}, {self.cohort_size} of them in a round",
-            "samples": f"{sizes.sum()}, {sizes.min()} to {sizes.max()} of a client",
-            "validation, test": f"{len(self.val)}, {len(self.test)}",
-            "partition": repr(self.partition),
-            "classes of a client": f"{summary['heterogeneity']['effective_classes']:.1f}"
-            f" of {summary['num_classes']}",
-        }
-        if not summary["num_classes"]:
-            del values["classes of a client"]
-        return facts(self.name, values, bubbles(summary["counts"], self.class_names))
+        return card(self)
 
     def _kept(self) -> OwnSplits:
         """The splits that were taken out of what clients would train on."""

@@ -10,7 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fedgkd_pl import ByKey, Examples, FedAvg, FederatedData, LocalEngine, find_runs, plot
+from fedgkd_pl import (
+    ByKey,
+    Examples,
+    FedAvg,
+    FederatedData,
+    FromFile,
+    LocalEngine,
+    find_runs,
+    plot,
+)
 from fedgkd_pl.data.mapped import MappedTensor, as_tensor
 from fedgkd_pl.data.sources.base import OwnData
 from fedgkd_pl.data.transforms import Ids
@@ -410,6 +419,46 @@ def test_image_folders_with_train_and_test() -> None:
     )
     assert len(data.client_data.examples) + len(data.val) == 16
     train(FederatedData.from_image_folder("images", size=2, num_clients=2), 12, 2)
+
+
+def owners_in_file(content: Any, **kwargs: Any) -> OwnData:
+    Path("owners.json").write_text(json.dumps(content))
+    partition = FromFile("owners.json")
+    return FederatedData.from_image_folder("images", num_clients=2, partition=partition, **kwargs)
+
+
+def test_a_partition_may_name_the_images() -> None:
+    """Those that were drawn as the test set are passed over, so nobody need know which."""
+    write_images(Path("images"), number=10)
+    blue, red = ([f"{kind}/{n}.png" for n in range(10)] for kind in ("blue", "red"))
+    data = owners_in_file({"clients": [blue, red[1:]], "validation": red[:1]})
+    data.setup()
+    held = len(data.val)  # red/0.png, unless it is in the test set
+    assert (len(data.test), held) in ((4, 0), (4, 1))
+    counts = data.summary()["counts"]
+    assert counts == [[8, 0], [0, 8 - held]]
+    again = owners_in_file([blue, red], val_fraction=0.25)
+    again.setup()
+    assert again.summary()["counts"] == [[6, 0], [0, 6]]
+
+
+def test_names_of_images_that_are_not_there_twice_or_missing() -> None:
+    write_images(Path("images"), number=10)
+    blue, red = ([f"{kind}/{n}.png" for n in range(10)] for kind in ("blue", "red"))
+    with pytest.raises(SettingError, match=r"names 'red/10.png', which is not there: a file is c"):
+        owners_in_file([blue, [*red, "red/10.png"]]).setup()
+    with pytest.raises(SettingError, match=r"samples red/\d.png, red/\d.png, .* are named twice"):
+        owners_in_file([[*blue, *red], red]).setup()
+    with pytest.raises(SettingError, match=r"samples blue/\d.png, .* and 5 more are missing"):
+        owners_in_file([red[:5], red[5:]]).setup()
+
+
+def test_numbers_do_not_count_the_drawn_test_set_and_the_error_says_so() -> None:
+    write_images(Path("images"), number=10)
+    said = r"not among 0 to 15; 4 of all 20 samples are the test set \(test_fraction\) and not "
+    said += "counted: name files, give a test set of your own, or begin with fedgkd-pl partition"
+    with pytest.raises(SettingError, match=said):
+        owners_in_file([list(range(10)), list(range(10, 20))]).setup()
 
 
 def test_images_of_two_sizes_are_named(run: Run) -> None:

@@ -44,18 +44,24 @@ class OwnData(FederatedDataModule):
         val: Examples | None = None,
         keys: Owners | None = None,
         test_keys: Owners | None = None,
+        names: Sequence[str] = (),
     ) -> Splits:
-        """The splits of a source, with a test set cut from ``train`` where it has none."""
+        """The splits of a source, with a test set cut from ``train`` where it has none.
+
+        ``names``: the file of every sample of ``train``, where each has one of its own.
+        """
         require(len(train) > 0, "data", f"{self.name} has no training samples")
         if test is not None:
             missing = set(test.labels.tolist()) - set(train.labels.tolist())
             if missing:
                 log.warning("test has samples of classes %s, training has none", sorted(missing))
+            self.partition.take_source(len(train), np.arange(len(train)), names)
             return Splits(train, test, val, keys, test_keys)
         size = round(self.test_fraction * len(train))
         rest, rows = self._draw(train, keys, size, np.random.default_rng(0))
         reason = f"takes none of {len(train)} samples: each class, or owner, keeps its last one"
         require(len(rows) > 0, "test_fraction", reason, self.test_fraction)
+        self.partition.take_source(len(train), rest.numpy(), names)
         test_keys = None if keys is None else keys[rows.numpy()]
         keys = None if keys is None else keys[rest.numpy()]
         return Splits(train.view(rest), train.view(rows), val, keys, test_keys)
@@ -112,6 +118,11 @@ def children(folder: Path, key: str = "path") -> list[Path]:
         return sorted(file for file in folder.iterdir() if not file.name.startswith("."))
     except OSError as error:
         raise SettingError(key, f"{folder}: {error.strerror}") from error
+
+
+def names_of(files: Sequence[tuple[Path, str]], folder: Path) -> list[str]:
+    """What files of a folder of classes are called in a partition: class/file."""
+    return [file.relative_to(folder).as_posix() for file, _ in files]
 
 
 def parts_of(folder: Path) -> dict[str, Path]:

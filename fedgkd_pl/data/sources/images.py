@@ -11,7 +11,7 @@ import torch
 from fedgkd_pl.data.examples import Examples, Splits
 from fedgkd_pl.data.raw import Pictures
 from fedgkd_pl.data.reading import SampleError
-from fedgkd_pl.data.sources.base import OwnData, children, parts_of
+from fedgkd_pl.data.sources.base import OwnData, children, names_of, parts_of
 from fedgkd_pl.data.sources.dataset import check_workers, lazy_examples
 from fedgkd_pl.data.transforms import ImageTransform, Scale
 from fedgkd_pl.errors import SettingError, require
@@ -67,13 +67,13 @@ class ImageFolders(OwnData):
 
     def load(self) -> Splits:
         """See :meth:`FederatedDataModule.load`."""
-        listings = {
-            split: list_images(folder)
-            for split, folder in parts_of(Path(self.path).expanduser()).items()
-        }
+        folders = parts_of(Path(self.path).expanduser())
+        listings = {split: list_images(folder) for split, folder in folders.items()}
+        names = names_of(listings["train"], folders["train"])
         self.take_names(label for _, label in listings["train"])
         examples = self._lazy(listings) if self.lazy else self._decoded(listings)
-        splits = self.split(examples["train"], examples.get("test"), examples.get("val"))
+        parts = (examples["train"], examples.get("test"), examples.get("val"))
+        splits = self.split(*parts, names=names)
         try:
             return normalised(splits, self.fitting(splits), self.augment)
         except SampleError as error:
