@@ -72,6 +72,13 @@ class OwnData(FederatedDataModule):
             return splits.train
         return splits.train.view(self._hold_out(splits.train, splits.keys)[0])
 
+    def judging(self, splits: Splits) -> list[Examples]:
+        """All other samples: those of validation and test."""
+        val = splits.val
+        if val is None:
+            val = splits.train.view(self._hold_out(splits.train, splits.keys)[1])
+        return [val, splits.test]
+
     def take_names(self, labels: Iterable[str]) -> None:
         """Makes the classes from the labels of all training samples, numbers in their order."""
         names = set(labels)

@@ -1,6 +1,7 @@
 """Folders of images, a folder for every class."""
 
 import warnings
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -36,8 +37,8 @@ class ImageFolders(OwnData):
             without it they must all have the same size.
         grayscale: one channel instead of three.
         augment: random crop (padding 4) and flip in training.
-        lazy: decodes images when a batch needs them, and once before for mean and deviation, where
-            not all fit into memory; the results are the same.
+        lazy: decodes images when a batch needs them, where not all fit into memory, and each once
+            before, to check it and for mean and deviation; the results are the same.
         loader_workers: where ``lazy``: processes that decode ahead, for each that trains.
         kwargs: those of :class:`OwnData`.
     """
@@ -75,6 +76,9 @@ class ImageFolders(OwnData):
         parts = (examples["train"], examples.get("test"), examples.get("val"))
         splits = self.split(*parts, names=names)
         try:
+            if self.lazy:  # the others are read for the statistics; a broken one ends no run later
+                for images in self.judging(splits):
+                    deque(images.pieces(), maxlen=0)
             return normalised(splits, self.fitting(splits), self.augment)
         except SampleError as error:
             raise SettingError("path", str(error)) from error
