@@ -18,7 +18,7 @@ from fedgkd_pl.data.public import PublicData
 from fedgkd_pl.data.published import export
 from fedgkd_pl.data.raw import Reading
 from fedgkd_pl.data.tasks import ClassTasks
-from fedgkd_pl.data.validation import check_splits, warn_of_missing
+from fedgkd_pl.data.validation import check_splits, warn_of_missing, warn_of_owners
 from fedgkd_pl.errors import require
 from fedgkd_pl.seeds import default_seed, derive
 from fedgkd_pl.storage.checkpoint_io import load_newest
@@ -55,6 +55,7 @@ class FederatedDataModule(LightningDataModule, Recorded):
     name: str
     num_classes: int  # 0 where targets are numbers
     class_names: Sequence[str] = ()  # in the order of the labels; empty: they have only numbers
+    owner_names: Sequence[str] = ()  # in the order of their numbers in Splits.keys, where known
     reading: Reading | None = None  # how samples lie in files; None: as arrays, like in memory
     # how the validation part is taken where load() gives none: "stratified", drawn by the seed from
     # every class alike (from every owner where they are the clients), or "last", the last samples
@@ -109,6 +110,7 @@ class FederatedDataModule(LightningDataModule, Recorded):
         self.tasks = tasks
         self.public: Examples | None = None  # once it is loaded
         self.clients: ClientData | None = None
+        self.owners_of: list[list[int]] = []  # by client, where clients are made of owners
         self.client_splits: OwnSplits = {}  # what clients keep of their own, once it is loaded
         self._fingerprint: str | None = None
 
@@ -139,6 +141,7 @@ class FederatedDataModule(LightningDataModule, Recorded):
         owned, self.test = splits.train, splits.test
         self._everything = splits.train
         keys, rows = splits.keys, torch.arange(len(owned))
+        warn_of_owners(keys, self.partition)
         if splits.val is None:
             kept, held = self._hold_out(owned, keys)
             owned, self.val = owned.view(kept), owned.view(held)
@@ -166,8 +169,10 @@ class FederatedDataModule(LightningDataModule, Recorded):
         public = np.setdiff1d(everybody, np.concatenate(list(taken.values())))
         self.rows = taken | {"public": public}  # whose are which rows of all training data
         index = self._cut(owned, taken["clients"], rng, keys)
-        if keys is not None and splits.test_keys is not None and self.partition.by_owner:
-            self.client_splits = own_of_owners(self.test, splits.test_keys, keys, index)
+        if keys is not None and self.partition.by_owner:
+            self.owners_of = [np.unique(keys[samples]).tolist() for samples in index]
+            if splits.test_keys is not None:
+                self.client_splits = own_of_owners(self.test, splits.test_keys, self.owners_of)
         owned, index, kept = keep_own(owned, index, self.client_fractions, self.partition_seed)
         self.client_splits |= kept
         seen = index.sizes[: self.num_clients - self.unseen_clients]

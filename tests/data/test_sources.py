@@ -541,6 +541,47 @@ def client_tables(folder: Path, sizes: dict[str, int]) -> None:
         write_csv(folder / f"{name}.csv", ["a", "b", "kind"], table_rows(size, number))
 
 
+def test_a_partition_that_takes_no_notice_of_owners_says_so(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A config may have one, with a number of clients, from the data that it was made for."""
+    client_tables(Path("clients"), {"ann": 20, "bob": 21, "cyd": 22})
+    cut = {"class_path": "Dirichlet", "init_args": {"alpha": 1.0, "min_size": 1}}
+    kwargs = {"path": "clients", "label": "kind", "num_clients": 2, "partition": cut}
+    config = write_config(Path(), "ClientFiles", 2, **kwargs)
+    code, out, err = run("partition", "--config", config)
+    said = "the data has 3 owners, whose samples Dirichlet shares out anew; for a client per owner"
+    assert code == 0, err
+    assert f"{said}: data.partition: ByKey, data.num_clients: 3" in caplog.text
+    caplog.clear()
+    assert "owner" not in out and "ann" not in out
+    flags = ("--data.partition", "ByKey", "--data.num_clients", "3")
+    code, out, err = run("partition", "--config", config, *flags)
+    assert code == 0 and "owners" not in caplog.text, err
+    rows = [[word for word in line.split() if word.isalnum()] for line in out.splitlines()]
+    assert [row[:2] for row in rows if row[:1] in (["0"], ["1"], ["2"])] == [
+        *(["0", "ann"], ["1", "bob"], ["2", "cyd"])
+    ]
+    code, out, _ = run("partition", "--config", config, *flags[:2])  # two clients of three owners
+    assert code == 0 and any(pair in out for pair in ("ann, bob", "ann, cyd", "bob, cyd"))
+
+
+def test_owners_of_arrays_have_names_and_a_file_that_names_samples_is_no_oversight(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    x, y, owners = np.random.rand(12, 2), np.arange(12) % 2, list("aaaabbbbcccc")
+    kwargs = {"owners": owners, "val_fraction": 0, "test_fraction": 0.25}
+    data = FederatedData.from_arrays(x, y, num_clients=3, partition=ByKey(), **kwargs)
+    data.setup()
+    assert [[data.owner_names[n] for n in each] for each in data.owners_of] == [["a"], ["b"], ["c"]]
+    Path("split.json").write_text(json.dumps([[0, 1, 2], [3, 4, 5, 6, 7, 8]]))
+    with caplog.at_level(logging.WARNING, logger="fedgkd_pl"):
+        FederatedData.from_arrays(
+            x, y, num_clients=2, partition=FromFile("split.json"), **kwargs
+        ).setup()
+    assert "owners" not in caplog.text
+
+
 def test_a_file_is_a_client(run: Run) -> None:
     client_tables(Path("clients"), {"bob": 10, "ann": 20, "eve": 1})
     data = FederatedData.from_clients("clients", label="kind", val_fraction=0, test_fraction=0.25)

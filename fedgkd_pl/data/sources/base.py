@@ -86,6 +86,12 @@ class OwnData(FederatedDataModule):
         self.class_names = sorted(names, key=int) if numbers else sorted(names)
         self.num_classes = len(names)
 
+    def take_owners(self, owners: Any) -> Owners:
+        """A number for every sample's owner, in the order of their names, which are kept."""
+        names, numbers = np.unique(np.asarray(owners), return_inverse=True)
+        self.owner_names = [str(name) for name in names]
+        return numbers.astype(np.int64)
+
     def row_targets(self, labels: Sequence[str], table: str | Path) -> Tensor:
         """The class number of every row's label."""
         return self._targets((f"{table}, row {n}", label) for n, label in enumerate(labels, 1))
@@ -102,11 +108,6 @@ class OwnData(FederatedDataModule):
             require(label in numbers, "data", reason)
             targets.append(numbers[label])
         return torch.tensor(targets, dtype=torch.int64)
-
-
-def number_owners(names: Any) -> Owners:
-    """A number for every sample's owner, in the order of their names."""
-    return np.unique(np.asarray(names), return_inverse=True)[1].astype(np.int64)
 
 
 def owners_of(sizes: Iterable[tuple[str, int]], names: Sequence[str]) -> Owners:

@@ -17,7 +17,6 @@ from fedgkd_pl.data.sources.base import (
     OwnData,
     children,
     names_of,
-    number_owners,
     parts_of,
     read_text,
 )
@@ -121,7 +120,7 @@ class TextFiles(OwnTexts):
                 if split == "train":
                     self.take_names(labels)
                     if self.owner is not None:
-                        keys = number_owners(column(cells, self.owner, "owner", file))
+                        keys = self.take_owners(column(cells, self.owner, "owner", file))
                 texts[split] = column(cells, self.text, "text", file)
                 targets[split] = self.row_targets(labels, file)
         examples = self.tokenise(texts, targets, self.text)
