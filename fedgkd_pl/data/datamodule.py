@@ -37,8 +37,8 @@ class FederatedDataModule(LightningDataModule, Recorded):
         partition: how it is cut, such as ``Dirichlet(alpha=0.1, balanced=True)``.
         participation: the fraction of clients in a round (C).
         batch_size: of the clients' local training.
-        val_fraction: the part of the training data that the server keeps for validation (see
-            :attr:`val_split`); 0 for none. Not used where the dataset has a validation set.
+        val_fraction: the part of the training data that the server keeps for validation, by default
+            of every class alike; 0 for none. Not used where the dataset has a validation set.
         eval_batch_size: of validation and test; speed only.
         unseen_clients: this many clients, the last ones, are never drawn.
         seed: of the partition, the cohorts and the clients' randomness; by default that of
