@@ -77,6 +77,8 @@ def test_the_page_on_python_runs_as_it_stands(tmp_path: Path) -> None:
     done = warm_script("\n".join(blocks), tmp_path)
     assert done.returncode == 0, done.stderr
     assert "| FedAvg | FedGKD |" in done.stdout
+    names = {file.name.split(".")[0] for file in (tmp_path / "runs/shown/version_0").iterdir()}
+    assert {"events", "summary", "config"} <= names
 
 
 def test_the_method_in_thirty_lines(

@@ -7,6 +7,7 @@ from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.heterogeneity import effective_classes
 from fedgkd_pl.errors import require
 from fedgkd_pl.plots.partition import SHOWN, bubble_chart
+from fedgkd_pl.storage.reading import printable
 
 WIDTH = 20  # classes that fit a terminal's table
 
@@ -15,6 +16,14 @@ def _skew(figures: dict[str, float], classes: int) -> dict[str, str]:
     apart = f"{figures['total_variation']:.3f} from all labels (0 alike, 1 apart)"
     effective = f"{figures['effective_classes']:.2f} of {classes} per client"
     return {"effective classes": effective, "total variation": apart}
+
+
+def _owners(data: FederatedDataModule) -> list[str]:
+    """Whose samples each client has, where clients are made of owners that have names."""
+    names = data.owner_names
+    known = [[names[owner] for owner in each] for each in data.owners_of] if names else []
+    more = [f" and {len(each) - 2} more" if len(each) > 2 else "" for each in known]
+    return [printable(", ".join(e[:2]), 60) + rest for e, rest in zip(known, more, strict=True)]
 
 
 def show_partition(data: FederatedDataModule, folder: Path, exported: Path | None = None) -> None:
@@ -37,13 +46,15 @@ def show_partition(data: FederatedDataModule, folder: Path, exported: Path | Non
     names = [str(name) for name in data.class_names or range(classes)][:WIDTH]
     table = Table(title=f"{data.name}: samples{' of each class' if classes else ''}, by client")
     effective_column = ["effective classes"] if classes else []
-    for name in ("client", "samples", *effective_column, *names):
+    owners = _owners(data)
+    for name in ("client", *(["owner"] if owners else []), "samples", *effective_column, *names):
         table.add_column(escape(name), justify="right")
     for client, row in enumerate(counts[:SHOWN]):
         effective = f"{effective_classes([row])[0]:.1f}" if sum(row) else "-"
         cells = [str(count) if count else "·" for count in row[: len(names)]]
-        table.add_row(str(client), str(sum(row)), *([effective] if classes else []), *cells)
-    width = 60 + sum(max(6, len(name) + 3) for name in names)
+        cells = [str(sum(row)), *([effective] if classes else []), *cells]
+        table.add_row(str(client), *map(escape, owners[client : client + 1]), *cells)
+    width = 60 + max(map(len, owners), default=0) + sum(max(6, len(name) + 3) for name in names)
     console = Console(width=None if Console().is_terminal else width)
     console.print(table)
     if len(counts) > SHOWN or classes > WIDTH:

@@ -2,12 +2,12 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
 import torch
+from fedgkd_pl.data.card import card
 from fedgkd_pl.data.cohorts import CohortLoader, Cohorts, CohortSampler, Population, UniformCohorts
 from fedgkd_pl.data.examples import Batches, ClientData, Examples, Splits, digest
 from fedgkd_pl.data.heterogeneity import heterogeneity
@@ -18,11 +18,10 @@ from fedgkd_pl.data.public import PublicData
 from fedgkd_pl.data.published import export
 from fedgkd_pl.data.raw import Reading
 from fedgkd_pl.data.tasks import ClassTasks
-from fedgkd_pl.data.validation import check_splits, warn_of_missing
+from fedgkd_pl.data.validation import check_splits, warn_of_missing, warn_of_owners
 from fedgkd_pl.errors import require
 from fedgkd_pl.seeds import default_seed, derive
 from fedgkd_pl.storage.checkpoint_io import load_newest
-from fedgkd_pl.storage.html import bubbles, facts
 from fedgkd_pl.storage.recorded import Recorded
 from lightning.pytorch import LightningDataModule
 from torch import Tensor, nn
@@ -38,8 +37,8 @@ class FederatedDataModule(LightningDataModule, Recorded):
         partition: how it is cut, such as ``Dirichlet(alpha=0.1, balanced=True)``.
         participation: the fraction of clients in a round (C).
         batch_size: of the clients' local training.
-        val_fraction: the part of the training data that the server keeps for validation (see
-            :attr:`val_split`); 0 for none. Not used where the dataset has a validation set.
+        val_fraction: the part of the training data that the server keeps for validation, by default
+            of every class alike; 0 for none. Not used where the dataset has a validation set.
         eval_batch_size: of validation and test; speed only.
         unseen_clients: this many clients, the last ones, are never drawn.
         seed: of the partition, the cohorts and the clients' randomness; by default that of
@@ -56,6 +55,7 @@ class FederatedDataModule(LightningDataModule, Recorded):
     name: str
     num_classes: int  # 0 where targets are numbers
     class_names: Sequence[str] = ()  # in the order of the labels; empty: they have only numbers
+    owner_names: Sequence[str] = ()  # in the order of their numbers in Splits.keys, where known
     reading: Reading | None = None  # how samples lie in files; None: as arrays, like in memory
     # how the validation part is taken where load() gives none: "stratified", drawn by the seed from
     # every class alike (from every owner where they are the clients), or "last", the last samples
@@ -110,6 +110,7 @@ class FederatedDataModule(LightningDataModule, Recorded):
         self.tasks = tasks
         self.public: Examples | None = None  # once it is loaded
         self.clients: ClientData | None = None
+        self.owners_of: list[list[int]] = []  # by client, where clients are made of owners
         self.client_splits: OwnSplits = {}  # what clients keep of their own, once it is loaded
         self._fingerprint: str | None = None
 
@@ -140,6 +141,7 @@ class FederatedDataModule(LightningDataModule, Recorded):
         owned, self.test = splits.train, splits.test
         self._everything = splits.train
         keys, rows = splits.keys, torch.arange(len(owned))
+        warn_of_owners(keys, self.partition)
         if splits.val is None:
             kept, held = self._hold_out(owned, keys)
             owned, self.val = owned.view(kept), owned.view(held)
@@ -167,8 +169,10 @@ class FederatedDataModule(LightningDataModule, Recorded):
         public = np.setdiff1d(everybody, np.concatenate(list(taken.values())))
         self.rows = taken | {"public": public}  # whose are which rows of all training data
         index = self._cut(owned, taken["clients"], rng, keys)
-        if keys is not None and splits.test_keys is not None and self.partition.by_owner:
-            self.client_splits = own_of_owners(self.test, splits.test_keys, keys, index)
+        if keys is not None and self.partition.by_owner:
+            self.owners_of = [np.unique(keys[samples]).tolist() for samples in index]
+            if splits.test_keys is not None:
+                self.client_splits = own_of_owners(self.test, splits.test_keys, self.owners_of)
         owned, index, kept = keep_own(owned, index, self.client_fractions, self.partition_seed)
         self.client_splits |= kept
         seen = index.sizes[: self.num_clients - self.unseen_clients]
@@ -203,8 +207,9 @@ class FederatedDataModule(LightningDataModule, Recorded):
         """The clients' part and the server's, as slices or row numbers."""
         if (rows := self.partition.validation) is not None:
             reason = f"the validation part must be some of {len(owned)} training samples"
-            fits = len(rows) < len(owned) and bool(((rows >= 0) & (rows < len(owned))).all())
-            require(fits, "partition", reason, self.partition)
+            outside = rows[(rows < 0) | (rows >= len(owned))].tolist()
+            fits = len(rows) < len(owned) and not outside
+            require(fits, "partition", reason, outside[:3] or self.partition)
             rest = np.setdiff1d(np.arange(len(owned)), rows)
             return torch.from_numpy(rest), torch.from_numpy(rows)
         held = round(self.val_fraction * len(owned))
@@ -298,21 +303,7 @@ class FederatedDataModule(LightningDataModule, Recorded):
 
     def _repr_html_(self) -> str:
         """For a notebook: who holds what, once that is known."""
-        if self.clients is None:
-            return f"<code>{escape(repr(self))}</code>, not set up yet"
-        summary = self.summary()
-        sizes = self.clients.index.sizes
-        values = {
-            "clients": f"{self.num_clients}, {self.cohort_size} of them in a round",
-            "samples": f"{sizes.sum()}, {sizes.min()} to {sizes.max()} of a client",
-            "validation, test": f"{len(self.val)}, {len(self.test)}",
-            "partition": repr(self.partition),
-            "classes of a client": f"{summary['heterogeneity']['effective_classes']:.1f}"
-            f" of {summary['num_classes']}",
-        }
-        if not summary["num_classes"]:
-            del values["classes of a client"]
-        return facts(self.name, values, bubbles(summary["counts"], self.class_names))
+        return card(self)
 
     def _kept(self) -> OwnSplits:
         """The splits that were taken out of what clients would train on."""

@@ -96,22 +96,18 @@ def _tell_empty(split: str, own: OwnSplit, index: ClientIndex, fraction: float) 
         log.warning(text, key, empty, len(have), split)
 
 
-def own_of_owners(
-    test: Examples, test_keys: Indices, keys: Indices, index: ClientIndex
-) -> OwnSplits:
+def own_of_owners(test: Examples, test_keys: Indices, owners: list[list[int]]) -> OwnSplits:
     """The test samples of each client's own owners; empty where an owner has two clients.
 
     Args:
         test_keys: the owner of every test sample.
-        keys: the owner of every training sample.
-        index: who has which of these.
+        owners: those of every client.
     """
     reason = "test_keys must be the owner of every test sample: correct them in load()"
     require(len(test_keys) == len(test), "data", reason)
-    owners = [np.unique(keys[samples]).tolist() for samples in index]
     client_of = {owner: client for client, of_client in enumerate(owners) for owner in of_client}
     if len(client_of) < sum(map(len, owners)):
         return {}
     clients = np.array([client_of.get(owner, -1) for owner in test_keys.tolist()], dtype=np.int64)
-    parts = [np.flatnonzero(clients == client) for client in range(len(index))]
+    parts = [np.flatnonzero(clients == client) for client in range(len(owners))]
     return {"test": OwnSplit.of(test, parts)} if (clients >= 0).any() else {}

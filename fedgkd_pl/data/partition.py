@@ -8,7 +8,7 @@ rest of the package::
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from fedgkd_pl.data.index import ClientIndex, Indices, Labels
@@ -27,6 +27,15 @@ class Partition(Recorded, ABC):
     # part and of held-out public data are then taken from the clients that it gives them to
     of_all = False
     validation: Indices | None = None  # of ``of_all``: the server's part, where it says which
+
+    def take_source(self, samples: int, training: Indices, names: Sequence[str] = ()) -> None:
+        """What own data tells before it is cut; for partitions that name samples.
+
+        Args:
+            samples: how many there are, with those that were drawn as the test set.
+            training: which of them are the training samples, in their order.
+            names: the file of each of the samples, where each has one.
+        """
 
     def __call__(
         self, labels: Labels, num_clients: int, generator: Generator, keys: Labels | None = None

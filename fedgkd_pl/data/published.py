@@ -5,6 +5,7 @@ import io
 import json
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from fedgkd_pl.data.index import ClientIndex, Indices, Labels
 from fedgkd_pl.data.partition import Partition
 from fedgkd_pl.errors import SettingError, require
-from fedgkd_pl.storage.reading import MB, read_bytes
+from fedgkd_pl.storage.reading import MB, printable, read_bytes
 from numpy.random import Generator, RandomState
 
 LARGEST_FILE = 1000 * MB
@@ -105,8 +106,10 @@ class FromFile(Partition):
         path: ``.json``: a list of clients, each a list of sample numbers, or a mapping with that
             list as ``clients`` and perhaps the server's samples as ``validation``; or ``.npz`` with
             ``samples``, ``offsets`` and perhaps ``validation``. Sample numbers count the whole
-            training data from 0; each must occur once. Where the file names no validation part, it
-            is drawn as always, and clients do not have those samples.
+            training data from 0, without what ``test_fraction`` takes; each must occur once. Files
+            of images or texts may be named instead, as ``cats/001.png``: those in the test set are
+            then passed over. Where the file names no validation part, it is drawn as always, and
+            clients do not have those samples.
     """
 
     ordered = True
@@ -114,23 +117,58 @@ class FromFile(Partition):
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._parts, self._others, self._labels = _read(Path(path))
-        self.validation = self._others.get("validation")
+        self._written, self._labels = _read(Path(path))
+        self._by_name = any(part.dtype.kind == "U" for part in self._written.all())
+        self._numbered = None if self._by_name else self._written
+        self._names: list[str] = []  # of the training samples
+        self._hint = ""
+        self.validation = None if self._by_name else self._written.others.get("validation")
+
+    def take_source(self, samples: int, training: Indices, names: Sequence[str] = ()) -> None:
+        """See :meth:`Partition.take_source`: a file's names become numbers here."""
+        drawn = samples - len(training)
+        hint = (
+            f"; {drawn} of all {samples} samples are the test set (test_fraction) and not counted"
+        )
+        ways = "name files, " if names and not self._by_name else ""
+        ways += "give a test set of your own, or begin with fedgkd-pl partition --export"
+        self._hint = f"{hint}: {ways}" if drawn else ""
+        self._names = [names[row] for row in training] if names else []
+        if self._by_name and names:
+            numbers = dict.fromkeys(names, -1) | {name: n for n, name in enumerate(self._names)}
+            self._numbered = self._written.numbered(numbers, self.path)
+            self.validation = self._numbered.others.get("validation")
 
     def split(self, labels: Labels, num_clients: int, generator: Generator) -> Iterator[Indices]:
         """See :meth:`Partition.split`; nothing is drawn."""
-        count = len(self._parts)
+        reason = f"{self.path} names files, and this data has none to each sample: give numbers"
+        require(self._numbered is not None, "partition", reason)
+        assert self._numbered is not None
+        count = len(self._numbered.clients)
         require(count == num_clients, "num_clients", f"{self.path} has {count}", num_clients)
-        others = self._others.values()
-        samples = np.concatenate([*self._parts, *others, np.zeros(0, dtype=np.int64)])
-        times = np.bincount(samples[(samples >= 0) & (samples < len(labels))], minlength=1)
-        reason = f"{self.path} must name each of {len(labels)} training samples once (those of "
-        reason += "the validation part too, with a client or as validation)"
-        fits = len(samples) == len(labels) == len(times) and bool((times == 1).all())
-        require(fits, "partition", reason, f"{len(samples)} numbers")
+        if wrong := self._wrong(np.concatenate(self._numbered.all()), len(labels)):
+            reason = f"{self.path} must name each of {len(labels)} training samples once, those of "
+            raise SettingError("partition", f"{reason}the validation part too: {wrong}{self._hint}")
         reason = f"{self.path} was made for other data: the labels differ"
         require(self._labels in ("", labels_digest(labels)), "partition", reason)
-        yield from self._parts
+        yield from self._numbered.clients
+
+    def _wrong(self, samples: Indices, count: int) -> str:
+        """Which samples are at fault, and how; empty where each is there once."""
+        inside = (samples >= 0) & (samples < count)
+        times = np.bincount(samples[inside], minlength=count)
+        faults = {
+            f"not among 0 to {count - 1}": samples[~inside],
+            "named twice": np.flatnonzero(times > 1),
+            "missing": np.flatnonzero(times == 0),
+        }
+        for fault, rows in faults.items():
+            if len(rows):
+                first = [printable(self._names[row] if self._by_name else row) for row in rows[:3]]
+                more = f" and {len(rows) - 3} more" if len(rows) > 3 else ""
+                some = f"samples {', '.join(first)}{more} are" if len(rows) > 1 else ""
+                return f"{some or f'sample {first[0]} is'} {fault}"
+        return ""
 
 
 def export(
@@ -171,34 +209,69 @@ def read_bounded(path: Path) -> bytes:
         raise SettingError("path", str(error.strerror), str(path)) from error
 
 
-def _read(path: Path) -> tuple[Sequence[Indices], dict[str, Indices], str]:
-    """The samples of every client, those of nobody by name, and the labels' digest."""
+@dataclass(frozen=True)
+class _Written:
+    """The samples of every client, and by name those of nobody: numbers, or all names of files."""
+
+    clients: Sequence[Any]
+    others: dict[str, Any]
+
+    def all(self) -> list[Any]:
+        """Every list of samples."""
+        return [*self.clients, *self.others.values()]
+
+    def numbered(self, numbers: Mapping[str, int], path: str) -> "_Written":
+        """The numbers of named samples, without those that have none (below 0)."""
+
+        def of(part: Any) -> Indices:
+            for name in part.tolist():
+                reason = f"{path} names {name!r:.80}, which is not there: a file is class/file"
+                require(name in numbers, "partition", reason)
+            rows = np.array([numbers[name] for name in part.tolist()], dtype=np.int64)
+            return rows[rows >= 0]
+
+        others = {name: of(part) for name, part in self.others.items()}
+        return _Written([of(part) for part in self.clients], others)
+
+
+def _read(path: Path) -> tuple[_Written, str]:
+    """What a file says, and the labels' digest."""
     content = read_bounded(path)
     try:
-        if path.suffix == ".npz":
-            with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-                samples, offsets = (np.asarray(arrays[n]) for n in ("samples", "offsets"))
-                others = {name: np.asarray(arrays[name]) for name in OTHERS if name in arrays}
-                made_for = str(arrays["labels_sha256"]) if "labels_sha256" in arrays else ""
-            whole = offsets.ndim == samples.ndim == 1 and len(offsets) > 1
-            whole = whole and offsets[0] == 0 and offsets[-1] == len(samples)
-            if not whole or not (np.diff(offsets) >= 0).all():
-                raise ValueError("offsets do not cut samples")
-            if any(a.dtype.kind not in "iu" or a.ndim != 1 for a in (samples, *others.values())):
-                raise ValueError("a sample is a whole number")
-            others = {name: rows.astype(np.int64) for name, rows in others.items()}
-            return np.split(samples.astype(np.int64), offsets[1:-1]), others, made_for
-        parsed = json.loads(content)
-        if not isinstance(parsed, dict):
-            parsed = {"clients": parsed}
-        parts = parsed["clients"]
-        named = {name: parsed[name] for name in OTHERS if name in parsed}
-        if not all(type(sample) is int for part in (*parts, *named.values()) for sample in part):
-            raise ValueError("a sample is a whole number")
-        others = {name: np.array(rows, dtype=np.int64) for name, rows in named.items()}
-        made_for = str(parsed.get("labels_sha256", ""))
-        return [np.array(part, dtype=np.int64) for part in parts], others, made_for
+        return _arrays(content) if path.suffix == ".npz" else _lists(json.loads(content))
     except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
-        raise SettingError("path", f"not a partition: {str(error)[:80]}", str(path)) from error
+        raise SettingError("path", f"not a partition: {str(error)[:120]}", str(path)) from error
     except (zipfile.BadZipFile, OSError, EOFError) as error:
         raise SettingError("path", "not a partition: damaged", str(path)) from error
+
+
+def _arrays(content: bytes) -> tuple[_Written, str]:
+    with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+        samples, offsets = (np.asarray(arrays[n]) for n in ("samples", "offsets"))
+        others = {name: np.asarray(arrays[name]) for name in OTHERS if name in arrays}
+        made_for = str(arrays["labels_sha256"]) if "labels_sha256" in arrays else ""
+    whole = offsets.ndim == samples.ndim == 1 and len(offsets) > 1
+    whole = whole and offsets[0] == 0 and offsets[-1] == len(samples)
+    if not whole or not (np.diff(offsets) >= 0).all():
+        raise ValueError("offsets do not cut samples")
+    if any(a.dtype.kind not in "iu" or a.ndim != 1 for a in (samples, *others.values())):
+        raise ValueError("a sample is a whole number")
+    others = {name: rows.astype(np.int64) for name, rows in others.items()}
+    return _Written(np.split(samples.astype(np.int64), offsets[1:-1]), others), made_for
+
+
+def _lists(parsed: Any) -> tuple[_Written, str]:
+    if not isinstance(parsed, dict):
+        parsed = {"clients": parsed}
+    clients = parsed.get("clients")
+    named = {name: parsed[name] for name in OTHERS if name in parsed}
+    lists = [*(clients if isinstance(clients, list) else [None]), *named.values()]
+    if not lists or not all(isinstance(part, list) for part in lists):
+        raise ValueError('expected {"clients": [[0, 2, 5], [1, 3]], "validation": [4]}')
+    kinds = {type(sample) for part in lists for sample in part}
+    if not (kinds <= {int} or kinds <= {str}):
+        raise ValueError("a sample is a whole number, or all are names of files")
+    kind = str if str in kinds else np.int64
+    others = {name: np.array(rows, dtype=kind) for name, rows in named.items()}
+    made_for = str(parsed.get("labels_sha256", ""))
+    return _Written([np.array(part, dtype=kind) for part in clients], others), made_for

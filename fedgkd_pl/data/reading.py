@@ -154,10 +154,9 @@ class SampleReader(Dataset[Any]):
         try:
             given = self.dataset[row]
         except Exception as error:  # the user's dataset may fail in any way
-            line = (str(error).splitlines() or [""])[0]
-            raise self._error(
-                row, f"cannot be read: {type(error).__name__}: {line:.200}"
-            ) from error
+            line = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+            line = error.reason if isinstance(error, SettingError) else line
+            raise self._error(row, f"cannot be read: {line:.200}") from error
         return self._checked(row, given)
 
     def _checked(self, row: int, given: Any) -> tuple[Tensor, Label]:

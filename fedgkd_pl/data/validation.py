@@ -6,6 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from fedgkd_pl.data.examples import PIECE, Examples, Splits
+from fedgkd_pl.data.index import Labels
+from fedgkd_pl.data.partition import Partition
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.storage.reading import printable
 from torch import Tensor
@@ -46,6 +48,18 @@ def warn_of_missing(split: str, held: Examples, train: Examples, names: Sequence
     if len(held) and missing:
         shown = printable(", ".join(names[label] if names else str(label) for label in missing))
         log.warning("%s has no sample of classes [%s], training has", split, shown)
+
+
+def warn_of_owners(keys: Labels | None, partition: Partition) -> None:
+    """Says that the owners of the data are not the clients: a config's partition may be left over.
+
+    A partition that names every sample is nobody's oversight.
+    """
+    if keys is not None and not partition.by_owner and not partition.of_all:
+        count = len(np.unique(keys))
+        text = "the data has %d owners, whose samples %s shares out anew; for a client per owner: "
+        text += "data.partition: ByKey, data.num_clients: %d"
+        log.warning(text, count, type(partition).__name__, count)
 
 
 def _check(split: str, examples: Examples, num_classes: int) -> None:

@@ -131,6 +131,7 @@ def write_page(
     settings = [{"setting": k, "value": str(v)} for k, v in shared_settings(groups).items()]
     footnotes = Footnotes()
     rows = replace(Table.of(overview(groups, footnotes)), left=range(2)).to_html()
+    averaged = any(run.average for run in runs)
     below = "".join(f"<li>{escape(line)}</li>" for line in (*footnotes.lines, *notes))
     write_text(
         file,
@@ -139,8 +140,8 @@ def write_page(
             lead=f"{len(runs)} runs, {rounds:,} rounds; fedgkd_pl {fedgkd_pl.__version__}. "
             f"Accuracies are those of the global model on the test set, in percent, as mean ± "
             f"standard deviation over seeds; <i>best</i> picks its round on the test set, as the "
-            f"paper ({escape(TITLE)}) does, <i>at best val</i> on the validation set. "
-            f"<i>average</i> is that of the averaged model.",
+            f"paper ({escape(TITLE)}) does, <i>at best val</i> on the validation set."
+            + (" <i>average</i> is that of the averaged model." if averaged else ""),
             table=f"{table}<section><h2>All runs</h2>{rows}<ul>{below}</ul></section>",
             figures="\n".join(sections),
             settings=Table.of(settings).to_html() if settings else "",

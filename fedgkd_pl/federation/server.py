@@ -312,9 +312,23 @@ class _CloseOnError(Callback):
 
 
 def _how_to_go_on(trainer: Trainer) -> str:
-    """With the newest checkpoint of Lightning's."""
+    """With the newest checkpoint of Lightning's, and the round that it holds.
+
+    It may be an old one: where a ModelCheckpoint monitors a value, ``save_last`` follows the best.
+    """
     kept = [each for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint)]
     paths = [path for each in kept for path in (each.last_model_path, each.best_model_path) if path]
     if not paths:
         return "no round is kept: train with a ModelCheckpoint to go on where it was"
-    return f"go on with: trainer.fit(model, data, ckpt_path={paths[0]!r})"
+    rounds = [_round_of(path, trainer) for path in paths]
+    newest = rounds.index(max(rounds))
+    after = f" (after round {rounds[newest]})" if rounds[newest] else ""
+    return f"go on with: trainer.fit(model, data, ckpt_path={paths[newest]!r}){after}"
+
+
+def _round_of(path: str, trainer: Trainer) -> int:
+    """The rounds that a checkpoint has behind it; 0 where it cannot be read."""
+    try:
+        return int(trainer.strategy.load_checkpoint(path)["global_step"])
+    except Exception:  # any CheckpointIO may fail in its own way, and this is only a hint
+        return 0

@@ -23,6 +23,6 @@ class FedGKDPlus(FedGKD):
     citation = "Yao et al."
     colour = 8
 
-    def __init__(self, net: nn.Module, **kwargs: Any) -> None:
-        require_projection(net, "FedGKD+")
+    def __init__(self, net: nn.Module | None = None, **kwargs: Any) -> None:
         super().__init__(net, **kwargs)
+        require_projection(self.net, "FedGKD+")

@@ -15,6 +15,7 @@ from traceback import format_exception
 from typing import Any
 
 import fedgkd_pl
+from fedgkd_pl.data.reading import SampleError
 from fedgkd_pl.errors import RunFailed, StorageError, require
 from fedgkd_pl.federation.callback import FederatedCallback
 from fedgkd_pl.federation.divergence import diverged_round
@@ -177,7 +178,8 @@ class RunFiles(FederatedCallback):
             return
         if self.failures:
             self._write(trainer, FAILURES, csv_text(COLUMNS, self.failures))
-        expected = isinstance(exception, RunFailed) or stop_behind(exception) is not None
+        expected = isinstance(exception, RunFailed) and not isinstance(exception, SampleError)
+        expected = expected or stop_behind(exception) is not None
         if isinstance(exception, Exception) and not expected:
             self._write(trainer, ERROR, "".join(format_exception(exception)))
 

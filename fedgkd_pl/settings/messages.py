@@ -233,8 +233,8 @@ def _near(key: str, message: str) -> str:
 
 
 def _near_top(name: str) -> str:
-    group, _, name = name.rpartition(".")
-    return _guess(name, _arguments(GROUPS[group])) if group in GROUPS else did_you_mean(name)
+    group, _, last = name.rpartition(".")
+    return _guess(last, _arguments(GROUPS[group])) if group in GROUPS else did_you_mean(name)
 
 
 def _near_class(path: str, key: str) -> str:

@@ -82,6 +82,8 @@ def _near(key: str) -> list[str]:
             return ends[:1]
     leaves: dict[str, Any] = {each.rpartition(".")[2]: each for each in reversed(known)}
     leaves |= {word: keys[0] for word, keys in OTHER_WORDS.items()}
+    if group and group[0] in TOP:  # a name that is only alike says nothing of other groups
+        leaves = {leaf: each for leaf, each in leaves.items() if each.startswith(f"{group[0]}.")}
     return [leaves[near] for near in get_close_matches(last, leaves, n=1)]
 
 

@@ -237,6 +237,34 @@ def test_a_wrong_partition_file_is_refused(tmp_path: Path) -> None:
         cut()
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (
+            [[0, 1], [2, 999]],
+            "once, those of the validation part too: sample 999 is not among 0 to 3",
+        ),
+        ([[0, 1], [2, -5, 4]], "samples -5, 4 are not among 0 to 3"),
+        ([[4, 5, 6], [7, 8]], "samples 4, 5, 6 and 2 more are not among 0 to 3"),
+        ([[0, 1, 3], [2, 3]], "sample 3 is named twice"),
+        ([[1, 2], [3]], "sample 0 is missing"),
+        (
+            {"ann": [0, 1], "bob": [2, 3]},
+            'expected {"clients": [[0, 2, 5], [1, 3]], "validation": ',
+        ),
+        ({"clients": {"ann": [0, 1]}}, 'expected {"clients": '),
+        ([[0, 1], ["a.png"]], "a sample is a whole number, or all are names of files"),
+        ([["a.png"], ["b.png"]], "split.json names files, and this data has none"),
+    ],
+)
+def test_the_sample_at_fault_is_named(tmp_path: Path, content: Any, said: str) -> None:
+    file = tmp_path / "split.json"
+    file.write_text(json.dumps(content))
+    with pytest.raises(SettingError) as error:
+        FromFile(str(file))(LABELS[:4], 2, np.random.default_rng(0))
+    assert said in str(error.value)
+
+
 class Photos(FederatedDataModule):
     """Forty samples in the order of their classes, as a folder of images has them."""
 

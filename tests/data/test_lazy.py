@@ -33,6 +33,7 @@ from fedgkd_pl.errors import RunFailed, SettingError
 from fedgkd_pl.federation.callback import FederatedCallback
 from fedgkd_pl.federation.client_trainer import Job
 from fedgkd_pl.federation.message import ClientUpdate, Message, encode_state
+from fedgkd_pl.runs.files import RunFiles
 from fedgkd_pl.seeds import next_seed, sample_seeds
 from lightning.pytorch import LightningDataModule
 from PIL import Image
@@ -470,7 +471,8 @@ def test_a_bad_sample_of_the_test_set_ends_the_run_in_one_line() -> None:
     data = federated(Points(), test=Bad(7, "nan"))
     model = FedAvg(linear(4, 2), engine=LocalEngine(workers=1))
     with pytest.raises(RunFailed, match=r"^test: sample 7 has NaN or Inf: drop or fix it$"):
-        fit(model, data, 1)
+        fit(model, data, 1, callbacks=[RunFiles("run")])
+    assert "test: sample 7 has NaN or Inf" in Path("run/error.txt").read_text()
 
 
 class Endless(IterableDataset[Any]):
@@ -589,6 +591,19 @@ def test_lazy_image_folders_train_to_the_same_bits(augment: bool) -> None:
     for model in models:
         assert torch.equal(model.net[1].weight, models[0].net[1].weight)
         assert model.report["test/loss"] == models[0].report["test/loss"]
+
+
+@pytest.mark.parametrize("val_fraction", [0.0, 0.25])
+def test_every_lazy_image_is_read_before_the_run(val_fraction: float) -> None:
+    """Also those of validation and test, which the first evaluation would else find broken."""
+    write_images(Path("images"), number=8)
+    kwargs = {"lazy": True, "num_clients": 2, "val_fraction": val_fraction}
+    for file in sorted(Path("images").glob("*/*.png")):
+        content = file.read_bytes()
+        file.write_text("no image")
+        with pytest.raises(SettingError, match=rf"cannot be read: {file} cannot be decoded$"):
+            FederatedData.from_image_folder("images", **kwargs).setup()
+        file.write_bytes(content)
 
 
 def test_lazy_images_that_do_not_fit_are_named() -> None:

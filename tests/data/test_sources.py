@@ -10,7 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fedgkd_pl import ByKey, Examples, FedAvg, FederatedData, LocalEngine, find_runs, plot
+from fedgkd_pl import (
+    ByKey,
+    Examples,
+    FedAvg,
+    FederatedData,
+    FromFile,
+    LocalEngine,
+    find_runs,
+    plot,
+)
 from fedgkd_pl.data.mapped import MappedTensor, as_tensor
 from fedgkd_pl.data.sources.base import OwnData
 from fedgkd_pl.data.transforms import Ids
@@ -412,6 +421,46 @@ def test_image_folders_with_train_and_test() -> None:
     train(FederatedData.from_image_folder("images", size=2, num_clients=2), 12, 2)
 
 
+def owners_in_file(content: Any, **kwargs: Any) -> OwnData:
+    Path("owners.json").write_text(json.dumps(content))
+    partition = FromFile("owners.json")
+    return FederatedData.from_image_folder("images", num_clients=2, partition=partition, **kwargs)
+
+
+def test_a_partition_may_name_the_images() -> None:
+    """Those that were drawn as the test set are passed over, so nobody need know which."""
+    write_images(Path("images"), number=10)
+    blue, red = ([f"{kind}/{n}.png" for n in range(10)] for kind in ("blue", "red"))
+    data = owners_in_file({"clients": [blue, red[1:]], "validation": red[:1]})
+    data.setup()
+    held = len(data.val)  # red/0.png, unless it is in the test set
+    assert (len(data.test), held) in ((4, 0), (4, 1))
+    counts = data.summary()["counts"]
+    assert counts == [[8, 0], [0, 8 - held]]
+    again = owners_in_file([blue, red], val_fraction=0.25)
+    again.setup()
+    assert again.summary()["counts"] == [[6, 0], [0, 6]]
+
+
+def test_names_of_images_that_are_not_there_twice_or_missing() -> None:
+    write_images(Path("images"), number=10)
+    blue, red = ([f"{kind}/{n}.png" for n in range(10)] for kind in ("blue", "red"))
+    with pytest.raises(SettingError, match=r"names 'red/10.png', which is not there: a file is c"):
+        owners_in_file([blue, [*red, "red/10.png"]]).setup()
+    with pytest.raises(SettingError, match=r"samples red/\d.png, red/\d.png, .* are named twice"):
+        owners_in_file([[*blue, *red], red]).setup()
+    with pytest.raises(SettingError, match=r"samples blue/\d.png, .* and 5 more are missing"):
+        owners_in_file([red[:5], red[5:]]).setup()
+
+
+def test_numbers_do_not_count_the_drawn_test_set_and_the_error_says_so() -> None:
+    write_images(Path("images"), number=10)
+    said = r"not among 0 to 15; 4 of all 20 samples are the test set \(test_fraction\) and not "
+    said += "counted: name files, give a test set of your own, or begin with fedgkd-pl partition"
+    with pytest.raises(SettingError, match=said):
+        owners_in_file([list(range(10)), list(range(10, 20))]).setup()
+
+
 def test_images_of_two_sizes_are_named(run: Run) -> None:
     write_images(Path("images"))
     Image.new("RGB", (9, 7)).save("images/red/other.png")
@@ -490,6 +539,47 @@ def test_a_text_without_words_is_named() -> None:
 def client_tables(folder: Path, sizes: dict[str, int]) -> None:
     for number, (name, size) in enumerate(sizes.items()):
         write_csv(folder / f"{name}.csv", ["a", "b", "kind"], table_rows(size, number))
+
+
+def test_a_partition_that_takes_no_notice_of_owners_says_so(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A config may have one, with a number of clients, from the data that it was made for."""
+    client_tables(Path("clients"), {"ann": 20, "bob": 21, "cyd": 22})
+    cut = {"class_path": "Dirichlet", "init_args": {"alpha": 1.0, "min_size": 1}}
+    kwargs = {"path": "clients", "label": "kind", "num_clients": 2, "partition": cut}
+    config = write_config(Path(), "ClientFiles", 2, **kwargs)
+    code, out, err = run("partition", "--config", config)
+    said = "the data has 3 owners, whose samples Dirichlet shares out anew; for a client per owner"
+    assert code == 0, err
+    assert f"{said}: data.partition: ByKey, data.num_clients: 3" in caplog.text
+    caplog.clear()
+    assert "owner" not in out and "ann" not in out
+    flags = ("--data.partition", "ByKey", "--data.num_clients", "3")
+    code, out, err = run("partition", "--config", config, *flags)
+    assert code == 0 and "owners" not in caplog.text, err
+    rows = [[word for word in line.split() if word.isalnum()] for line in out.splitlines()]
+    assert [row[:2] for row in rows if row[:1] in (["0"], ["1"], ["2"])] == [
+        *(["0", "ann"], ["1", "bob"], ["2", "cyd"])
+    ]
+    code, out, _ = run("partition", "--config", config, *flags[:2])  # two clients of three owners
+    assert code == 0 and any(pair in out for pair in ("ann, bob", "ann, cyd", "bob, cyd"))
+
+
+def test_owners_of_arrays_have_names_and_a_file_that_names_samples_is_no_oversight(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    x, y, owners = np.random.rand(12, 2), np.arange(12) % 2, list("aaaabbbbcccc")
+    kwargs = {"owners": owners, "val_fraction": 0, "test_fraction": 0.25}
+    data = FederatedData.from_arrays(x, y, num_clients=3, partition=ByKey(), **kwargs)
+    data.setup()
+    assert [[data.owner_names[n] for n in each] for each in data.owners_of] == [["a"], ["b"], ["c"]]
+    Path("split.json").write_text(json.dumps([[0, 1, 2], [3, 4, 5, 6, 7, 8]]))
+    with caplog.at_level(logging.WARNING, logger="fedgkd_pl"):
+        FederatedData.from_arrays(
+            x, y, num_clients=2, partition=FromFile("split.json"), **kwargs
+        ).setup()
+    assert "owners" not in caplog.text
 
 
 def test_a_file_is_a_client(run: Run) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fedgkd_pl import MLP, Digits, Dirichlet, FedAvg, FedGKD, LocalEngine
+from fedgkd_pl import MLP, Digits, Dirichlet, FedAvg, FedDistill, FedGKD, FedWeIT, LocalEngine
 from fedgkd_pl.engines.base import schedule
+from fedgkd_pl.engines.flower.engine import FlowerEngine
 from fedgkd_pl.engines.pool import PoolSession
 from fedgkd_pl.errors import RunFailed, SettingError
 from fedgkd_pl.federation.answers import Spec, Specs
@@ -55,6 +56,26 @@ def test_client_order_does_not_matter(workers: int) -> None:
     fit(forward, Table(**data), 2)  # type: ignore[arg-type]
     fit(backward, Table(**data), 2)  # type: ignore[arg-type]
     assert same(forward.net.state_dict(), backward.net.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("server", "apart"),
+    [
+        (FedWeIT, True),
+        (partial(FedWeIT, local=False), False),
+        (partial(FedWeIT, adaptive=False), False),
+        (FedDistill, True),
+        (FedAvg, False),
+    ],
+)
+def test_flower_says_which_models_stay_with_clients(
+    server: Any, apart: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Models that the server averages are what val/ and test/ are of."""
+    engine = object.__new__(FlowerEngine)  # its constructor asks for Flower
+    with pytest.raises(SettingError, match="runs in a Flower app"):
+        engine.check(server(MLP(hidden=[4])))
+    assert ("clients keep their models" in caplog.text) is apart
 
 
 def test_largest_client_first() -> None:

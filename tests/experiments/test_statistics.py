@@ -387,6 +387,7 @@ def test_marks_in_the_report(tmp_path: Path) -> None:
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "<td>69.22 ‡</td>" in page and "<li>‡ batch_size 32 instead of 64</li>" in page
     assert "<li>† clients diverged: seed 1 from round 7 on; try --trainer." in page
+    assert "averaged model" not in page  # there is none
 
 
 def test_sst5_stands_beside_the_papers_number() -> None:

@@ -10,6 +10,7 @@ import torch
 from fedgkd_pl import (
     MLP,
     MOON,
+    Digits,
     FedAvg,
     FedGen,
     FedGKDPlus,
@@ -34,6 +35,7 @@ from tests.oracles import oracle_fedgen as fedgen
 from tests.oracles import oracle_methods as oracle
 from tests.oracles import oracle_more as more
 from tests.support.datasets import TINY
+from tests.support.lit import LitClassifier
 from tests.support.methods import (
     EVERY,
     LOCAL,
@@ -499,6 +501,18 @@ def test_vote_needs_validation_data() -> None:
 def test_a_projection_head_is_asked_for(method: Any) -> None:
     with pytest.raises(SettingError, match="projection"):
         method(net())
+
+
+def test_fedgkd_plus_takes_a_module_with_a_projection_head() -> None:
+    module = LitClassifier()
+    with pytest.raises(SettingError, match=r"FedGKD\+ needs a projection head"):
+        FedGKDPlus(module=module)
+    module.model = MLP(hidden=[16], projection=8)
+    model = FedGKDPlus(module=module, engine=LocalEngine(workers=1))
+    fit(model, Digits(num_clients=2, batch_size=256), 1)
+    assert model.net is module and model.report["client/failed"] == 0
+    with pytest.raises(SettingError, match="net: is what is learned"):
+        FedGKDPlus()
 
 
 def test_moons_previous_model_is_the_clients_own_and_not_the_global_one() -> None:

@@ -223,6 +223,7 @@ FLAGS: dict[str, str] = {
     "--mu=0.1": "mu: no such setting, did you mean --model.mu?",
     "--optimizer.lr 1": "optimizer.lr: no such setting, did you mean --model.optimizer.lr?",
     "--model.lr 1": "model.lr: no such setting, did you mean model.optimizer.lr?",
+    "--data HuggingFace --data.path x": "data.path: no such setting of HuggingFace, which has ",
     "--data.alpha 1": "data.alpha: no such setting, did you mean data.partition.alpha?",
     "--model.net torchvision.models.ResNet": "model.net.block: must be given",
     f"{LINEAR} 1000": "model.net: digits has 10 classes, the net gives 1000 logits",

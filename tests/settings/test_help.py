@@ -54,6 +54,7 @@ def test_help_has_the_common_flags_and_says_how_to_see_all(run: Run) -> None:
     assert lines[-1] == "all flags: fedgkd-pl fit --help all"
     assert "--resume" in out and "--export" not in out and "--trainer.max_time" not in out
     assert run("fit", *QUICK, "-h") == (0, out, "")
+    assert ":`" not in out  # a role of reStructuredText
     partition = run("partition", "--help")[1]
     assert partition.startswith("fedgkd-pl partition --config FILE") and "--export" in partition
     assert run("test", "--help")[1].startswith("fedgkd-pl test RUN [--ckpt_path last|best|FILE]")

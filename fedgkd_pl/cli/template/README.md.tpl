@@ -37,5 +37,7 @@ then give the study another `name` in `study.yaml`, or delete `runs/study`.
 
 If your code raises an error within a client, the run says what, and `failures.csv` in its folder says where.
 
-A class in a new file needs a line in `my_project/__init__.py`. All hooks of a method, all sources of data, and how a
+A class in a new file needs a line in `my_project/__init__.py`. A class that you rename has its name there, in `config.yaml`,
+in `study.yaml` and in `tests/test_method.py`, too; each file is checked by itself, also where a later one names another
+class. All hooks of a method, all sources of data, and how a
 LightningModule takes the place of the net: docs/extending.md, docs/data.md and docs/modules.md of fedgkd_pl.

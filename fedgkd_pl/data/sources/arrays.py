@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from fedgkd_pl.data.examples import Examples, Splits, Transform
 from fedgkd_pl.data.mapped import MappedTensor, as_tensor
-from fedgkd_pl.data.sources.base import OwnData, number_owners
+from fedgkd_pl.data.sources.base import OwnData
 from fedgkd_pl.data.transforms import Ids, Scale
 from fedgkd_pl.errors import SettingError, require
 from torch import Tensor
@@ -87,7 +87,7 @@ class Arrays(OwnData):
             require(owners.ndim == 1, "owners", "must be one number or name per sample")
             reason = f"there are {len(train)} samples: give the owner of each"
             require(len(owners) == len(train), "owners", reason, len(owners))
-            keys = number_owners(owners)
+            keys = self.take_owners(owners)
         return self.split(train, test, keys=keys)
 
     def _pairs(self, source: Any, key: str = "inputs") -> list[Any]:

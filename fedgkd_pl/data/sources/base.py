@@ -44,18 +44,24 @@ class OwnData(FederatedDataModule):
         val: Examples | None = None,
         keys: Owners | None = None,
         test_keys: Owners | None = None,
+        names: Sequence[str] = (),
     ) -> Splits:
-        """The splits of a source, with a test set cut from ``train`` where it has none."""
+        """The splits of a source, with a test set cut from ``train`` where it has none.
+
+        ``names``: the file of every sample of ``train``, where each has one of its own.
+        """
         require(len(train) > 0, "data", f"{self.name} has no training samples")
         if test is not None:
             missing = set(test.labels.tolist()) - set(train.labels.tolist())
             if missing:
                 log.warning("test has samples of classes %s, training has none", sorted(missing))
+            self.partition.take_source(len(train), np.arange(len(train)), names)
             return Splits(train, test, val, keys, test_keys)
         size = round(self.test_fraction * len(train))
         rest, rows = self._draw(train, keys, size, np.random.default_rng(0))
         reason = f"takes none of {len(train)} samples: each class, or owner, keeps its last one"
         require(len(rows) > 0, "test_fraction", reason, self.test_fraction)
+        self.partition.take_source(len(train), rest.numpy(), names)
         test_keys = None if keys is None else keys[rows.numpy()]
         keys = None if keys is None else keys[rest.numpy()]
         return Splits(train.view(rest), train.view(rows), val, keys, test_keys)
@@ -66,12 +72,25 @@ class OwnData(FederatedDataModule):
             return splits.train
         return splits.train.view(self._hold_out(splits.train, splits.keys)[0])
 
+    def judging(self, splits: Splits) -> list[Examples]:
+        """All other samples: those of validation and test."""
+        val = splits.val
+        if val is None:
+            val = splits.train.view(self._hold_out(splits.train, splits.keys)[1])
+        return [val, splits.test]
+
     def take_names(self, labels: Iterable[str]) -> None:
         """Makes the classes from the labels of all training samples, numbers in their order."""
         names = set(labels)
         numbers = all(name.removeprefix("-").isdecimal() for name in names)
         self.class_names = sorted(names, key=int) if numbers else sorted(names)
         self.num_classes = len(names)
+
+    def take_owners(self, owners: Any) -> Owners:
+        """A number for every sample's owner, in the order of their names, which are kept."""
+        names, numbers = np.unique(np.asarray(owners), return_inverse=True)
+        self.owner_names = [str(name) for name in names]
+        return numbers.astype(np.int64)
 
     def row_targets(self, labels: Sequence[str], table: str | Path) -> Tensor:
         """The class number of every row's label."""
@@ -91,11 +110,6 @@ class OwnData(FederatedDataModule):
         return torch.tensor(targets, dtype=torch.int64)
 
 
-def number_owners(names: Any) -> Owners:
-    """A number for every sample's owner, in the order of their names."""
-    return np.unique(np.asarray(names), return_inverse=True)[1].astype(np.int64)
-
-
 def owners_of(sizes: Iterable[tuple[str, int]], names: Sequence[str]) -> Owners:
     """The number of every sample's owner, which is its place among ``names``; -1 of a stranger.
 
@@ -112,6 +126,11 @@ def children(folder: Path, key: str = "path") -> list[Path]:
         return sorted(file for file in folder.iterdir() if not file.name.startswith("."))
     except OSError as error:
         raise SettingError(key, f"{folder}: {error.strerror}") from error
+
+
+def names_of(files: Sequence[tuple[Path, str]], folder: Path) -> list[str]:
+    """What files of a folder of classes are called in a partition: class/file."""
+    return [file.relative_to(folder).as_posix() for file, _ in files]
 
 
 def parts_of(folder: Path) -> dict[str, Path]:

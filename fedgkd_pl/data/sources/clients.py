@@ -74,6 +74,7 @@ class ClientFiles(OwnData):
         owners = {file.stem: number for number, file in enumerate(files["train"])}
         reason = "two clients have the same name"
         require(len(owners) == len(files["train"]), "path", f"{self.path}: {reason}")
+        self.owner_names = list(owners)
         everything = [file for each in files.values() for file in each]
         kinds = {file.suffix if file.is_file() else "folder" for file in everything}
         reason = f"{self.path} must hold {', '.join(KINDS)} files or folders, of one kind, and has"

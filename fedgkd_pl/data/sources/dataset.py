@@ -13,7 +13,7 @@ from fedgkd_pl.data.lazy import READ_AT_ONCE, LazyExamples, lazy_inputs, task_of
 from fedgkd_pl.data.loading import SampleLoader
 from fedgkd_pl.data.reading import Form, Label, SampleError, SampleReader
 from fedgkd_pl.data.sources.arrays import as_labels, count_classes, read_array, transform_for
-from fedgkd_pl.data.sources.base import OwnData, number_owners
+from fedgkd_pl.data.sources.base import OwnData
 from fedgkd_pl.errors import SettingError, require
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset
@@ -107,7 +107,7 @@ class TorchDataset(OwnData):
             owners = np.asarray(read_array(self.owners, "owners"))
             reason = f"must be one number or name for each of {len(train)} samples"
             require(owners.shape == (len(train),), "owners", reason, owners.shape)
-            keys = number_owners(owners)
+            keys = self.take_owners(owners)
         return self.split(train, found["test"], found["val"], keys)
 
 

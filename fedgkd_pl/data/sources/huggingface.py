@@ -9,7 +9,6 @@ from fedgkd_pl.data.examples import Examples, Splits
 from fedgkd_pl.data.mapped import as_tensor
 from fedgkd_pl.data.raw import Pictures
 from fedgkd_pl.data.sources.arrays import transform_for
-from fedgkd_pl.data.sources.base import number_owners
 from fedgkd_pl.data.sources.images import check_size, decode, normalised
 from fedgkd_pl.data.sources.tables import column, numbers, standardised
 from fedgkd_pl.data.sources.text import OwnTexts
@@ -82,7 +81,7 @@ class HuggingFace(OwnTexts):
         targets = {split: self.row_targets(values, split) for split, values in labels.items()}
         keys = None
         if self.owner is not None:
-            keys = number_owners(column(cells["train"], self.owner, "owner", Path("train")))
+            keys = self.take_owners(column(cells["train"], self.owner, "owner", Path("train")))
         return self._examples(cells, targets, keys)
 
     def _splits(self) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Folders of images, a folder for every class."""
 
 import warnings
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 from fedgkd_pl.data.examples import Examples, Splits
 from fedgkd_pl.data.raw import Pictures
 from fedgkd_pl.data.reading import SampleError
-from fedgkd_pl.data.sources.base import OwnData, children, parts_of
+from fedgkd_pl.data.sources.base import OwnData, children, names_of, parts_of
 from fedgkd_pl.data.sources.dataset import check_workers, lazy_examples
 from fedgkd_pl.data.transforms import ImageTransform, Scale
 from fedgkd_pl.errors import SettingError, require
@@ -36,8 +37,8 @@ class ImageFolders(OwnData):
             without it they must all have the same size.
         grayscale: one channel instead of three.
         augment: random crop (padding 4) and flip in training.
-        lazy: decodes images when a batch needs them, and once before for mean and deviation, where
-            not all fit into memory; the results are the same.
+        lazy: decodes images when a batch needs them, where not all fit into memory, and each once
+            before, to check it and for mean and deviation; the results are the same.
         loader_workers: where ``lazy``: processes that decode ahead, for each that trains.
         kwargs: those of :class:`OwnData`.
     """
@@ -67,14 +68,17 @@ class ImageFolders(OwnData):
 
     def load(self) -> Splits:
         """See :meth:`FederatedDataModule.load`."""
-        listings = {
-            split: list_images(folder)
-            for split, folder in parts_of(Path(self.path).expanduser()).items()
-        }
+        folders = parts_of(Path(self.path).expanduser())
+        listings = {split: list_images(folder) for split, folder in folders.items()}
+        names = names_of(listings["train"], folders["train"])
         self.take_names(label for _, label in listings["train"])
         examples = self._lazy(listings) if self.lazy else self._decoded(listings)
-        splits = self.split(examples["train"], examples.get("test"), examples.get("val"))
+        parts = (examples["train"], examples.get("test"), examples.get("val"))
+        splits = self.split(*parts, names=names)
         try:
+            if self.lazy:  # the others are read for the statistics; a broken one ends no run later
+                for images in self.judging(splits):
+                    deque(images.pieces(), maxlen=0)
             return normalised(splits, self.fitting(splits), self.augment)
         except SampleError as error:
             raise SettingError("path", str(error)) from error

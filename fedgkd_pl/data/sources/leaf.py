@@ -52,7 +52,7 @@ class Leaf(OwnData):
     def load(self) -> Splits:
         """See :meth:`FederatedDataModule.load`."""
         users, self.users = self._read(), {}
-        names = sorted(users["train"])
+        names = self.owner_names = sorted(users["train"])
         train = self._examples(users["train"], names)
         test = test_keys = None
         if "test" in users:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from fedgkd_pl.data.examples import Examples, Splits
 from fedgkd_pl.data.raw import Cells
-from fedgkd_pl.data.sources.base import OwnData, number_owners, read_text
+from fedgkd_pl.data.sources.base import OwnData, read_text
 from fedgkd_pl.data.transforms import Scale
 from fedgkd_pl.errors import SettingError, installs, require
 from torch import Tensor
@@ -75,7 +75,7 @@ class CSVTable(OwnData):
             require(self.num_classes < max(len(labels), 10), "label", text, self.label)
         keys = None
         if self.owner is not None:
-            keys = number_owners(column(cells, self.owner, "owner", file))
+            keys = self.take_owners(column(cells, self.owner, "owner", file))
         train = self._examples(cells, columns, file)
         test = None
         if self.test_path is not None:

@@ -13,7 +13,13 @@ from fedgkd_pl.data.datasets.text import (
 )
 from fedgkd_pl.data.examples import Examples, Splits
 from fedgkd_pl.data.raw import Words
-from fedgkd_pl.data.sources.base import OwnData, children, number_owners, parts_of, read_text
+from fedgkd_pl.data.sources.base import (
+    OwnData,
+    children,
+    names_of,
+    parts_of,
+    read_text,
+)
 from fedgkd_pl.data.sources.tables import column, read_csv
 from fedgkd_pl.errors import require
 from torch import Tensor, nn
@@ -95,9 +101,11 @@ class TextFiles(OwnTexts):
         path = Path(self.path).expanduser()
         texts: dict[str, list[str]] = {}
         targets: dict[str, Tensor] = {}
-        keys = None
+        keys, names = None, list[str]()
         if path.is_dir():
-            listings = {split: list_texts(folder) for split, folder in parts_of(path).items()}
+            folders = parts_of(path)
+            listings = {split: list_texts(folder) for split, folder in folders.items()}
+            names = names_of(listings["train"], folders["train"])
             self.take_names(label for _, label in listings["train"])
             for split, files in listings.items():
                 texts[split] = [read_text(file) for file, _ in files]
@@ -112,11 +120,12 @@ class TextFiles(OwnTexts):
                 if split == "train":
                     self.take_names(labels)
                     if self.owner is not None:
-                        keys = number_owners(column(cells, self.owner, "owner", file))
+                        keys = self.take_owners(column(cells, self.owner, "owner", file))
                 texts[split] = column(cells, self.text, "text", file)
                 targets[split] = self.row_targets(labels, file)
         examples = self.tokenise(texts, targets, self.text)
-        return self.split(examples["train"], examples.get("test"), examples.get("val"), keys)
+        parts = (examples["train"], examples.get("test"), examples.get("val"))
+        return self.split(*parts, keys, names=names)
 
 
 def list_texts(folder: Path) -> list[tuple[Path, str]]:

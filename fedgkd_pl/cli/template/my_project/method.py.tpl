@@ -1,4 +1,4 @@
-"""The method. Edit me.
+"""The method. Edit me. A new name goes into __init__.py, config.yaml, study.yaml and the test, too.
 
 Every client learns from the global model w_t that it started from, and trusts it as far as it is
 right: with p_i = softmax h(w_t, x_i) of the teacher and q_i = softmax h(w, x_i) of the client,

@@ -1,4 +1,4 @@
-"""The net. Edit me."""
+"""The net. Edit me. A new name goes into __init__.py and config.yaml, too."""
 
 from torch import Tensor, nn
 
