@@ -1,6 +1,7 @@
 """Tasks as data: who learns what in which round, what is hidden, and what is refused."""
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from fedgkd_pl import (
     LocalEngine,
     Pathological,
     RestrictedSoftmax,
+    TaskAccuracy,
 )
 from fedgkd_pl.data.tasks import FAR
 from fedgkd_pl.errors import SettingError
@@ -28,6 +30,7 @@ from fedgkd_pl.federation.message import Message
 from fedgkd_pl.federation.round import job_of
 from fedgkd_pl.federation.server_training import validation_scores
 from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.nn.functional import log_softmax
 from torch.optim import SGD
@@ -157,6 +160,21 @@ def test_two_workers_give_the_same_bits(method: Any) -> None:
         fit(model, Six(), 3)
         assert not model.results.failures
     assert same(models[0].net.state_dict(), models[1].net.state_dict())
+
+
+@pytest.mark.parametrize("method", [FedAvg, FedProx, FedGKD])
+def test_a_resume_at_any_round_of_any_task_gives_the_same_bits(method: Any, tmp_path: Path) -> None:
+    """Three tasks of two rounds: within a task, at its end, at the beginning of the next."""
+    made = partial(method, six_net(), optimizer=partial(SGD, lr=0.1), engine=LocalEngine(1))
+    every = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
+    whole, scores = made(), TaskAccuracy()
+    data = {"participation": 0.67}
+    fit(whole, Six(**data), ROUNDS, callbacks=[scores, every], enable_checkpointing=True)
+    for done in range(1, ROUNDS):
+        model, again = made(), TaskAccuracy()
+        file = tmp_path / f"epoch={done - 1}.ckpt"
+        quiet_trainer(max_epochs=ROUNDS, callbacks=[again]).fit(model, Six(**data), ckpt_path=file)
+        assert same(whole.state_dict(), model.state_dict()) and again.rows == scores.rows
 
 
 def test_a_client_alone_with_its_data_learns_its_tasks() -> None:

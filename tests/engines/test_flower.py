@@ -86,10 +86,28 @@ def test_the_averaged_model_is_that_of_the_local_engine(runs: Runs) -> None:
     assert rows == (there / "metrics.csv").read_text() and "average/acc" in rows
 
 
-@pytest.mark.parametrize("method", ["FedMD", "FedDistill", "FedWeIT"])
-def test_clients_that_keep_their_models_send_none(method: str, runs: Runs) -> None:
+TASKS = ["--data.partition", "IID", "--data.tasks", "ClassTasks"]
+TASKS += ["--data.tasks.tasks", "2", "--data.tasks.rounds_per_task", "2"]
+
+
+def test_one_task_after_the_other(runs: Runs) -> None:
+    here = runs.local("FedGKD", *TASKS)
+    runs.flower(runs.app("FedGKD", *TASKS))
+    there = runs.folder / "flower-FedGKD/version_0"
+    assert same(weights(here), weights(there))
+    assert (here / "metrics.csv").read_text() == (there / "metrics.csv").read_text()
+
+
+@pytest.mark.parametrize(
+    "method, words",
+    [("FedMD", []), ("FedDistill", []), ("FedWeIT", []), ("FedWeIT", TASKS)],
+    ids=["FedMD", "FedDistill", "FedWeIT", "FedWeIT, two tasks"],
+)
+def test_clients_that_keep_their_models_send_none(
+    method: str, words: list[str], runs: Runs
+) -> None:
     """What travels and what clients report is that of the local engine; no model leaves a node."""
-    here = runs.local(method)
+    here = runs.local(method, *words)
     sent: list[str] = []
 
     def change(grid: Loop) -> None:
@@ -100,7 +118,7 @@ def test_clients_that_keep_their_models_send_none(method: str, runs: Runs) -> No
 
         grid.answer = answer
 
-    grid = runs.flower(runs.app(method), change=change)
+    grid = runs.flower(runs.app(method, *words), change=change)
     there = runs.folder / f"flower-{method}/version_0"
     told, again = (csv.DictReader((folder / "metrics.csv").open()) for folder in (here, there))
     for ours, theirs in zip(told, again, strict=True):

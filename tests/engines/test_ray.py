@@ -18,9 +18,11 @@ from typing import Any
 import psutil
 import pytest
 from fedgkd_pl import (
+    IID,
     MLP,
     MOON,
     AveragedModel,
+    ClassTasks,
     Digits,
     Dirichlet,
     FedAvg,
@@ -129,12 +131,15 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-def train(method: str, engine: Any, *callbacks: Callback, **flags: Any) -> Any:
+def train(
+    method: str, engine: Any, *callbacks: Callback, data: dict[str, Any] | None = None, **flags: Any
+) -> Any:
     seed_everything(3, verbose=False)
     settings: dict[str, Any] = {"participation": 0.6, "batch_size": 20, "public": HeldOut(0.1)}
-    data = Digits(num_clients=7, partition=Dirichlet(alpha=0.5), **settings)
+    settings |= {"partition": Dirichlet(alpha=0.5)} | (data or {})
+    digits = Digits(num_clients=7, **settings)
     model = METHODS[method](MLP(hidden=[16], projection=8), engine=engine, **LOCAL)
-    fit(model, data, 3, callbacks=list(callbacks), **flags)
+    fit(model, digits, 3, callbacks=list(callbacks), **flags)
     return model
 
 
@@ -168,6 +173,18 @@ def test_the_same_bits_as_the_local_engine(method: str, started: None) -> None:
 @pytest.mark.parametrize("method, precision", LONG)
 def test_every_method_has_the_same_bits(method: str, precision: str, warm: None) -> None:
     bits_are_those_of_the_local_engine(method, precision)
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize("method", ["fedgkd", "fedweit"])
+def test_one_task_after_the_other(method: str, warm: None) -> None:
+    tasks = {"tasks": ClassTasks(tasks=2, rounds_per_task=2), "partition": IID()}
+    engines = (LocalEngine(1), RayEngine(workers=2))
+    here, there = (train(method, engine, data=tasks) for engine in engines)
+    assert same(here.net.state_dict(), there.net.state_dict())
+    assert here._client_states.keys() == there._client_states.keys()
+    for client, state in here._client_states.items():
+        assert same(state, there._client_states[client])
 
 
 @pytest.mark.parametrize("loader_workers", [0, 1])

@@ -65,6 +65,16 @@ def test_the_vectors_of_the_notes() -> None:
     assert received(double((0, 2)), double((5, 6))).tolist() == [5, 2]
 
 
+def test_with_masks_of_one_and_nothing_adaptive_it_is_b() -> None:
+    """θ is B to the bit, and so is the gradient: a client that trains θ trains B."""
+    base = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    ones, zeros = torch.full((4,), torch.inf), torch.zeros(4, 3)
+    theta = compose(base, ones, zeros, attend(torch.zeros(2), torch.randn(2, 4, 3)))
+    assert torch.equal(theta, base)
+    theta.square().sum().backward()
+    assert base.grad is not None and torch.equal(base.grad, 2 * base.detach())
+
+
 def test_the_drift_of_the_notes() -> None:
     """dB = diag(.1, .2): ‖dB ⊙ σ(m)‖² = .025, which λ2 = 100 makes 2.5."""
     net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 6))
