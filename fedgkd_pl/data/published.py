@@ -126,18 +126,16 @@ class FromFile(Partition):
 
     def take_source(self, samples: int, training: Indices, names: Sequence[str] = ()) -> None:
         """See :meth:`Partition.take_source`: a file's names become numbers here."""
-        drawn = samples - len(training)
-        hint = (
-            f"; {drawn} of all {samples} samples are the test set (test_fraction) and not counted"
-        )
-        ways = "name files, " if names and not self._by_name else ""
-        ways += "give a test set of your own, or begin with fedgkd-pl partition --export"
-        self._hint = f"{hint}: {ways}" if drawn else ""
         self._names = [names[row] for row in training] if names else []
-        if self._by_name and names:
+        if self._by_name:
             numbers = dict.fromkeys(names, -1) | {name: n for n, name in enumerate(self._names)}
-            self._numbered = self._written.numbered(numbers, self.path)
-            self.validation = self._numbered.others.get("validation")
+            self._numbered = self._written.numbered(numbers, self.path) if names else None
+            self.validation = self._numbered.others.get("validation") if self._numbered else None
+        elif drawn := samples - len(training):
+            text = f"; {drawn} of all {samples} samples are the test set (test_fraction) and not "
+            ways = "name files, " if names else ""
+            ways += "give a test set of your own, or begin with fedgkd-pl partition --export"
+            self._hint = f"{text}counted: {ways}"
 
     def split(self, labels: Labels, num_clients: int, generator: Generator) -> Iterator[Indices]:
         """See :meth:`Partition.split`; nothing is drawn."""
