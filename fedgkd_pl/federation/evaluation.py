@@ -58,6 +58,10 @@ class GlobalModel(LightningModule):
         """The global model: parameters and buffers."""
         return {name: tensor.detach() for name, tensor in self.net.state_dict().items()}
 
+    def global_copy(self) -> State:
+        """The same on the CPU, as it is now, whatever happens to the net."""
+        return {name: tensor.cpu().clone() for name, tensor in self.global_state().items()}
+
     def some_inputs(self, data: FederatedDataModule) -> Tensor:
         """Two test samples as the net sees them."""
         examples = data.test[:2]

@@ -100,7 +100,7 @@ class CFD(FedAvg):
         self.bits_up, self.bits_down, self.delta = bits_up, bits_down, delta
         self.client_steps, self.own_steps = client_steps, server_steps
         self.distil_lr, self.distil_batch_size = distil_lr, distil_batch_size
-        self.start: State = {}  # w_0
+        self.start = self.global_copy()  # w_0
         self.adam = KeptOptimizer(partial(server_adam, lr=distil_lr))
         self.labels: State = {}  # Y_down, once there is one
         self.sent = StateStore(self.state_memory)  # to every client, the last
@@ -112,7 +112,7 @@ class CFD(FedAvg):
     def reset(self) -> None:
         """Starts from the net as it is, without labels."""
         super().reset()
-        self.start = {name: t.cpu().clone() for name, t in self.global_state().items()}
+        self.start = self.global_copy()
         self.labels = {}
         self.sent, self.received = StateStore(self.state_memory), StateStore(self.state_memory)
 

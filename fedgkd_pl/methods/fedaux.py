@@ -113,7 +113,7 @@ class FedAUX(FedDF):
         if self.pretraining is not None and self.current_epoch == 0:
             assert self.datamodule.public is not None
             self.pretraining(self, self.datamodule.public, self.features)
-            self.start = {name: t.cpu().clone() for name, t in self.global_state().items()}
+            self.start = self.global_copy()
         super().on_train_start()
 
     @property

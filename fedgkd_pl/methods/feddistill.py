@@ -139,13 +139,14 @@ class FedDistill(FedDistillPlus):
         self, net: nn.Module | None = None, coefficient: float = 0.1, **kwargs: Any
     ) -> None:
         super().__init__(net, coefficient, **kwargs)
-        self.start: State = {}  # w_0, unless clients have nets of their own
+        # w_0, unless clients have nets of their own
+        self.start = self.global_copy() if self.net_of is None else {}
 
     def reset(self) -> None:
         """Starts from the net as it is, too."""
         super().reset()
         if self.net_of is None:
-            self.start = {name: t.cpu().clone() for name, t in self.global_state().items()}
+            self.start = self.global_copy()
 
     def broadcast(self) -> Message:
         """The sum of all clients' reports, and no model."""

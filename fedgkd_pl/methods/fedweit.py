@@ -110,7 +110,7 @@ class FedWeIT(FedAvg):
         self._begin()
 
     def _begin(self) -> None:
-        self.start = {name: t.cpu().clone() for name, t in self.global_state().items()}  # w_0
+        self.start = self.global_copy()  # w_0
         shared = self.decomposed if self.local else self.start  # what is not a client's own
         self.base = {name: self.start[name].clone() for name in shared}
 

@@ -191,7 +191,7 @@ FLAGS: dict[str, str] = {
     "--data.partition Pathological --data.partition.classes_per_client 11": "data.partition.cl",
     "--data.partition ByKey": "data.partition: this dataset names no owners to cut by; one folder "
     "per client does: ClientFiles (docs/data.md)",
-    FROM_FILE: "data.partition: few.json must name each of 1437 training samples once",
+    FROM_FILE: "data.partition.path: few.json must name each of 1437 training samples once",
     f"--data ImageFolders --data.path fotos {FROM_FILE}": "data.path: fotos: No such file",
     "--data.unseen_clients 4": "data.unseen_clients: must leave some of 4 clients",
     "--data SST5 --data.download false": "data.data_dir: train.txt is missing",
