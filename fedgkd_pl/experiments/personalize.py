@@ -177,6 +177,7 @@ def _message(experiment: Experiment, lr: float | None) -> Message:
     model = experiment.model
     message = Message(1, {"global": model.global_state()})
     if model.schedule is not None and lr is None:
+        model.schedule.begin(model.schedule.rounds + 2)  # the round after the checkpoint's
         message.numbers[LR_FACTOR] = model.schedule.factor
     return message
 
