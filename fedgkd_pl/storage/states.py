@@ -178,7 +178,8 @@ class StateStore(MutableMapping[int, State]):
         """
         _check(folder)
         folder = folder.absolute()
-        for client in self._names:
+        kept = self._homes.get(folder, set())
+        for client in [client for client, name in self._names.items() if name not in kept]:
             self._write(client, folder)
         try:
             sync_folder(folder)
@@ -196,10 +197,10 @@ class StateStore(MutableMapping[int, State]):
         """Removes from a folder what neither checkpoints refer to nor this store needs."""
         needed = {*referred, *self.names()}
         known, folder = {_file(name) for name in needed}, folder.absolute()
-        with suppress(FileNotFoundError), os.scandir(folder) as entries:
-            for entry in entries:
-                if _FILE.fullmatch(entry.name) and entry.name not in known:
-                    _remove(Path(entry.path))
+        with suppress(FileNotFoundError):
+            for name in sorted(set(os.listdir(folder)) - known):
+                if _FILE.fullmatch(name):
+                    _remove(folder / name)
         if folder in self._homes:
             self._homes[folder] &= needed
 
