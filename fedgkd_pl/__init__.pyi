@@ -87,7 +87,6 @@ from .federation.losses import RestrictedSoftmax as RestrictedSoftmax
 from .federation.losses import SquaredError as SquaredError
 from .federation.message import ClientUpdate as ClientUpdate
 from .federation.message import Message as Message
-from .federation.optimizers import Adaptive as Adaptive
 from .federation.pretraining import SimCLR as SimCLR
 from .federation.server import FederatedServer as FederatedServer
 from .federation.teachers import FrozenNet as FrozenNet
@@ -110,6 +109,7 @@ from .methods.fedlsd import FedLSD as FedLSD
 from .methods.fedlsd import FedNTD as FedNTD
 from .methods.fedmd import FedMD as FedMD
 from .methods.fednova import FedNova as FedNova
+from .methods.fedopt import Adaptive as Adaptive
 from .methods.fedopt import FedAdagrad as FedAdagrad
 from .methods.fedopt import FedAdam as FedAdam
 from .methods.fedopt import FedAvgM as FedAvgM

@@ -39,9 +39,9 @@ class SplitRunner:
         precision: Precision,
         server: FederatedServer | None = None,
     ) -> None:
-        several = server is not None and server.net_of is not None
-        self.own = [FrozenNet(kind) for kind in server.kinds] if server and several else []
-        self.kind = server.kind if server else lambda client: 0
+        several = server is not None and server.client_nets.index is not None
+        self.own = [FrozenNet(kind) for kind in server.nets] if server and several else []
+        self.kind = server.net_index if server else lambda client: 0
         # where there are some, that of a sample is known
         self.tasks = server.datamodule.client_data.tasks if server else None
         self.targets = examples.targets.cpu()

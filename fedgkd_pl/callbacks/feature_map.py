@@ -115,7 +115,7 @@ class FeatureMap(FederatedCallback):
         rng = np.random.default_rng(self.seed)
         rows = rng.permutation(len(examples))[: self.max_samples]
         results = []
-        theirs = server.kinds[server.kind(answer.client)]
+        theirs = server.nets[server.net_index(answer.client)]
         for like, state in (server.net, server.global_state()), (theirs, answer.weights):
             net = deepcopy(like).eval()  # so that the server's keeps its mode and weights
             with seeded(self.seed):  # for nets that draw numbers even when they are evaluated

@@ -85,7 +85,8 @@ class NetAccuracy(FederatedCallback):
         members: Any = pl_module.net.members
         for number, right in hits.items():
             if members[number].trained:
-                kind = pl_module.kind(number) if pl_module.has_parties else number
+                own = pl_module.client_nets.one_per_client
+                kind = pl_module.net_index(number) if own else number
                 of_net.setdefault(kind, []).append(right / samples)
         pl_module.log_round(
             {

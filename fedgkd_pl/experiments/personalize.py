@@ -37,7 +37,6 @@ COLUMNS = [
     *("client", "samples", "test_samples"),
     *("acc_before", "acc_after", "loss_before", "loss_after"),
 ]
-STEPS = 2**40  # more than a client ever trains; bounds what counters of layers may grow by
 NO_OWN = (
     "its clients kept no test samples, and would be tested on what they have trained on: "
     "train with --data.client_test_fraction 0.2"
@@ -96,7 +95,7 @@ def _load(folder: RunFolder, ckpt_path: str, settings: Sequence[str]) -> Experim
         text = f"{type(model).__name__} has no client half of FedAvg's to fine-tune with"
         require(isinstance(model, FedAvg), "model", text)
         text = "personalize fine-tunes one net for all clients, and this run's have their own"
-        require(model.net_of is None, "model", text)
+        require(model.client_nets.index is None, "model", text)
         classes = task_of(model, data) == "classes" and has_outputs(model.net)
         text = "personalize tests the logits of classes, which this model does not have"
         require(classes, "run", text, str(folder.path))
@@ -189,7 +188,7 @@ def _train(
     if engine.states_stay:
         engine = LocalEngine(threads=getattr(engine, "threads", 1))
     sizes = {client: job.data.index.size(client) for client in clients}
-    form = Form(like(message.models["global"], STEPS), samples=sizes)
+    form = Form(like(message.models["global"]), samples=sizes)
     with closing(engine.open(job, len(clients))) as session:
         answers = session.run(message, clients)
         for client, answer in zip(schedule(job, clients), answers, strict=True):

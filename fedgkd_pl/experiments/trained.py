@@ -11,6 +11,7 @@ import torch
 from fedgkd_pl.callbacks.export import FILES, Format, check_packages, exported
 from fedgkd_pl.data.inputs import RawInputs
 from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.federation.checks import check_resumed
 from fedgkd_pl.federation.own_module import has_outputs, outputs_of
 from fedgkd_pl.federation.task import Task
 from fedgkd_pl.runs.folder import CONFIG, INPUTS, MODEL, RunFolder
@@ -144,7 +145,7 @@ def load_net(
     net = made.model.net
     if file.suffix == ".safetensors":
         tensors = _read_tensors(file)
-        made.model.fill_like(tensors)
+        made.model.client_nets.fill_like(made.model.net, tensors)
         _load_weights(net, tensors, file)
     else:
         checkpoint, _ = load_checkpoint(file)
@@ -154,7 +155,7 @@ def load_net(
             for name, tensor in checkpoint["state_dict"].items()
             if name.startswith("net.")
         }
-        made.model.fill_like(weights)
+        made.model.client_nets.fill_like(made.model.net, weights)
         check_net({"state_dict": weights}, net)
         _load_weights(net, weights, file)
     return net.eval()
@@ -249,7 +250,7 @@ def load_trained(folder: RunFolder, ckpt_path: str, settings: Sequence[str] = ()
     with made.whole_keys():
         made.check(trains=False)
         check_settings(checkpoint, made.fixed)
-        model.check_data(data, checkpoint["fedgkd_pl"])
+        check_resumed(model, data, checkpoint["fedgkd_pl"])
         check_net(checkpoint, model)
     made.trainer.precision_plugin.convert_module(model)  # before doubles are loaded
     model.on_load_checkpoint(checkpoint)

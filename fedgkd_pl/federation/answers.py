@@ -1,7 +1,7 @@
 """What a client may answer, as its method declares it; any other answer is a failed client."""
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf, isfinite
 from traceback import format_exception, format_exception_only
@@ -15,7 +15,7 @@ from torch import Tensor
 NAME = re.compile(r"(?!dataloader_idx_)[A-Za-z_][A-Za-z0-9_]{0,63}")
 MOST_METRICS = 32
 LARGEST = torch.finfo(torch.float32).max  # loggers keep float32
-USES = 1000  # how often a step may use a layer, at most
+NOT_FINITE = "is not finite"
 
 
 @dataclass(frozen=True)
@@ -29,51 +29,33 @@ class Spec:
 
     def fault(self, tensor: Any) -> str:
         """What is wrong with a tensor, which may be anything; empty if it is as declared."""
-        if type(tensor) is not Tensor:
-            return f"is a {type(tensor).__name__}, not a tensor"
-        if tensor.layout != torch.strided or tensor.device.type != "cpu":
-            return f"is {tensor.layout} on {tensor.device}, not dense on cpu"
-        if tensor.requires_grad:
-            return "requires a gradient"
-        if tensor.shape != self.shape:
-            return f"is {tuple(tensor.shape)}, not {tuple(self.shape)}"
-        if tensor.dtype != self.dtype:
-            return f"is {tensor.dtype}, not {self.dtype}"
-        return self._range_fault(tensor) if tensor.numel() else ""
-
-    def _range_fault(self, tensor: Tensor) -> str:
-        if tensor.dtype == torch.bool:  # its bytes may be neither 0 nor 1
-            return "is not true or false" if tensor.view(torch.uint8).max() > 1 else ""
+        if type(tensor) is not Tensor or tensor.layout != torch.strided or tensor.is_meta:
+            return "is not a dense tensor"
+        if tensor.shape != self.shape or tensor.dtype != self.dtype:
+            given = f"{tensor.dtype} {tuple(tensor.shape)}"
+            return f"is {given}, not {self.dtype} {tuple(self.shape)}"
+        if tensor.dtype == torch.bool or not tensor.numel():
+            return ""
         low, high = (part.item() for part in tensor.aminmax())  # both are NaN if any entry is
         if not (isfinite(low) and isfinite(high)):
-            return "is not finite"
-        if low < self.low or high > self.high:
-            return f"has {low if low < self.low else high:g}, not {self.low:g} to {self.high:g}"
-        return ""
+            return NOT_FINITE
+        inside = self.low <= low and high <= self.high
+        return "" if inside else f"has entries outside of [{self.low:g}, {self.high:g}]"
 
 
 Specs = Mapping[str, Spec]
 
 
-def like(state: State, grows: int = 0) -> dict[str, Spec]:
+def like(state: State) -> dict[str, Spec]:
     """Tensors of the names, shapes and types of a state.
 
-    Floats keep away from the limits of their type, so that sums and differences stay finite. Of
-    integers, such as counts of batches, the mean keeps the largest: no entry may exceed the largest
-    of now by more than ``grows``, which is what training can add.
+    Floats keep away from the limits of their type, so that sums and differences stay finite.
     """
-    return {name: _like(tensor, grows) for name, tensor in state.items()}
-
-
-def _like(tensor: Tensor, grows: int) -> Spec:
-    low, high = -inf, inf
-    if tensor.is_floating_point():
-        high = min(torch.finfo(tensor.dtype).max / 2, 1e280)
-        low = -high
-    elif tensor.dtype != torch.bool and tensor.numel() and not tensor.is_complex():
-        low = min(0, int(tensor.min()))
-        high = max(0, int(tensor.max())) + grows
-    return Spec(tuple(tensor.shape), tensor.dtype, low, high)
+    largest = {
+        name: min(torch.finfo(t.dtype).max / 2, 1e280) if t.is_floating_point() else inf
+        for name, t in state.items()
+    }
+    return {n: Spec(tuple(t.shape), t.dtype, -largest[n], largest[n]) for n, t in state.items()}
 
 
 @dataclass(frozen=True)
@@ -83,7 +65,6 @@ class Form:
     Attributes:
         extra: what a client sends beside its model.
         state: what it keeps for its next round.
-        metrics: the names of what it may report; None for any plain ones.
         samples: n_k of every client, where that is known.
         max_samples: the largest n_k, where it is not.
         check: what the method finds wrong with an answer that is right in all of this.
@@ -92,46 +73,50 @@ class Form:
     weights: Specs
     extra: Specs = field(default_factory=dict)
     state: Specs = field(default_factory=dict)
-    metrics: Collection[str] | None = None
     samples: Mapping[int, int] = field(default_factory=dict)
     max_samples: int | None = None
     check: Callable[[ClientUpdate], str] = lambda update: ""
 
     def fault(self, update: ClientUpdate, client: int) -> str:
         """Why an answer, whose fields may be anything, cannot be used; empty if it can."""
+        if type(update.client) is not int or update.client != client:
+            return f"answers as client {update.client!r:.50}"
+        samples, most = update.num_samples, self.max_samples or inf
+        if type(samples) is not int or not 1 <= samples <= most:
+            return f"reports {samples!r:.50} samples, not 1 to {most}"
+        if samples != self.samples.get(client, samples):
+            return f"reports {samples} samples, but has {self.samples[client]}"
         return (
-            _client_fault(update.client, client)
-            or self._samples_fault(update.num_samples, client)
-            or _group_fault("model", update.weights, self.weights)
+            _group_fault("model", update.weights, self.weights)
             or _group_fault("extra", update.extra, self.extra)
             or _group_fault("state", update.state, self.state)
-            or self._metrics_fault(update.metrics)
+            or _metrics_fault(update.metrics)
             or self.check(update)
         )
 
-    def _samples_fault(self, number: Any, client: int) -> str:
-        if type(number) is not int:
-            return f"reports {number!r:.50} samples, which is no whole number"
-        known = self.samples.get(client, number)
-        if number < 1:
-            return f"reports {number} samples"
-        if number != known:
-            return f"reports {number} samples, but has {known}"
-        if self.max_samples is not None and number > self.max_samples:
-            return f"reports {number} samples, more than max_samples ({self.max_samples})"
-        return ""
 
-    def _metrics_fault(self, metrics: Any) -> str:
-        if type(metrics) is not dict or len(metrics) > MOST_METRICS:
-            return f"its metrics are not at most {MOST_METRICS} numbers by name"
-        for name, value in metrics.items():
-            if type(name) is not str or not NAME.fullmatch(name):
-                return f"reports {name!r:.80}, which is no name of a metric"
-            if self.metrics is not None and name not in self.metrics:
-                return f"reports {name}, which client_metrics of the method does not name"
-            if not is_number(value):
-                return f"its {name} is {value!r:.50}"
-        return ""
+def _group_fault(what: str, tensors: Any, specs: Specs) -> str:
+    if type(tensors) is not dict:
+        return f"its {what} is a {type(tensors).__name__}, not tensors by name"
+    for name in sorted(specs.keys() ^ tensors.keys(), key=str):
+        return f"its {what} {'lacks' if name in specs else 'has an undeclared'} {name!s:.80}"
+    faults = ((name, spec.fault(tensors[name])) for name, spec in specs.items())
+    return next((f"its {name} {fault}" for name, fault in faults if fault), "")
+
+
+def _metrics_fault(metrics: Any) -> str:
+    if not isinstance(metrics, dict) or len(metrics) > MOST_METRICS:
+        return f"its metrics are not at most {MOST_METRICS} numbers by name"
+    for name, value in metrics.items():
+        if not _is_name(name):
+            return f"reports {name!r:.80}, which is not a valid metric name"
+        if not is_number(value):
+            return f"its {name} {NOT_FINITE}"
+    return ""
+
+
+def _is_name(name: Any) -> bool:
+    return isinstance(name, str) and NAME.fullmatch(name) is not None
 
 
 def is_number(value: Any) -> bool:
@@ -140,33 +125,9 @@ def is_number(value: Any) -> bool:
 
 
 def plain_seconds(seconds: Any) -> dict[str, float]:
-    """Those of a client's seconds by name that are valid; no result depends on them."""
-    if type(seconds) is not dict or len(seconds) > MOST_METRICS:
-        return {}
-    return {
-        name: float(value)
-        for name, value in seconds.items()
-        if type(name) is str and NAME.fullmatch(name) and is_number(value) and value >= 0
-    }
-
-
-def _client_fault(claimed: Any, client: int) -> str:
-    same = type(claimed) is int and claimed == client
-    return "" if same else f"answers as client {claimed!r:.50}, not as itself"
-
-
-def _group_fault(what: str, tensors: Any, specs: Specs) -> str:
-    if type(tensors) is not dict:
-        return f"its {what} is a {type(tensors).__name__}, not tensors by name"
-    for name in sorted(specs.keys() ^ tensors.keys(), key=str):
-        if name in specs:
-            return f"its {what} lacks {name}"
-        declared = "" if what == "model" else f": client_{what} of the method does not declare it"
-        return f"its {what} has another entry, {name!s:.80}{declared}"
-    for name, spec in specs.items():
-        if fault := spec.fault(tensors[name]):
-            return f"its {name} {fault}"
-    return ""
+    """The valid ones of a client's seconds by name; no result depends on them."""
+    items = seconds.items() if isinstance(seconds, dict) and len(seconds) <= MOST_METRICS else ()
+    return {n: float(s) for n, s in items if _is_name(n) and is_number(s) and s >= 0}
 
 
 def failure(client: int, error: Exception) -> ClientFailure:
@@ -185,8 +146,7 @@ def checked(answer: Any, client: int, form: Form) -> Answer:
             return ClientFailure(client, _one_line(answer.reason), str(answer.traceback))
         if not isinstance(answer, ClientUpdate):
             return ClientFailure(client, f"its engine gave a {type(answer).__name__}")
-        fault = form.fault(answer, client)
-        if fault:
+        if fault := form.fault(answer, client):
             return ClientFailure(client, _one_line(fault))
         answer.metrics = {name: float(value) for name, value in answer.metrics.items()}
         answer.seconds = plain_seconds(answer.seconds)

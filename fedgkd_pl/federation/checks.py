@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.errors import RunFailed, SettingError, require
-from fedgkd_pl.federation.norms import BatchNorms
+from fedgkd_pl.federation.callback import FederatedCallback
+from fedgkd_pl.federation.client import BatchNorms
 from fedgkd_pl.federation.own_module import is_own_module
-from fedgkd_pl.federation.precision import check_instructions, slow_precision
+from fedgkd_pl.federation.performance import missing_compiler
+from fedgkd_pl.federation.precision import slow_precision
 from fedgkd_pl.federation.task import check_task
 from fedgkd_pl.storage.checkpoint_io import HALF
 from lightning.pytorch import Callback, Trainer
@@ -28,7 +30,6 @@ from lightning.pytorch.callbacks import (
     SpikeDetection,
     StochasticWeightAveraging,
 )
-from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 if TYPE_CHECKING:
@@ -66,28 +67,21 @@ REFUSED: dict[type[Callback], str] = {
 
 def check_method(server: "FederatedServer", data: FederatedDataModule) -> None:
     """Raises a clear error if the net does not fit the data, or an optimizer the net."""
-    server.check_nets(data)
+    server.client_nets.check(data.num_clients)
+    server.client_nets.fill(server.net, data.num_clients)
     nets = server.every_net()
     for net in nets:
         data.check_net(net)
-    require(
-        server.min_clients <= data.cohort_size,
-        "min_clients",
-        f"must be at most the {data.cohort_size} clients of a round",
-        server.min_clients,
-    )
+    text = f"must be at most the {data.cohort_size} clients of a round"
+    require(server.min_clients <= data.cohort_size, "min_clients", text, server.min_clients)
     normed = any(BatchNorms(net).layers for net in nets)
-    require(
-        data.batch_size > 1 or not normed,
-        "batch_size",
-        "must be at least 2 for a net with BatchNorm (or norm: group)",
-        data.batch_size,
-    )
+    text = "must be at least 2 for a net with BatchNorm (or norm: group)"
+    require(data.batch_size > 1 or not normed, "batch_size", text, data.batch_size)
     check_task(server, data)
-    halves = [("optimizer", client) for client in server.clients()]
-    for key, build in ("server_optimizer", server), *halves:
+    clients = [("optimizer", server.client(number)) for number in range(len(server.nets))]
+    for key, module in ("server_optimizer", server), *clients:
         try:
-            check_scheduler(build.configure_optimizers())
+            check_scheduler(module.configure_optimizers())
         except SettingError:
             raise
         except RuntimeError:
@@ -95,6 +89,28 @@ def check_method(server: "FederatedServer", data: FederatedDataModule) -> None:
                 raise
         except (ValueError, TypeError) as error:
             raise SettingError(key, str(error)) from error
+
+
+def check_fit(server: "FederatedServer", data: FederatedDataModule, trainer: Trainer) -> None:
+    """Raises a clear error for flags, callbacks, a device or a precision that cannot work."""
+    check_trainer(trainer)
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, FederatedCallback):
+            callback.check(server, data)
+    missing = missing_compiler(trainer.strategy.root_device) if server.compiles else ""
+    require(not missing, "compile", f"needs {missing}, which is not on this machine")
+    for number in range(len(server.nets)):
+        client: Any = trainer.precision_plugin.convert_module(server.client(number))
+        if client.optimizer is not None:  # a module's own may ask for its Trainer
+            client.configure_optimizers()
+    if slow_precision(trainer.precision, trainer.strategy.root_device):
+        text = "trainer.precision: this hardware only emulates %s, which is slower than 32-true"
+        log.warning(text, trainer.precision)
+    for net in server.nets:
+        layers = [module for module in net.modules() if not any(module.children())]
+        if frozen := sum(not layer.training for layer in layers):
+            text = "net: %d of its %d layers are in eval mode and stay so (see net.train())"
+            log.warning(text, frozen, len(layers))
 
 
 def check_resumed(
@@ -126,26 +142,6 @@ def check_learned(server: "FederatedServer") -> None:
         loss = server.report.get(f"{split}/loss", 0.0)
         if not isfinite(loss):
             raise RunFailed(f"after round {done} the global model's {split}/loss is {loss}")
-
-
-def check_precision(trainer: Trainer) -> None:
-    """Refuses one that would end the process; warns of one that is slower than the usual."""
-    check_instructions(str(trainer.precision), trainer.strategy.root_device)
-    if slow_precision(trainer.precision, trainer.strategy.root_device):
-        text = "trainer.precision: this hardware only emulates %s, which is slower than 32-true"
-        log.warning(text, trainer.precision)
-
-
-def warn_of_eval_mode(net: nn.Module) -> None:
-    """Warns of layers that the user has frozen, perhaps without wanting to."""
-    layers = [module for module in net.modules() if not any(module.children())]
-    frozen = sum(not layer.training for layer in layers)
-    if frozen:
-        log.warning(
-            "net: %d of its %d layers are in eval mode and stay so while clients train "
-            "(net.train() before, if that is not meant)",
-            *(frozen, len(layers)),
-        )
 
 
 def check_trainer(trainer: Trainer) -> None:

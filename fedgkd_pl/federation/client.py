@@ -1,36 +1,45 @@
-"""The client's half of a round: weights in, weights and a report out. No loss."""
+"""The client module: weights in, weights and a report out. The loss is a method's."""
 
-import math
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import torch
 from fedgkd_pl.data.examples import Batch, Batches, Examples
 from fedgkd_pl.data.tasks import Task
 from fedgkd_pl.federation.losses import CrossEntropy, LocalLoss
 from fedgkd_pl.federation.message import LR_FACTOR, ClientUpdate, Message, State
-from fedgkd_pl.federation.norms import BatchNorms
+from fedgkd_pl.federation.optimizer import client_optimizer
 from fedgkd_pl.federation.own_module import Recorder, is_own_module, training_loss
-from fedgkd_pl.federation.performance import fused, is_channels_last
-from fedgkd_pl.federation.steps import UnitGradient, first_optimizer
+from fedgkd_pl.federation.performance import is_channels_last
+from fedgkd_pl.federation.report import TASK, Report
+from fedgkd_pl.federation.steps import UnitGradient
 from fedgkd_pl.federation.task_view import TaskView
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torchmetrics import Metric
+from torch.nn.modules.batchnorm import _BatchNorm
+from typing_extensions import override
 
 # a loss, and by name what to report beside it: batch means, and "outputs" for observe()
 Objective = tuple[Tensor, dict[str, Tensor]]
 Parts = dict[str, Tensor]
 OUTPUTS = "outputs"
-TASK = "task"  # what a LightningModule's own loss is reported as
-GRADIENT_HOOKS = ("on_after_backward", "on_before_optimizer_step", "configure_gradient_clipping")
 TEACHER_BATCH = 256  # rows at a time where teachers are asked ahead of training
+
+
+class BatchNorms:
+    """The BatchNorm layers of a net that are in training mode; not those that a user has frozen."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self.layers = [m for m in net.modules() if isinstance(m, _BatchNorm) and m.training]
+
+    def expect(self, samples: int = 2) -> None:
+        """Prepares for a batch: one sample has no statistics, so layers use what they have."""
+        for layer in self.layers:
+            layer.train(samples > 1)
 
 
 class FederatedClient(LightningModule):
@@ -45,7 +54,7 @@ class FederatedClient(LightningModule):
             training step of its own.
         optimizer: built anew for every client and round; None for that of a LightningModule.
         scheduler: of the learning rate, stepped once per local epoch.
-        settings: a method's own, which become attributes of the same names.
+        settings: the method's ``client_settings``, which become attributes of the same names.
     """
 
     num_classes: int  # of the data, like the following set for a run
@@ -60,6 +69,8 @@ class FederatedClient(LightningModule):
     task: Task | None = None  # what the client at hand learns in this round; None: everything
     view: TaskView | None = None  # shared by the net and its copies, where data has tasks
     own_epochs: int | None = None  # of this client in this round, if other than the usual
+    number: int  # of the client at hand
+    samples: int  # n_k of the client at hand
 
     def __init__(
         self,
@@ -69,47 +80,32 @@ class FederatedClient(LightningModule):
         **settings: Any,
     ) -> None:
         super().__init__()
-        self.settings = settings
         for name, value in settings.items():
             setattr(self, name, value)
-        # layers that the user froze in eval mode stay so
-        self.net = deepcopy(net).cpu()
-        # the server's, reported of the last local epoch
-        self.metrics: nn.ModuleDict | None = None
+        self.net = deepcopy(net).cpu()  # layers that the user froze in eval mode stay so
         self.optimizer = optimizer
         self.scheduler = scheduler
-        self._norms = BatchNorms(self.net)
+        own = is_own_module(self.net)
+        self.report = Report(Recorder() if own else None)
+        if self.report.recorder is not None:
+            self.net.__dict__["log"] = self.report.recorder.log
+        self.norms = BatchNorms(self.net)
         self._channels_last = is_channels_last(self.net)
         travels = self.net.state_dict().keys()
         self._stays = {n: b.clone() for n, b in self.net.named_buffers() if n not in travels}
-        self._sums: dict[str, Tensor] = {}
-        self._seen = 0
         self._batch_idx = 0
-        self.recorder: Recorder | None = None  # of what a module logs
-        if is_own_module(self.net):
-            self.recorder = Recorder()
-            self.net.__dict__["log"] = self.recorder.log
         self._compiled: Callable[..., Objective] | None = None
         self._full_batch = 0
-        self._lr_factor = 1.0
         self._counts: Tensor | None = None
+        self.lr_factor = 1.0
         self.teacher_seconds = 0.0
 
+    @override
     def __setattr__(self, name: str, value: Any) -> None:
-        """As torch's, but for the name of the hook at work, set 28 times a step by Lightning."""
-        if name == "_current_fx_name":
+        if name == "_current_fx_name":  # which Lightning sets 28 times a step: a fast path
             self.__dict__[name] = value
         else:
             super().__setattr__(name, value)
-
-    @classmethod
-    def like(cls, client: "FederatedClient", **settings: Any) -> Self:
-        """This client half with all that another one was made with, and some settings more.
-
-        For a method that builds on another: ``MyClient.like(super().client(), mu=self.mu)``.
-        """
-        given = client.settings | settings
-        return cls(client.net, client.optimizer, client.scheduler, **given)
 
     @abstractmethod
     def objective(self, x: Tensor, y: Tensor, teacher_output: Tensor | None) -> Objective:
@@ -128,10 +124,10 @@ class FederatedClient(LightningModule):
         Of a LightningModule it is the loss of its own ``training_step``. Its outputs are None where
         it does not say what they are; a method that uses them has ``needs_outputs``.
         """
-        if self.recorder is not None:
-            module = cast(LightningModule, self.net)
+        if self.report.recorder is not None:
+            module, recorder = cast(LightningModule, self.net), self.report.recorder
             batch, needed = (x, y), self.needs_outputs
-            loss, known = training_loss(module, batch, self._batch_idx, self.recorder, needed)
+            loss, known = training_loss(module, batch, self._batch_idx, recorder, needed)
             return cast(Tensor, known), loss, {TASK: loss, **self._to_measure(known)}
         outputs: Tensor = self.net(x)
         return outputs, *self.loss_of(outputs, y)
@@ -147,7 +143,7 @@ class FederatedClient(LightningModule):
         return loss, parts | self._to_measure(outputs)
 
     def _to_measure(self, outputs: Tensor | None) -> Parts:
-        return {} if self.metrics is None or outputs is None else {OUTPUTS: outputs}
+        return {} if self.report.metrics is None or outputs is None else {OUTPUTS: outputs}
 
     def observe(self, y: Tensor, outputs: Tensor | None) -> None:
         """Called after the loss of every batch, for what a client gathers while it trains.
@@ -182,9 +178,9 @@ class FederatedClient(LightningModule):
         like = next(self.net.parameters())
         return torch.tensor(numbers, dtype=like.dtype, device=like.device)
 
-    def begin(self, task: Task | None) -> None:
-        """Called before :meth:`receive`: what the next client learns, where its data has tasks."""
-        self.task = task
+    def begin(self, client: int, samples: int, task: Task | None) -> None:
+        """Prepares for a client, before :meth:`receive`; ``task`` where its data has tasks."""
+        self.number, self.samples, self.task = client, samples, task
         if self.view is not None and task is not None:
             self.view.show(task.classes, self.num_classes, self.device)
 
@@ -198,52 +194,19 @@ class FederatedClient(LightningModule):
         for name, buffer in self.net.named_buffers():
             if name in self._stays:  # what one client left in it must not reach the next
                 buffer.copy_(self._stays[name])
-        self._forget()
-        self._lr_factor = message.numbers.get(LR_FACTOR, 1.0)
+        self.report.reset()
+        self.lr_factor = message.numbers.get(LR_FACTOR, 1.0)
         self.correction = None
         self.teacher_seconds = 0.0
 
     def reply(self) -> ClientUpdate:
         """The trained model and the report; a method adds ``extra`` and ``state``."""
         weights = {name: t.detach().cpu().clone() for name, t in self.net.state_dict().items()}
-        metrics = {name: float(total) / self._seen for name, total in self._sums.items()}
-        if self.recorder is not None:
-            if TASK not in metrics:
-                raise RuntimeError(f"{type(self).__name__}.objective does not use task_loss")
-            metrics = self.recorder.values() | metrics
-        for name, metric in () if self.metrics is None else self.metrics.items():
-            value = float(cast(Metric, metric).compute())
-            if math.isfinite(value):  # of an area under a curve, a class may be missing
-                metrics[name] = value
-        return ClientUpdate(client=-1, num_samples=0, weights=weights, metrics=metrics)
+        return ClientUpdate(self.number, self.samples, weights, self.report.values())
 
+    @override
     def configure_optimizers(self) -> Any:
-        """A new optimizer: no momentum passes from client to client."""
-        if self.optimizer is None:
-            return self._of_module()
-        optimizer = self.optimizer(self.trained())
-        self._scale(optimizer)
-        # a fused step takes neither sparse gradients nor ones of another layout than the weights',
-        # which only a hook of a method's own can make
-        sparse = any(getattr(module, "sparse", False) for module in self.net.modules())
-        own = any(is_overridden(hook, self, FederatedClient) for hook in GRADIENT_HOOKS)
-        if not sparse and not own:
-            optimizer = fused(optimizer)
-        if self.scheduler is None:
-            return optimizer
-        return [optimizer], [self.scheduler(optimizer)]
-
-    def _of_module(self) -> Any:
-        """As the module configures them; ``scheduler``, if given, takes the place of its own."""
-        configured = cast(LightningModule, self.net).configure_optimizers()
-        optimizer = first_optimizer(configured)
-        self._scale(optimizer)
-        return configured if self.scheduler is None else ([optimizer], [self.scheduler(optimizer)])
-
-    def _scale(self, optimizer: Optimizer) -> None:
-        if self._lr_factor != 1:
-            for group in optimizer.param_groups:
-                group["lr"] = group["lr"] * self._lr_factor
+        return client_optimizer(self, FederatedClient)  # no momentum passes from client to client
 
     def on_train_start(self) -> None:
         """Counts labels for the loss; asks teachers ahead where all epochs have the same inputs."""
@@ -288,43 +251,28 @@ class FederatedClient(LightningModule):
         outputs = parts.pop(OUTPUTS, None)
         outputs = None if outputs is None else outputs.detach()
         self.observe(y, outputs)
-        if self.metrics is not None and outputs is not None:
-            for metric in self.metrics.values():
-                cast(Metric, metric).update(outputs, self.local_loss.for_metrics(y))
-        self.report(y, loss=loss, **parts)
+        if outputs is not None:
+            self.report.measure(outputs, self.local_loss.for_metrics(y))
+        self.report.add(len(y), {"loss": loss, **parts})
         return loss
 
+    @override
     def on_train_epoch_start(self) -> None:
-        """The report is of the last local epoch."""
-        self._forget()
+        self.report.reset()  # it is of the last local epoch
 
-    def _forget(self) -> None:
-        self._sums, self._seen = {}, 0
-        if self.recorder is not None:
-            self.recorder.reset()
-        for metric in () if self.metrics is None else self.metrics.values():
-            cast(Metric, metric).reset()
-
+    @override
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        """A batch of one has no statistics."""
-        self._norms.expect(len(batch[1]))
+        self.norms.expect(len(batch[1]))
 
+    @override
     def on_before_optimizer_step(self, optimizer: Any) -> None:
-        """Corrects the gradient, which is unscaled by now and clipped next; counts the step."""
-        if self.correction is not None:
+        if self.correction is not None:  # the gradient is unscaled by now, and clipped next
             parameters = self.net.parameters()
             for parameter, shift in zip(parameters, self.correction, strict=True):
                 if parameter.grad is not None:
                     parameter.grad.add_(shift)
         if self.unit_steps is not None:
             self.unit_steps.step(optimizer)
-
-    def report(self, y: Tensor, **parts: Tensor) -> None:
-        """Adds means over a batch to the client's report; cheaper than ``self.log``."""
-        self._seen += len(y)
-        for name, value in parts.items():
-            total = value.detach() * len(y)
-            self._sums[name] = self._sums[name] + total if name in self._sums else total
 
 
 def accuracy(logits: Tensor, y: Tensor) -> Tensor:

@@ -37,14 +37,14 @@ class Job:
     """All that a worker needs to train any client of a run.
 
     Attributes:
-        client: the client half; of the first net, where clients have several.
+        client: the client module; of the first net, where clients have several.
         data: every client's.
         trainer: other arguments of the client's Trainer, inherited from the server's.
         states: what clients keep between their rounds, by client id.
         compile: whether to compile the clients' steps.
         accelerator: the server's, copied for the clients' Trainer; None for Lightning's own.
         precision: the server's plugin, copied likewise; None for Lightning's own by its name.
-        others: the client halves of the other nets.
+        others: the client modules of the other nets.
         net_of: who has which; None where all have one.
     """
 
@@ -75,17 +75,17 @@ class ClientTrainer:
     """Trains one client after the other: a pure function of (message, state, data, seed)."""
 
     def __init__(self, job: Job) -> None:
-        self.clients = [half.to(job.device) for half in (job.client, *job.others)]
+        self.clients = [module.to(job.device) for module in (job.client, *job.others)]
         self.client = self.clients[0]  # that of the client at work
         self.net_of = job.net_of
         public = None if self.client.public is None else self.client.public.to(job.device)
-        for half in self.clients:
+        for module in self.clients:
             if job.compile:
-                half.compile_steps(job.data.batch_size)
-            half.public = public
+                module.compile_steps(job.data.batch_size)
+            module.public = public
         self.device = job.device
         self.load_data(job.data)
-        module = self.client.net
+        net = self.client.net
         arguments = dict(job.trainer)
         plugins: list[Any] = [LightningEnvironment()]  # a client is no node of a cluster's job
         if job.precision is not None:
@@ -94,7 +94,7 @@ class ClientTrainer:
         with quiet():
             self.trainer = Trainer(
                 **arguments,
-                callbacks=[ModuleHooks(module)] if is_own_module(module) else None,
+                callbacks=[ModuleHooks(net)] if is_own_module(net) else None,
                 accelerator=deepcopy(job.accelerator) or job.device.type,
                 devices=1 if job.device.index is None else [job.device.index],
                 strategy=StayOnDevice(job.device),
@@ -130,13 +130,13 @@ class ClientTrainer:
             self.client, message = self.clients[number], message.for_net(number)
         with plain_precision(self.device), seeded(seed):
             batches = self.data.batches(client, message.round)
-            self.client.begin(self.data.task(client, message.round))
+            samples = len(batches.examples)
+            self.client.begin(client, samples, self.data.task(client, message.round))
             self.client.receive(message, state)
             restart(self.trainer)
             self._set_length(self.client.own_epochs)
             self.trainer.fit(self.client, batches)
             update = self.client.reply()
-        update.client, update.num_samples = client, len(batches.examples)
         teacher = self.client.teacher_seconds
         update.seconds = {"teacher": teacher, "student": time.perf_counter() - start - teacher}
         return update

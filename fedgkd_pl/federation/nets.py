@@ -1,31 +1,20 @@
-"""Clients with nets of their own: which client has which, and what the server makes of them."""
+"""Different nets per client: which client has which, and what the server's net is made of."""
 
-import math
-from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal, cast
 
 import torch
-from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.errors import require
-from fedgkd_pl.federation.answers import USES, Spec, Specs, like
-from fedgkd_pl.federation.evaluation import GlobalModel
 from fedgkd_pl.federation.message import ClientUpdate, State
 from fedgkd_pl.federation.own_module import is_own_module, one_of
-from fedgkd_pl.federation.performance import channels_last
 from fedgkd_pl.models.ensemble import Ensemble
-from lightning.pytorch import LightningModule
 from torch import nn
 
-if TYPE_CHECKING:
-    from fedgkd_pl.engines.base import Engine
-    from fedgkd_pl.federation.client import FederatedClient
-
 # what the server's net is where clients have several: an ensemble with a member for every net, or
-# for every client; a net of its own beside the clients'; or there is but one
-TakesNets = Literal["", "members", "parties", "apart"]
+# for every client; or a net of its own beside the clients'
+Layout = Literal["per_net", "per_client", "server_only"]
 
 
 @dataclass(frozen=True)
@@ -41,162 +30,102 @@ class NetOf:
     listed: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Refuses numbers of nets that are not there."""
+        """Validates ``nets_of``."""
         for number in self.listed or ():
-            require(0 <= number < self.nets, "nets_of", f"there are {self.nets} nets", number)
+            require(0 <= number < self.nets, "nets_of", f"must be 0 to {self.nets - 1}", number)
 
     def __call__(self, client: int) -> int:
-        """A client's."""
+        """Returns a client's number."""
         return client % self.nets if self.listed is None else self.listed[client]
 
 
 def server_net(
-    takes: TakesNets,
-    net: nn.Module | None,
-    module: LightningModule | None,
-    nets: Sequence[nn.Module] | None,
+    layout: Layout, net: nn.Module | None, nets: Sequence[nn.Module] | None
 ) -> nn.Module:
-    """The net of the server, given what a method takes and what it is given."""
+    """The net of the server, given the one net or the several nets of clients."""
     if nets is None:
-        return one_of(net, module)
-    require(len(nets) > 0, "nets", "names none")
-    plain = module is None and not any(is_own_module(each) for each in nets)
+        return one_of(net)
+    require(len(nets) > 0, "nets", "is empty")
+    plain = not any(is_own_module(each) for each in nets)
     require(plain, "nets", "must be nets from inputs to logits, not modules with their own steps")
-    require(len(set(map(id, nets))) == len(nets), "nets", "has one object twice: copy it")
-    if takes == "apart":
-        return one_of(net, None)
-    require(net is None, "nets", "takes the place of net: give one of them (net: null)")
-    return Ensemble(nets if takes == "members" else ())
+    require(len(set(map(id, nets))) == len(nets), "nets", "has one object twice; copy it")
+    if layout == "server_only":
+        return one_of(net)
+    require(net is None, "nets", "takes the place of net; give one of them (net: null)")
+    return Ensemble(nets if layout == "per_net" else ())
 
 
-class ModelOfNets(GlobalModel):
-    """A global model of clients that have one net, or several."""
+class ClientNets(nn.Module):
+    """The nets of clients: that of the server, unless a method is given several.
 
-    takes_nets: TakesNets = ""
-    engine: "Engine"
-    local_epochs: int
-    local_steps: int | None
-    net_of: NetOf | None = None  # None where all clients have one net
+    Args:
+        layout: what the server's net is made of.
+        nets: of clients in turn, from which :func:`server_net` has made the server's.
+        nets_of: the number of every client's net, if not in turn.
+    """
 
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__(net)
-        # the clients', as they start, where the server's are others
-        self.own_nets: nn.ModuleList | None = None
-
-    def take_nets(
-        self, nets: Sequence[nn.Module] | None, nets_of: Sequence[int] | None = None
+    def __init__(
+        self,
+        layout: Layout = "server_only",
+        nets: Sequence[nn.Module] | None = None,
+        nets_of: Sequence[int] | None = None,
     ) -> None:
-        """Gives clients nets of their own, of which :func:`server_net` has made the server's."""
-        require(nets is not None or nets_of is None, "nets_of", "says whose nets are whose: nets")
-        if nets is None:
-            return
-        self.net_of = NetOf(len(nets), None if nets_of is None else tuple(nets_of))
-        if self.takes_nets != "members":
-            self.own_nets = nn.ModuleList(nets)
+        super().__init__()
+        require(nets is not None or nets_of is None, "nets_of", "needs nets")
+        self.layout = layout
+        self.index: NetOf | None = None  # None where all clients have one net
+        if nets is not None:
+            self.index = NetOf(len(nets), None if nets_of is None else tuple(nets_of))
+        own = nets if nets is not None and layout != "per_net" else ()
+        self.own = nn.ModuleList(own)  # the clients', as they start, where the server's are others
 
     @property
-    def kinds(self) -> list[nn.Module]:
-        """The nets that clients have, by number."""
-        if self.net_of is None:
-            return [self.net]
-        return cast(Ensemble, self.net).nets if self.own_nets is None else list(self.own_nets)
-
-    @property
-    def net_names(self) -> list[str]:
-        """What to call them: by their classes, numbered where two are of one."""
-        names = [type(net).__name__ for net in self.kinds]
-        return [f"{name}{n}" if names.count(name) > 1 else name for n, name in enumerate(names)]
-
-    @property
-    def has_parties(self) -> bool:
+    def one_per_client(self) -> bool:
         """Whether the server's net is an ensemble of the clients' own models."""
-        return self.net_of is not None and self.takes_nets == "parties"
+        return self.index is not None and self.layout == "per_client"
 
-    def kind(self, client: int) -> int:
+    def of(self, server: nn.Module) -> list[nn.Module]:
+        """The nets that clients have, by number, given the server's."""
+        if self.index is None:
+            return [server]
+        return list(self.own) or cast(Ensemble, server).nets
+
+    def number(self, client: int) -> int:
         """The number of a client's net."""
-        return 0 if self.net_of is None else self.net_of(client)
+        return 0 if self.index is None else self.index(client)
 
-    def every_net(self) -> list[nn.Module]:
-        """All nets of clients and server, ensembles taken apart."""
-        own = [] if self.own_nets is None else list(self.own_nets)
-        return [*(self.net.nets if isinstance(self.net, Ensemble) else [self.net]), *own]
-
-    def fill_ensemble(self, clients: int) -> None:
+    def fill(self, server: nn.Module, clients: int) -> None:
         """Gives every client a member in the server's ensemble, where each is to have one."""
-        if self.has_parties:
-            ensemble = cast(Ensemble, self.net)
-            if len(ensemble.members) != clients:
-                ensemble.fill(
-                    [deepcopy(self.kinds[self.kind(client)]) for client in range(clients)]
-                )
+        if self.one_per_client and len(cast(Ensemble, server).members) != clients:
+            members = [deepcopy(self.own[self.number(client)]) for client in range(clients)]
+            cast(Ensemble, server).fill(members)
 
-    def empty_ensemble(self) -> None:
-        """Takes the clients' models of an earlier run out; :meth:`check_nets` puts new ones in."""
-        if self.has_parties:
-            cast(Ensemble, self.net).fill(())
+    def empty(self, server: nn.Module) -> None:
+        """Takes the clients' models of an earlier run out; :meth:`fill` puts new ones in."""
+        if self.one_per_client:
+            cast(Ensemble, server).fill(())
 
-    def fill_like(self, names: Iterable[str]) -> None:
-        """Likewise, by the names of the weights that the server's net is to take."""
-        if self.has_parties and not cast(Ensemble, self.net).members:
-            self.fill_ensemble(Ensemble.size(list(names)))
+    def fill_like(self, server: nn.Module, names: Iterable[str]) -> None:
+        """Gives the server's ensemble the members that weights of these names need."""
+        if self.one_per_client and not cast(Ensemble, server).members:
+            self.fill(server, Ensemble.size(list(names)))
 
-    def check_nets(self, data: FederatedDataModule) -> None:
-        """Raises a clear error if not every client has a net; makes the server's whole."""
-        if self.net_of is not None and self.net_of.listed is not None:
-            named, number = len(self.net_of.listed), data.num_clients
-            require(named == number, "nets_of", f"must name the nets of {number} clients", named)
-        if self.net_of is not None:
-            had = set(map(self.net_of, range(data.num_clients)))
-            nobody = sorted(set(range(self.net_of.nets)) - had)
-            require(not nobody, "nets", f"none of {data.num_clients} clients has some", nobody)
-        self.fill_ensemble(data.num_clients)
+    def check(self, clients: int) -> None:
+        """Raises a clear error if not every client has a net, or not every net a client."""
+        if self.index is None:
+            return
+        listed = self.index.listed
+        text = f"must have {clients} entries, one for each client"
+        require(listed is None or len(listed) == clients, "nets_of", text)
+        unused = set(range(self.index.nets)) - set(map(self.index, range(clients)))
+        require(not unused, "nets", f"no client uses net {min(unused, default=0)}")
 
-    def lay_out(self, data: FederatedDataModule, device: torch.device) -> None:
-        """Lays out the nets' weights for where they will train."""
-        for net in self.every_net():
-            if not is_own_module(net):  # whose step may not be able to, though its forward is
-                channels_last(net, self.some_inputs(data), device)
-
-    # -- for methods ---------------------------------------------------------------------------
-
-    @abstractmethod
-    def client(self) -> "FederatedClient":
-        """The client half of the method; it owns a net of its own."""
-
-    def client_with(self, number: int) -> "FederatedClient":
-        """The client half of clients with one of several nets, where a method takes them."""
-        raise NotImplementedError(f"{type(self).__name__} takes one net")
-
-    def clients(self) -> "list[FederatedClient]":
-        """A client half for every net."""
-        if self.net_of is None:
-            return [self.client()]
-        return [self.client_with(number) for number in range(self.net_of.nets)]
-
-    def most_steps(self) -> int:
-        """The steps of a client in a round, at most."""
-        data, most = self.datamodule.client_data, self.engine.max_samples
-        batches = math.ceil((most or len(data.examples)) / data.batch_size)
-        return self.local_steps or self.local_epochs * batches
-
-    def client_model(self, number: int = 0) -> dict[str, Spec]:
-        """What a client's model is like: what it started from, rounds of training on."""
-        return like(self.kinds[number].state_dict(), USES * self.most_steps() * self.round)
-
-    def client_state(self) -> Specs:
-        """What clients keep for their next round: all of this and nothing else, or they fail."""
-        return {}
-
-    def client_state_of(self, number: int) -> Specs:
-        """Likewise of clients with one of several nets, if it depends on the net."""
-        return self.client_state()
-
-    def placed(self, update: ClientUpdate) -> State:
+    def in_server_net(self, update: ClientUpdate) -> State:
         """A client's model as it enters the mean: where it belongs in the server's net."""
-        if self.net_of is None:
+        if self.index is None:
             return update.weights
-        if self.takes_nets == "apart" or not update.weights:
+        if self.layout == "server_only" or not update.weights:
             return {}
-        number = update.client if self.takes_nets == "parties" else self.kind(update.client)
+        number = update.client if self.one_per_client else self.number(update.client)
         placed = {Ensemble.prefix(number) + name: t for name, t in update.weights.items()}
         return placed | {Ensemble.mark(number): torch.tensor(True)}

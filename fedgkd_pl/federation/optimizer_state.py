@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.federation.message import State
-from fedgkd_pl.federation.steps import first_optimizer
+from fedgkd_pl.federation.optimizer import first_optimizer
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.optim import Optimizer

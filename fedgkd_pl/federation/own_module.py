@@ -46,16 +46,14 @@ def is_own_module(net: nn.Module) -> TypeGuard[LightningModule]:
     return isinstance(net, LightningModule) and is_overridden("training_step", net)
 
 
-def one_of(net: nn.Module | None, module: LightningModule | None) -> nn.Module:
+def one_of(net: nn.Module | None, module: LightningModule | None = None) -> nn.Module:
     """The net of a method, which is given as one or the other."""
-    require(net is None or module is None, "module", "takes the place of net: give one of them")
+    require(net is None or module is None, "module", "takes the place of net; give one of them")
     given = module if net is None else net
-    text = "is what is learned: give it, or a LightningModule as module"
-    require(given is not None, "net", text)
-    text = "must be an nn.Module; in a class of yours the argument needs its type, net: nn.Module"
+    text = "missing or not an nn.Module: pass a net or a LightningModule (net: nn.Module)"
     require(isinstance(given, nn.Module), "net", text, type(given).__name__)
     if module is not None:
-        text = "must have a training_step: what has none is a net"
+        text = "must have a training_step; pass a plain net as net"
         require(is_own_module(module), "module", text, type(module).__name__)
     assert given is not None
     return given

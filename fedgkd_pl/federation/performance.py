@@ -1,4 +1,4 @@
-"""How a net runs fastest: layouts, fused optimizers, memory, and what the hardware has."""
+"""How a net runs fastest: layouts, memory, threads, and what the hardware has."""
 
 import ctypes
 import os
@@ -7,15 +7,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from functools import lru_cache
 from importlib.util import find_spec
-from inspect import signature
 from typing import Any
 
 import torch
-from fedgkd_pl.errors import require
 from torch import Tensor, nn
-from torch.optim import SGD, Adam, AdamW, Optimizer
 
 CUBLAS = "CUBLAS_WORKSPACE_CONFIG"  # which decides whether its sums are reproducible
 
@@ -64,79 +60,6 @@ def is_channels_last(net: nn.Module) -> bool:
         for module in net.modules()
         if isinstance(module, nn.Conv2d)
     )
-
-
-def fused(optimizer: Optimizer) -> Optimizer:
-    """Lets a new optimizer of torch take its step in one kernel, unless the user chose how.
-
-    Only where that kernel was seen to be right here: torch 2.13's for half-precision weights on
-    CPUs leaves most of them as they were.
-    """
-    if type(optimizer) not in (SGD, Adam, AdamW):
-        return optimizer
-    for group in optimizer.param_groups:
-        chosen = any(group.get(way) for way in ("foreach", "differentiable", "capturable"))
-        plain = all(
-            p.is_floating_point() and not p.is_sparse and p.device.type in ("cpu", "cuda", "mps")
-            for p in group["params"]
-        )
-        unset = group["fused"] is None and group["foreach"] is None and not chosen and plain
-        if not unset and not group["fused"]:
-            continue
-        types = {(p.dtype, p.device) for p in group["params"]}
-        right = all(
-            _fused_is_right(type(optimizer), dtype, device, _features(group))  # type: ignore[arg-type]
-            for dtype, device in types
-        )
-        require(
-            right or not group["fused"],
-            "fused",
-            "torch's fused step is wrong here for weights of this precision: leave it out",
-            group["fused"],
-        )
-        group["fused"] = right or None
-    return optimizer
-
-
-def _features(group: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """The settings that choose what a kernel computes: on or off, not how much."""
-    sizes = {"momentum": 0.5, "weight_decay": 0.1, "dampening": 0.1}
-    switches = ("nesterov", "amsgrad", "maximize", "decoupled_weight_decay")
-    return (
-        *((name, size if group.get(name) else 0) for name, size in sizes.items() if name in group),
-        *((name, group[name]) for name in switches if group.get(name) is not None),
-    )
-
-
-@lru_cache
-def _fused_is_right(
-    cls: type[Optimizer],
-    dtype: torch.dtype,
-    device: torch.device,
-    features: tuple[tuple[str, Any], ...],
-) -> bool:
-    """Whether three fused steps give what three plain ones do, up to rounding."""
-    known = signature(cls).parameters
-    settings = {name: value for name, value in features if name in known}
-    results = []
-    for way in (True, False):
-        weights = [
-            torch.linspace(-1, 1, size, dtype=torch.float32, device=device).to(dtype)
-            for size in (1, 7, 64, 1000)  # scalars, tails and blocks of vector instructions
-        ]
-        weights = [nn.Parameter(weight) for weight in weights]
-        try:
-            optimizer = cls(weights, lr=0.5, fused=way, foreach=False, **settings)  # type: ignore[call-arg]
-            for step in range(3):
-                for weight in weights:
-                    flipped = torch.linspace(1, -1, len(weight), dtype=torch.float32, device=device)
-                    weight.grad = (flipped * (0.5 + step)).to(dtype)
-                optimizer.step()
-        except RuntimeError:  # this torch has no such kernel
-            return False
-        results.append(torch.cat([weight.detach() for weight in weights]).double().cpu())
-    tolerance = 32 * torch.finfo(dtype).eps
-    return torch.allclose(results[0], results[1], rtol=tolerance, atol=tolerance)
 
 
 def keep_memory() -> None:

@@ -1,31 +1,37 @@
-"""What clients are trained on, what they must answer, and what they have answered so far."""
+"""One round: the clients' job, the form of their answers, and what has come back so far."""
 
 import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import TYPE_CHECKING, Any
 
 from fedgkd_pl.data.datamodule import FederatedDataModule
+from fedgkd_pl.data.examples import ClientData
 from fedgkd_pl.data.index import largest_first
-from fedgkd_pl.federation.answers import Form
+from fedgkd_pl.errors import CALMER
+from fedgkd_pl.federation.answers import NOT_FINITE, Form
 from fedgkd_pl.federation.client_trainer import Job
 from fedgkd_pl.federation.evaluation import cohort_statistics
 from fedgkd_pl.federation.message import Answer, ClientFailure, ClientUpdate, State
-from fedgkd_pl.federation.own_module import is_own_module
 from fedgkd_pl.federation.task_view import TaskView
-from lightning.pytorch import Trainer
+from fedgkd_pl.processes.signals import CtrlC, stop_behind
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import Precision
 from torch import nn
 from torch.amp import GradScaler
+from typing_extensions import override
 
 if TYPE_CHECKING:
     from fedgkd_pl.federation.client import FederatedClient
     from fedgkd_pl.federation.server import FederatedServer
 
 log = logging.getLogger("fedgkd_pl")
+GROWTH = 1e10  # of the clients' mean loss, over that of the first round that counted
 
 
 @dataclass
@@ -61,64 +67,47 @@ class RoundResults:
         }
 
 
-def forms_of(server: "FederatedServer", cohort: Sequence[int]) -> list[Form]:
-    """What the answers of a round must be, as the method declares it, for every net of clients'."""
-    owners = (owner for owner in (server, *type(server).__mro__) if "client" in vars(owner))
+def form(server: "FederatedServer", cohort: Sequence[int], number: int) -> Form:
+    """The form of the answers of clients with one of the nets, as the method declares it."""
     known = server.engine.max_samples is None
     data, round = server.datamodule.client_data, server.round
     travel = server.shares_models or not server.engine.states_stay  # as models of clients do
-    form = Form(
-        weights={},
+    return Form(
+        weights=server.client_model(number) if travel else {},
         extra=server.client_extra(),
-        metrics=_reported(server, vars(next(owners)).get("client_metrics")),
+        state=server.engine.states(server.client_state(number)),
         samples={client: data.size(client, round) for client in cohort} if known else {},
         max_samples=server.engine.max_samples,
         check=server.client_fault,
     )
-    return [
-        replace(
-            form,
-            weights=server.client_model(number) if travel else {},
-            state=server.engine.states(server.client_state_of(number)),
-        )
-        for number in range(len(server.kinds))
-    ]
 
 
-def _reported(
-    server: "FederatedServer", declared: tuple[str, ...] | None
-) -> tuple[str, ...] | None:
-    """What clients may report; a module logs what it likes."""
-    if declared is None or is_own_module(server.net):
-        return None
-    return (*declared, server.local_loss.name, *server.metrics)
-
-
-def _halves(server: "FederatedServer", data: FederatedDataModule) -> "list[FederatedClient]":
-    """The client halves of a method, one for every net; where data has tasks, with a view of them.
-
-    All nets of a half and their copies share one view.
-    """
+def _client_modules(
+    server: "FederatedServer", data: FederatedDataModule
+) -> "list[FederatedClient]":
+    """A client module for every net; where data has tasks, with one view of them."""
+    numbers = range(len(server.nets))
     if data.client_data.tasks is None:
-        return server.clients()
+        return [server.client(number) for number in numbers]
     view = TaskView()
     with ExitStack() as stack:
-        for net in server.kinds:
+        for net in server.nets:
             stack.enter_context(view.on(net))
-        halves = server.clients()
-    for half in halves:
-        half.view = view
-    return halves
+        modules = [server.client(number) for number in numbers]
+    for module in modules:
+        module.view = view
+    return modules
 
 
 def _completed(
     client: "FederatedClient", server: "FederatedServer", data: FederatedDataModule
 ) -> "FederatedClient":
-    """A client half of a method, with what every client of a run has."""
+    """A client module with what every client of a run has."""
     client.local_loss = server.local_loss
     client.needs_outputs = server.needs_outputs or bool(server.metrics)
     if server.metrics:
-        client.metrics = nn.ModuleDict({n: deepcopy(m) for n, m in server.metrics.items()})
+        copies = {name: deepcopy(metric) for name, metric in server.metrics.items()}
+        client.metrics = client.report.metrics = nn.ModuleDict(copies)
     client.num_classes, client.run_seed = data.num_classes, data.seed
     if client.uses_public:
         client.public = data.public
@@ -127,9 +116,9 @@ def _completed(
 
 def job_of(server: "FederatedServer", trainer: Trainer, data: FederatedDataModule) -> Job:
     """What clients are trained on and how; the server's precision and clipping are theirs."""
-    halves = [_completed(client, server, data) for client in _halves(server, data)]
+    modules = [_completed(client, server, data) for client in _client_modules(server, data)]
     return Job(
-        client=halves[0],
+        client=modules[0],
         data=data.client_data,
         device=trainer.strategy.root_device,
         trainer={
@@ -139,13 +128,79 @@ def job_of(server: "FederatedServer", trainer: Trainer, data: FederatedDataModul
             "gradient_clip_val": trainer.gradient_clip_val,
             "gradient_clip_algorithm": trainer.gradient_clip_algorithm,
         },
-        states=server._client_states,
+        states=server.client_states,
         compile=server.compiles,
         accelerator=trainer.accelerator,
         precision=_of_clients(trainer.precision_plugin),
-        others=halves[1:],
-        net_of=server.net_of,
+        others=modules[1:],
+        net_of=server.client_nets.index,
     )
+
+
+class Timed:
+    """The answers of a cohort, each with the client asked; counts the seconds waited for them."""
+
+    def __init__(self, answers: Iterator[Answer], data: ClientData, cohort: Sequence[int]) -> None:
+        self.answers = answers
+        self.order = largest_first(data.index, cohort)
+        self.seconds = 0.0
+
+    def __iter__(self) -> Iterator[tuple[int, Answer]]:
+        """Yields an answer for every client; one that is missing is a failure."""
+        for client in self.order:
+            yield client, self._next() or ClientFailure(client, "did not answer")
+        if self._next() is not None:
+            log.warning("the engine gave more answers than clients were asked")
+
+    def _next(self) -> Answer | None:
+        start = time.perf_counter()
+        answer = next(self.answers, None)
+        self.seconds += time.perf_counter() - start
+        return answer
+
+
+class Divergence:
+    """Warns of the first round in which the clients' loss is out of all proportion.
+
+    That is a mean over the round's clients of 1e10 times the first round's (or, in the first round
+    itself, of 1e10), or a client left out because a number of its was not finite.
+
+    Attributes:
+        round: the first such round; None if there was none.
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Starts a new run."""
+        self.first: float | None = None  # the mean loss of the first round that counted
+        self.round: int | None = None
+
+    def look(self, round: int, results: RoundResults, counts: bool) -> None:
+        """Looks at the answers of a round."""
+        losses = [report["loss"] for report in results.reports if "loss" in report]
+        loss = sum(losses) / len(losses) if losses else 0.0
+        # a first loss near 0 grows by any factor: it counts as at least 1e-10
+        base = 1.0 if self.first is None else max(abs(self.first), 1 / GROWTH)
+        broken = [f for f in results.failures if f.reason.endswith(NOT_FINITE)]
+        wild = broken or not isfinite(loss) or abs(loss) >= GROWTH * base
+        if wild and self.round is None:
+            self.round = round
+            what = (
+                f"client {broken[0].client}: {broken[0].reason}" if broken else f"loss {loss:.1e}"
+            )
+            log.warning("round %d: clients diverge: %s; %s", round, what, CALMER)
+        if counts and losses and self.first is None:
+            self.first = loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """For the checkpoint: a resumed run neither repeats nor forgets the warning."""
+        return {"first": self.first, "round": self.round}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse of :meth:`state_dict`."""
+        self.first, self.round = state["first"], state["round"]
 
 
 class NoLossScale(GradScaler):
@@ -163,16 +218,38 @@ def _of_clients(precision: Precision) -> Precision:
     return made
 
 
-def waiting(
-    server: "FederatedServer", answers: Iterator[Answer], cohort: Sequence[int]
-) -> Iterator[tuple[int, Answer]]:
-    """The answers, each with who was asked for it; counts the time that is waited for them."""
-    start = time.perf_counter()
-    for client in largest_first(server.datamodule.client_data.index, cohort):
-        answer = next(answers, ClientFailure(client, "did not answer"))
-        server.waited += time.perf_counter() - start
-        yield client, answer
-        start = time.perf_counter()
-    for _ in answers:
-        log.warning("round %d: more answers than clients were asked", server.round)
-    server.waited += time.perf_counter() - start
+class CloseOnError(Callback):
+    """Ends the workers whatever fails, Ctrl-C included; a module has no hook for that."""
+
+    def __init__(self) -> None:
+        self.interrupts = CtrlC()
+
+    @override
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self.interrupts.begin()  # not before: Lightning puts back the handlers that it finds
+
+    @override
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        self.interrupts.end()
+
+    @override
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self.interrupts.is_ending = True
+        pl_module.close()
+        if isinstance(trainer.datamodule, FederatedDataModule):
+            trainer.datamodule.teardown("fit")  # Lightning does if nothing fails
+        stop = stop_behind(exception)
+        if stop is not None and not stop.hint:
+            stop.hint = _how_to_go_on(trainer)
+        elif isinstance(exception, KeyboardInterrupt):
+            log.warning("interrupted; %s", _how_to_go_on(trainer))
+        self.interrupts.end(exception)
+
+
+def _how_to_go_on(trainer: Trainer) -> str:
+    """The call that resumes from the newest of Lightning's checkpoints."""
+    kept = [each for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint)]
+    paths = [each.last_model_path or each.best_model_path for each in kept]
+    if not any(paths):
+        return "no round is kept: train with a ModelCheckpoint to resume"
+    return f"resume with: trainer.fit(model, data, ckpt_path={next(filter(None, paths))!r})"

@@ -1,55 +1,68 @@
-"""The server's half of a round: the clients' answers, failures, the engine's life. No algorithm."""
+"""The server module: a round, its evaluation, its checkpoint. The algorithm is a method's."""
 
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from fedgkd_pl.data.cohorts import Population
 from fedgkd_pl.data.datamodule import FederatedDataModule
-from fedgkd_pl.errors import RunFailed, require
-from fedgkd_pl.federation.answers import Specs, checked
-from fedgkd_pl.federation.callback import FederatedCallback, call_hooks, warn_of_near_hooks
+from fedgkd_pl.data.examples import Batch
+from fedgkd_pl.errors import RunFailed, SettingError, require
+from fedgkd_pl.federation.answers import Spec, Specs, checked, like
+from fedgkd_pl.federation.callback import call_hooks
 from fedgkd_pl.federation.checks import (
+    check_fit,
     check_learned,
     check_method,
-    check_precision,
-    check_trainer,
+    check_resumed,
     first_not_finite,
-    warn_of_eval_mode,
 )
-from fedgkd_pl.federation.client_trainer import Job
-from fedgkd_pl.federation.divergence import Divergence
-from fedgkd_pl.federation.message import (
-    LR_FACTOR,
-    ClientFailure,
-    ClientUpdate,
-    Message,
-    State,
+from fedgkd_pl.federation.evaluation import Evaluation
+from fedgkd_pl.federation.losses import CrossEntropy, LocalLoss
+from fedgkd_pl.federation.message import LR_FACTOR, ClientFailure, ClientUpdate, Message, State
+from fedgkd_pl.federation.nets import ClientNets
+from fedgkd_pl.federation.own_module import has_outputs, is_own_module, outputs_of
+from fedgkd_pl.federation.performance import channels_last
+from fedgkd_pl.federation.round import (
+    CloseOnError,
+    Divergence,
+    NoLossScale,
+    RoundResults,
+    Timed,
+    form,
+    job_of,
 )
-from fedgkd_pl.federation.performance import missing_compiler
-from fedgkd_pl.federation.round import NoLossScale, RoundResults, forms_of, job_of, waiting
-from fedgkd_pl.federation.saving import SavedModel
-from fedgkd_pl.processes.signals import CtrlC, stop_behind
-from fedgkd_pl.storage.checkpoint_io import SafeCheckpointIO
-from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.plugins import Precision
-from torch import nn
+from fedgkd_pl.federation.schedule import RoundSchedule
+from fedgkd_pl.federation.scores import Scores, scores_of
+from fedgkd_pl.federation.task import TASKS
+from fedgkd_pl.models.ensemble import Ensemble
+from fedgkd_pl.storage.checkpoint_io import HALF, SafeCheckpointIO, load_newest
+from fedgkd_pl.storage.recorded import Recorded
+from fedgkd_pl.storage.states import StateStore
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor, nn
+from torchmetrics import Metric
+from typing_extensions import override
 
 if TYPE_CHECKING:
     from fedgkd_pl.engines.base import Engine, Session
     from fedgkd_pl.federation.client import FederatedClient
 
 log = logging.getLogger("fedgkd_pl")
+BAR = ("val/acc", "test/acc")
+OTHER_BAR = ("val/loss", "test/loss")  # where there is no accuracy
 
 
-class FederatedServer(SavedModel):
+class FederatedServer(LightningModule, Recorded):
     """A LightningModule whose training step is one communication round.
 
-    A method subclasses it with ``training_step(cohort)``, ``configure_optimizers`` and
-    :meth:`client`.
+    A method subclasses it with ``training_step(cohort)``, ``configure_optimizers``, the class of
+    its clients and the settings that they get.
 
     Args:
         net: the global model.
@@ -59,12 +72,25 @@ class FederatedServer(SavedModel):
         min_clients: a round in which fewer clients succeed changes nothing.
         max_failed_rounds: this many such rounds in a row end the run.
         compile: whether to compile the clients' steps.
-        state_memory: megabytes of what clients keep that stay in memory.
     """
 
-    # names of what clients may report; None for any plain ones. Read from the class that defines
-    # client(): another client half may report others.
-    client_metrics: tuple[str, ...] | None = None
+    client_class: "type[FederatedClient]"
+    client_settings: tuple[str, ...] = ()  # attributes of the server that every client gets
+    # names of what a method saves beside the model: plain values and tensors, or objects with
+    # state_dict, load_state_dict and, for a new run, reset
+    keeps: tuple[str, ...] = ()
+    takes_modules = True  # whether the net may be a LightningModule with its own training step
+    needs_outputs = False  # whether a client's loss needs the net's outputs, beside the task's
+    distils_classes = True  # whether they must be the logits of classes then
+    tasks: tuple[str, ...] = TASKS  # what it can learn
+    takes_sequences = True  # whether clients may learn one task after the other (data.tasks)
+    shares_models = True  # whether what clients send up includes their models
+    models_differ = False  # whether :meth:`model_of` depends on the client and its task
+    optimizer: OptimizerCallable | None = None  # of clients; None for that of a LightningModule
+    scheduler: LRSchedulerCallable | None = None  # of clients, per local epoch
+    schedule: RoundSchedule | None = None  # of the clients' rate over rounds
+    local_loss: LocalLoss = CrossEntropy()  # of clients, which decides what is measured
+    metrics: Mapping[str, Metric] = {}  # measured beside what always is
 
     def __init__(
         self,
@@ -75,30 +101,53 @@ class FederatedServer(SavedModel):
         min_clients: int,
         max_failed_rounds: int,
         compile: bool,
-        state_memory: float = 64,
     ) -> None:
-        super().__init__(net, engine, state_memory)
+        super().__init__()
         require(local_epochs >= 1, "local_epochs", "must be at least 1", local_epochs)
         require(local_steps is None or local_steps >= 1, "local_steps", "must be ≥ 1", local_steps)
         require(min_clients >= 1, "min_clients", "must be at least 1", min_clients)
         require(max_failed_rounds >= 1, "max_failed_rounds", "must be ≥ 1", max_failed_rounds)
         self.automatic_optimization = False
+        self.net = net
+        self.client_nets = ClientNets()
+        self.evaluation = Evaluation()
+        self.engine = engine
         self.local_epochs = local_epochs
         self.local_steps = local_steps
         self.min_clients = min_clients
         self.max_failed_rounds = max_failed_rounds
         self.compiles = compile  # nn.Module has a method compile()
+        self.report: dict[str, float] = {}  # what was logged of the last round
         self.results = RoundResults()  # of the last round
         self.waited = 0.0  # seconds that the round has waited for clients
         self.trained = 0.0  # seconds that the server itself has trained in the round
+        self.bytes_down = self.bytes_up = 0
+        self.failed_rounds: list[int] = []
+        self.client_states = StateStore()
+        self.divergence = Divergence()
+        self._checked: tuple[FederatedDataModule | None, Trainer | None] = (None, None)
+        self._has_answers = False  # whether all clients of the round have answered
         self._session: Session | None = None
         self._clip: float | None = None  # the Trainer's, while it is hidden from Lightning
 
     # -- for methods ---------------------------------------------------------------------------
 
+    def client(self, number: int = 0) -> "FederatedClient":
+        """The client module with one of the clients' nets."""
+        settings = {name: getattr(self, name) for name in self.client_settings}
+        return self.client_class(self.nets[number], self.optimizer, self.scheduler, **settings)
+
     def client_extra(self) -> Specs:
         """What clients send beside their models: all of this and nothing else, or they fail."""
         return {}
+
+    def client_state(self, number: int = 0) -> Specs:
+        """What clients with a net keep for their next round: all of this and nothing else."""
+        return {}
+
+    def client_model(self, number: int = 0) -> dict[str, Spec]:
+        """The form of a client's model."""
+        return like(self.nets[number].state_dict())
 
     def client_fault(self, update: ClientUpdate) -> str:
         """Why an answer cannot be used though it is all that was declared; empty if it can."""
@@ -110,12 +159,156 @@ class FederatedServer(SavedModel):
         return [] if teacher is None else [(1.0, teacher)]
 
     def choose_clients(self, drawn: list[int], population: Population) -> Sequence[int]:
-        """Whom a round asks: what ``data.cohorts`` drew (ascending), unless a method knows better.
+        """The clients of a round: what ``data.cohorts`` drew, unless a method chooses others.
 
         Called before every round. What a choice depends on beside the arguments, a method
         :attr:`keeps`, so that a resumed run chooses alike.
         """
         return drawn
+
+    def bytes_of(self, message: Message, cohort: Sequence[int]) -> int:
+        """The bytes that a cohort downloads; called once a round."""
+        if self.client_nets.index is None:
+            return message.nbytes * len(cohort)
+        return sum(message.for_net(self.net_index(client)).nbytes for client in cohort)
+
+    def bytes_of_answer(self, update: ClientUpdate) -> int:
+        """The bytes that a client uploads; called once for every answer that counts."""
+        return update.nbytes if self.shares_models else update.extra_nbytes
+
+    def model_of(self, client: int, place: int) -> State:
+        """The model that a client has for the task at a place of its sequence, from 0."""
+        return self.global_state()
+
+    def check(self, data: FederatedDataModule) -> None:
+        """Raises a clear error if method, net, loss, optimizers and data do not fit together."""
+        check_method(self, data)
+
+    def check_run(
+        self, data: FederatedDataModule, trainer: Trainer | None = None, reaches: bool = True
+    ) -> None:
+        """Checks data and, for ``fit``, a Trainer, each unless it has passed already.
+
+        ``reaches``: whether the engine must be able to reach its clients from here.
+        """
+        if self._checked[0] is not data:
+            self.check(data)
+            self._checked = (data, None)
+        if trainer is not None and self._checked[1] is not trainer:
+            check_fit(self, data, trainer)
+            if reaches:
+                self.engine.check(self)
+                self._checked = (data, trainer)
+
+    # -- models and data -----------------------------------------------------------------------
+
+    @property
+    def nets(self) -> list[nn.Module]:
+        """The nets that clients have, by number."""
+        return self.client_nets.of(self.net)
+
+    def net_index(self, client: int) -> int:
+        """The number of a client's net."""
+        return self.client_nets.number(client)
+
+    @property
+    def net_names(self) -> list[str]:
+        """The nets' classes, numbered where two are of one."""
+        names = [type(net).__name__ for net in self.nets]
+        return [f"{name}{n}" if names.count(name) > 1 else name for n, name in enumerate(names)]
+
+    def every_net(self) -> list[nn.Module]:
+        """All nets of clients and server, ensembles taken apart."""
+        own = list(self.client_nets.own)
+        return [*(self.net.nets if isinstance(self.net, Ensemble) else [self.net]), *own]
+
+    @property
+    def round(self) -> int:
+        """The round being run, from 1."""
+        return self.current_epoch + 1
+
+    @property
+    def datamodule(self) -> FederatedDataModule:
+        """The data of the Trainer that this is attached to."""
+        data = getattr(self.trainer, "datamodule", None)
+        if not isinstance(data, FederatedDataModule):
+            raise SettingError("data", "must be a FederatedDataModule: trainer.fit(model, data)")
+        return data
+
+    def global_state(self) -> State:
+        """The global model: parameters and buffers."""
+        return {name: tensor.detach() for name, tensor in self.net.state_dict().items()}
+
+    def global_copy(self) -> State:
+        """A copy of the global model on the CPU."""
+        return {name: tensor.cpu().clone() for name, tensor in self.global_state().items()}
+
+    def some_inputs(self, data: FederatedDataModule) -> Tensor:
+        """Two test samples as the net sees them."""
+        examples = data.test[:2]
+        inputs = examples.transform(examples.inputs, None)
+        for parameter in self.net.parameters():
+            return inputs.to(parameter if inputs.is_floating_point() else parameter.device)
+        return inputs
+
+    def lay_out(self, data: FederatedDataModule, device: torch.device) -> None:
+        """Lays out the nets' weights for where they will train."""
+        for net in self.every_net():
+            if not is_own_module(net):  # whose step may not be able to, though its forward is
+                channels_last(net, self.some_inputs(data), device)
+
+    # -- evaluation ----------------------------------------------------------------------------
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The global model's logits."""
+        return outputs_of(self.net, x)
+
+    def new_scores(self, data: FederatedDataModule, split: str = "val") -> Scores:
+        """The scores of a model over a split."""
+        return scores_of(self.net, self.local_loss, data, self.metrics, split)
+
+    def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Evaluates on the server's validation set and, within ``fit``, the test set."""
+        self._evaluate(batch, batch_idx, self.datamodule.eval_splits()[dataloader_idx])
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        """Evaluates on the test set."""
+        self._evaluate(batch, batch_idx, "test")
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Class probabilities."""
+        classes = has_outputs(self.net) and self.local_loss.targets == "classes"
+        require(classes, "predict", "needs the logits of classes, which this model does not have")
+        with torch.autocast(self.device.type, enabled=False):
+            return self.forward(batch[0]).softmax(dim=1)
+
+    def _evaluate(self, batch: Batch, batch_idx: int, split: str) -> None:
+        with torch.autocast(self.device.type, enabled=False):  # whatever clients train in
+            self.evaluation.step(self.net, batch, batch_idx, split)
+
+    @override
+    def on_validation_epoch_end(self) -> None:
+        for split in self.datamodule.eval_splits():
+            self._log_scores(split)
+
+    @override
+    def on_test_epoch_end(self) -> None:
+        self._log_scores("test")
+
+    def _log_scores(self, split: str) -> None:
+        values, confusion = self.evaluation.finish(self.net, split)
+        self.log_round({f"{split}/{name}": value for name, value in values.items()})
+        call_hooks(self, "on_evaluated", split, values, confusion)
+
+    def log_round(self, values: dict[str, float]) -> None:
+        """Logs per round; ``step`` sets the loggers' x-axis to the number of rounds done."""
+        fitting = self.trainer.state.fn == "fit" and not self.trainer.sanity_checking
+        if fitting:
+            self.report |= values
+        for name, value in (values | {"step": self.round} if fitting else values).items():
+            bar = name in BAR or (name in OTHER_BAR and "acc" not in self.evaluation.names)
+            number = torch.tensor(float(value))  # a float would be copied to the device
+            self.log(name, number, prog_bar=bar, on_step=False, on_epoch=True, batch_size=1)
 
     # -- a round -------------------------------------------------------------------------------
 
@@ -125,15 +318,18 @@ class FederatedServer(SavedModel):
         A client that fails, or answers what cannot be averaged, is left out and recorded.
         """
         assert self._session is not None
-        forms = forms_of(self, cohort)
+        forms = [form(self, cohort, number) for number in range(len(self.nets))]
         if self.schedule is not None:
             self.schedule.begin(message.round)
-            message.numbers[LR_FACTOR] = self.schedule.factor
+            numbers = message.numbers | {LR_FACTOR: self.schedule.factor}
+            message = replace(message, numbers=numbers)
         call_hooks(self, "on_broadcast", message, cohort)
         results = self.results = RoundResults(bytes_down=self.bytes_of(message, cohort))
+        answers = Timed(self._session.run(message, cohort), self.datamodule.client_data, cohort)
         try:
-            for client, given in waiting(self, self._session.run(message, cohort), cohort):
-                answer = checked(given, client, forms[self.kind(client)])
+            for client, given in answers:
+                answer = checked(given, client, forms[self.net_index(client)])
+                self.waited = answers.seconds
                 if isinstance(answer, ClientFailure):
                     self._leave_out(answer, len(cohort))
                     continue
@@ -143,6 +339,7 @@ class FederatedServer(SavedModel):
         except BaseException:
             self.close()
             raise
+        self.waited = answers.seconds
         self._has_answers = True
         self.bytes_down += results.bytes_down
         self.bytes_up += results.bytes_up
@@ -159,8 +356,10 @@ class FederatedServer(SavedModel):
         A round that does not count leaves everything as it was; too many in a row end the run.
         """
         succeeded, failures = len(self.results.reports), self.results.failures
-        if succeeded >= self.min_clients:
-            self._client_states.update(self.results.states)
+        counts = succeeded >= self.min_clients
+        self.divergence.look(self.round, self.results, counts)
+        if counts:
+            self.client_states.update(self.results.states)
             return True
         self.failed_rounds.append(self.round)
         log.warning(
@@ -176,85 +375,59 @@ class FederatedServer(SavedModel):
         self.optimizers().step()  # type: ignore[union-attr]  # no gradient: only counts it
         return False
 
-    # -- before a run --------------------------------------------------------------------------
+    # -- a run ---------------------------------------------------------------------------------
 
-    def check(self, data: FederatedDataModule) -> None:
-        """Raises a clear error if the net does not fit the data, or an optimizer the net."""
-        check_method(self, data)
-
-    def check_device(self, device: torch.device) -> None:
-        """Raises a clear error if clients cannot be compiled for a device as they should."""
-        missing = missing_compiler(device) if self.compiles else ""
-        require(not missing, "compile", f"needs {missing}, which is not on this machine")
-
-    def check_precision(self, precision: Precision) -> None:
-        """Raises a clear error if an optimizer is wrong for weights of a precision."""
-        for half in self.clients():
-            client = cast("FederatedClient", precision.convert_module(half))
-            if client.optimizer is not None:  # a module's own may ask for its Trainer
-                client.configure_optimizers()
-
+    @override
     def configure_callbacks(self) -> list[Any]:
-        """Makes checkpoints commits, ends workers on errors, watches the loss, hides clipping.
-
-        Clipping is the clients'; the server's own step is never clipped. Lightning refuses it with
-        manual optimization just after this hook, so :meth:`setup` gives it back.
-        """
+        # Clipping is the clients'. Lightning refuses it with manual optimization just after this
+        # hook, so it is hidden here and setup() gives it back.
         if self.trainer.strategy._checkpoint_io is None:  # the user gave none
             self.trainer.strategy.checkpoint_io = SafeCheckpointIO()
-        writer = self.trainer.strategy.checkpoint_io
+        writer, fits = self.trainer.strategy.checkpoint_io, self.trainer.state.fn == "fit"
         if isinstance(writer, SafeCheckpointIO):
-            writer.resumes, writer.held = self.trainer.state.fn == "fit", False
-        if self.trainer.state.fn == "fit":
-            check_trainer(self.trainer)
+            writer.resumes, writer.held = fits, False
         self._clip = self.trainer.gradient_clip_val
         self.trainer.gradient_clip_val = None
-        return [_CloseOnError(), Divergence()]
+        return [CloseOnError()]
 
+    @override
     def setup(self, stage: str) -> None:
-        """Begins a new run or resumes one, and checks what it is made of."""
         self.trainer.gradient_clip_val = self._clip
         data = self.datamodule
         if stage == "fit" and self.current_epoch == 0:
             self.reset()
-        text = "the server takes one device; the engine spreads clients over all GPUs"
+        text = "must be 1 for the server; the engine spreads clients over all GPUs"
         require(self.trainer.world_size == 1, "devices", text, self.trainer.world_size)
-        self.check(data)
-        if stage == "fit":
-            self._check_fit(data)
-        check_precision(self.trainer)
+        self.check_run(data, self.trainer if stage == "fit" else None)
+        self.client_nets.fill(self.net, data.num_clients)
         self.lay_out(data, self.trainer.strategy.root_device)
         # A round is an epoch of one batch, and what is logged is logged per epoch.
         warnings.filterwarnings("ignore", "The number of training batches \\(1\\) is smaller")
-        super().setup(stage)
+        self.evaluation.prepare({s: self.new_scores(data, s) for s in ("val", "test")})
 
-    def _check_fit(self, data: FederatedDataModule) -> None:
-        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, FederatedCallback):
-                callback.check(self, data)
-        self.check_device(self.trainer.strategy.root_device)
-        self.check_precision(self.trainer.precision_plugin)
-        self.engine.check(self)
-        for net in self.kinds:
-            warn_of_eval_mode(net)
-        warn_of_near_hooks(self.trainer)
+    def reset(self) -> None:
+        """Begins a new run: what an earlier one left beside the model goes.
 
-    # -- a run ---------------------------------------------------------------------------------
+        Objects that a method keeps are reset here; plain values a method resets itself.
+        """
+        self.bytes_down = self.bytes_up = 0
+        self.failed_rounds = []
+        self.client_states = StateStore()
+        self.client_nets.empty(self.net)
+        for kept in (self.schedule, self.divergence, *(getattr(self, name) for name in self.keeps)):
+            if hasattr(kept, "load_state_dict") and hasattr(kept, "reset"):
+                kept.reset()
 
+    @override
     def on_train_start(self) -> None:
-        """Opens the engine."""
         plugin = self.trainer.precision_plugin
         if getattr(plugin, "scaler", None) is not None:
             plugin.scaler = NoLossScale(plugin.scaler)  # type: ignore[attr-defined]
-        job = self.job(self.trainer, self.datamodule)
+        job = job_of(self, self.trainer, self.datamodule)
         self._session = self.engine.open(job, self.datamodule.cohort_size)
 
-    def job(self, trainer: Trainer, data: FederatedDataModule) -> Job:
-        """What clients are trained on and how; the server's precision and clipping are theirs."""
-        return job_of(self, trainer, data)
-
+    @override
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Starts the round's report."""
         self.report = {}
         self._has_answers = False
         self.waited = self.trained = 0.0
@@ -262,22 +435,22 @@ class FederatedServer(SavedModel):
         if self.round == self.trainer.max_epochs:
             self.trainer.check_val_every_n_epoch = 1  # the last report is of the last model
 
+    @override
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Ends a run whose global model is not finite any more."""
         broken = first_not_finite(self.global_state())
         if broken:
             raise RunFailed(
-                f"round {self.round}: the server's step left {broken} with NaN or Inf: "
+                f"round {self.round}: the server's step left {broken} with NaN or Inf; "
                 "try a smaller lr of server_optimizer"
             )
 
+    @override
     def on_train_end(self) -> None:
-        """Closes the engine."""
         self.close()
 
+    @override
     def on_fit_end(self) -> None:
-        """Raises an error if nothing was learned; all files are written by now."""
-        check_learned(self)
+        check_learned(self)  # all files are written by now
 
     def close(self) -> None:
         """Ends the engine's workers; may be called twice."""
@@ -285,50 +458,96 @@ class FederatedServer(SavedModel):
             self._session.close()
             self._session = None
 
+    def close_stores(self) -> None:
+        """Removes the temporary folders of clients' states and the like."""
+        for store in (self.client_states, *(getattr(self, name) for name in self.keeps)):
+            if isinstance(store, StateStore):
+                store.close()
 
-class _CloseOnError(Callback):
-    """Ends the workers whatever fails, Ctrl-C included; a module has no hook for that."""
+    # -- the checkpoint ------------------------------------------------------------------------
 
-    def __init__(self) -> None:
-        self.interrupts = CtrlC()
+    @property
+    def is_half_done(self) -> bool:
+        """Whether the server's part of a round is under way, which changes the model in place.
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self.interrupts.begin()  # not before: Lightning puts back the handlers that it finds
+        What clients train changes nothing yet, so the last round is whole until all have answered.
+        """
+        if not self._has_answers or self.trainer.state.fn != "fit":
+            return False
+        progress = self.trainer.fit_loop.epoch_loop.batch_progress.current
+        return bool(progress.started > progress.processed)  # type: ignore[attr-defined]
 
-    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        self.interrupts.end()
+    @override
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        saved = checkpoint["fedgkd_pl"] = {
+            "method": type(self).__name__,
+            "bytes": [self.bytes_down, self.bytes_up],
+            "client_states": self.client_states,
+            "states_stay": self.engine.states_stay,
+            "failed_rounds": self.failed_rounds,
+            "divergence": self.divergence.state_dict(),
+            "stopped": self.trainer.should_stop,
+            "data": self.datamodule.fingerprint(),
+        }
+        if self.schedule is not None:
+            saved["schedule"] = self.schedule.state_dict()
+        if self.is_half_done:
+            saved[HALF] = self.round
+        for name in self.keeps:
+            kept = getattr(self, name)
+            saved[name] = kept.state_dict() if hasattr(kept, "load_state_dict") else kept
+        # only our own writer knows how to put states into files of their own
+        if not isinstance(self.trainer.strategy.checkpoint_io, SafeCheckpointIO):
+            stores = {name: v for name, v in saved.items() if isinstance(v, StateStore)}
+            saved |= {name: dict(store) for name, store in stores.items()}
 
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        self.interrupts.is_ending = True
-        pl_module.close()
-        if isinstance(trainer.datamodule, FederatedDataModule):
-            trainer.datamodule.teardown("fit")  # Lightning does if nothing fails
-        stop = stop_behind(exception)
-        if stop is not None and not stop.hint:
-            stop.hint = _how_to_go_on(trainer)
-        elif isinstance(exception, KeyboardInterrupt):
-            log.warning("interrupted; %s", _how_to_go_on(trainer))
-        self.interrupts.end(exception)
+    @override
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        saved = checkpoint.get("fedgkd_pl")
+        if saved is None:
+            raise SettingError("ckpt_path", "is not a checkpoint of fedgkd_pl")
+        method = type(self).__name__
+        text = f"was written by {saved['method']}, this run is {method}"
+        require(saved["method"] == method, "ckpt_path", text)
+        if self._trainer is not None:
+            if self.trainer.state.fn == "fit":
+                check_resumed(self, self.datamodule, saved)
+            # Lightning does so after the weights are loaded, which rounds those of 64-true
+            self.trainer.precision_plugin.convert_module(self)
+        names = (name.removeprefix("net.") for name in checkpoint.get("state_dict", ()))
+        self.client_nets.fill_like(self.net, names)
+        self.bytes_down, self.bytes_up = saved["bytes"]
+        self.client_states = _store_of(saved["client_states"])
+        self.failed_rounds = saved["failed_rounds"]
+        self.divergence.load_state_dict(saved["divergence"])
+        if self.schedule is not None:
+            self.schedule.load_state_dict(saved["schedule"])
+        for name in self.keeps:
+            kept = getattr(self, name)
+            if hasattr(kept, "load_state_dict"):
+                kept.load_state_dict(saved[name])
+            elif isinstance(kept, StateStore):
+                setattr(self, name, _store_of(saved[name]))
+            else:
+                setattr(self, name, saved[name])
+
+    @classmethod
+    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Self:
+        """A method as a checkpoint left it; Lightning's own reads pickles.
+
+        ``kwargs`` are the method's, ``net`` among them.
+        """
+        checkpoint = load_newest(Path(checkpoint_path))[0]
+        model = cls(**kwargs)
+        model.on_load_checkpoint(checkpoint)
+        model.load_state_dict(checkpoint["state_dict"])
+        return model
 
 
-def _how_to_go_on(trainer: Trainer) -> str:
-    """With the newest checkpoint of Lightning's, and the round that it holds.
-
-    It may be an old one: where a ModelCheckpoint monitors a value, ``save_last`` follows the best.
-    """
-    kept = [each for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint)]
-    paths = [path for each in kept for path in (each.last_model_path, each.best_model_path) if path]
-    if not paths:
-        return "no round is kept: train with a ModelCheckpoint to go on where it was"
-    rounds = [_round_of(path, trainer) for path in paths]
-    newest = rounds.index(max(rounds))
-    after = f" (after round {rounds[newest]})" if rounds[newest] else ""
-    return f"go on with: trainer.fit(model, data, ckpt_path={paths[newest]!r}){after}"
-
-
-def _round_of(path: str, trainer: Trainer) -> int:
-    """The rounds that a checkpoint has behind it; 0 where it cannot be read."""
-    try:
-        return int(trainer.strategy.load_checkpoint(path)["global_step"])
-    except Exception:  # any CheckpointIO may fail in its own way, and this is only a hint
-        return 0
+def _store_of(saved: Mapping[int, State]) -> StateStore:
+    """A store of a checkpoint, which another writer than ours keeps in the checkpoint itself."""
+    if isinstance(saved, StateStore):
+        return saved
+    store = StateStore()
+    store.update(saved)
+    return store

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from fedgkd_pl.data.examples import Batch, Batches, Examples
 from fedgkd_pl.federation.callback import call_hooks
-from fedgkd_pl.federation.norms import BatchNorms
+from fedgkd_pl.federation.client import BatchNorms
 from fedgkd_pl.federation.own_module import is_own_module, outputs_of
 from fedgkd_pl.federation.precision import plain_precision
 from fedgkd_pl.seeds import derive, seeded

@@ -1,9 +1,10 @@
-"""What local SGD does with a constant gradient, by which a method divides how far a client went."""
+"""The effective number of local steps, for FedNova and SCAFFOLD."""
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from fedgkd_pl.errors import require
-from torch.optim import SGD, Optimizer
+from fedgkd_pl.federation.optimizer import first_optimizer
+from torch.optim import SGD
 
 if TYPE_CHECKING:
     from fedgkd_pl.federation.client import FederatedClient
@@ -46,14 +47,3 @@ def check_countable(client: "FederatedClient", method: str) -> None:
     plain = plain and not optimizer.param_groups[0]["maximize"]
     text = f"{method} counts the steps of torch.optim.SGD with one rate for all weights"
     require(plain, "optimizer", text, type(optimizer).__name__)
-
-
-def first_optimizer(configured: Any) -> Optimizer:
-    """The optimizer among what ``configure_optimizers`` gave, in any of Lightning's forms."""
-    while isinstance(configured, list | tuple) and configured:
-        configured = configured[0]
-    if isinstance(configured, dict):
-        configured = configured.get("optimizer")
-    text = "configure_optimizers() must give one optimizer"
-    require(isinstance(configured, Optimizer), "optimizer", text, type(configured).__name__)
-    return cast(Optimizer, configured)

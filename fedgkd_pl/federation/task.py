@@ -101,7 +101,7 @@ def _try_module(server: "FederatedServer", data: "FederatedDataModule") -> None:
     """Trains a copy of a module on two samples, as a client would, with its hooks and optimizer."""
     net, examples = server.net, data.client_data.examples
     some, cpu = examples[:2], torch.device("cpu")
-    client = _Trial(net, server.client().optimizer, server.client().scheduler)
+    client = _Trial(net, server.optimizer, server.scheduler)
     client.num_classes, client.run_seed, client.local_loss = data.num_classes, 0, server.local_loss
     client.needs_outputs = server.needs_outputs
     weights = {name: tensor.detach().cpu() for name, tensor in net.state_dict().items()}

@@ -28,7 +28,9 @@ from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.examples import Batches, Examples
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.answers import Spec, Specs
+from fedgkd_pl.federation.client import FederatedClient
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
+from fedgkd_pl.federation.nets import ClientNets, server_net
 from fedgkd_pl.federation.precision import wide
 from fedgkd_pl.federation.server_training import (
     KeptOptimizer,
@@ -39,13 +41,56 @@ from fedgkd_pl.federation.server_training import (
 )
 from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
 from fedgkd_pl.methods.feddf import check_public
-from fedgkd_pl.methods.feddistill import report_type
+from fedgkd_pl.methods.feddistill import own_copy, report_type
 from fedgkd_pl.seeds import derive
 from fedgkd_pl.storage.states import StateStore
 from torch import Tensor, nn
 
 PLAIN = 32  # bits that mean: not quantised
 MOST = 16  # other bits
+
+
+class CFDClient(FedAvgClient):
+    """The client module of CFD."""
+
+    uses_public = True
+    start: State
+    bits_up: int
+    client_steps: int
+    distil_lr: float
+    distil_batch_size: int
+    labels: Tensor | None = None
+
+    def receive(self, message: Message, state: State) -> None:
+        """Starts from w_0."""
+        super().receive(replace(message, models={"global": self.start}), state)
+        self.labels = message.tensors.get("labels", {}).get("labels")
+
+    def on_train_start(self) -> None:
+        """Distils the server's labels before the local training."""
+        super().on_train_start()
+        if self.labels is None or not self.client_steps:
+            return
+        assert self.public is not None
+        like = next(self.net.parameters())
+        random = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+        batches = labelled_batches(
+            self.public, self.distil_batch_size, random, self.labels.to(like)
+        )
+        optimizer = server_adam(self.net.parameters(), self.distil_lr)
+        for _, (x, labels) in zip(range(self.client_steps), batches, strict=False):
+            self.norms.expect(len(labels))
+            optimizer.zero_grad()
+            soft_cross_entropy(self.net(as_input(x, like)), labels).backward()
+            optimizer.step()
+        optimizer.zero_grad()
+
+    def reply(self) -> ClientUpdate:
+        """Sends the soft labels of the public inputs."""
+        update = super().reply()
+        assert self.public is not None
+        update.extra = {"labels": soft_labels(self.net, self.public, self.bits_up)}
+        return update
 
 
 class CFD(FedAvg):
@@ -63,20 +108,22 @@ class CFD(FedAvg):
         server_steps: of the server towards the clients' labels.
         distil_lr: Adam's rate in both.
         distil_batch_size: public inputs a step.
+        nets: of clients that have different nets, in turn.
+        nets_of: the number of every client's net, from 0, if not in turn.
         kwargs: those of :class:`FedAvg`.
     """
 
     title = "CFD"
     citation = "Sattler et al., 2021"
     colour = 21
+    client_class = CFDClient
+    client_settings = ("bits_up", "client_steps", "distil_lr", "distil_batch_size")
     takes_modules = False
-    takes_nets = "apart"
     tasks: tuple[str, ...] = ("classes",)
     shares_models = False
     takes_sequences = False
     averages = False
     keeps = ("start", "labels", "adam", "sent", "received")
-    client_metrics = ("loss", "acc", "ce")
 
     def __init__(
         self,
@@ -88,9 +135,12 @@ class CFD(FedAvg):
         server_steps: int = 1_000,
         distil_lr: float = 1e-3,
         distil_batch_size: int = 128,
+        nets: list[nn.Module] | None = None,
+        nets_of: list[int] | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(net, **kwargs)
+        super().__init__(server_net("server_only", net, nets), **kwargs)
+        self.client_nets = ClientNets("server_only", nets, nets_of)
         for key, bits in ("bits_up", bits_up), ("bits_down", bits_down):
             require(1 <= bits <= MOST or bits == PLAIN, key, "must be 1 to 16, or 32", bits)
         for key, steps in ("client_steps", client_steps), ("server_steps", server_steps):
@@ -103,8 +153,8 @@ class CFD(FedAvg):
         self.start = self.global_copy()  # w_0
         self.adam = KeptOptimizer(partial(server_adam, lr=distil_lr))
         self.labels: State = {}  # Y_down, once there is one
-        self.sent = StateStore(self.state_memory)  # to every client, the last
-        self.received = StateStore(self.state_memory)  # from every client, the last
+        self.sent = StateStore()  # to every client, the last
+        self.received = StateStore()  # from every client, the last
         self._answers: list[Tensor] = []
         self._sent: dict[int, State] = {}  # of the round, until it counts
         self._received: dict[int, State] = {}
@@ -114,7 +164,7 @@ class CFD(FedAvg):
         super().reset()
         self.start = self.global_copy()
         self.labels = {}
-        self.sent, self.received = StateStore(self.state_memory), StateStore(self.state_memory)
+        self.sent, self.received = StateStore(), StateStore()
 
     def check(self, data: FederatedDataModule) -> None:
         """Asks for public data, too."""
@@ -132,7 +182,7 @@ class CFD(FedAvg):
         self._answers, self._sent, self._received = [], {}, {}
         return Message(self.round, {}, tensors={"labels": self.labels} if self.labels else {})
 
-    def take(self, update: ClientUpdate) -> None:
+    def on_update(self, update: ClientUpdate) -> None:
         """Takes a client's labels in."""
         self._answers.append(update.extra["labels"])
 
@@ -189,67 +239,11 @@ class CFD(FedAvg):
         off = self.bits_up != PLAIN and (units - units.round()).abs().max() > 1e-2
         return f"its labels are not of {self.bits_up} bits" if off else ""
 
-    def client(self) -> "CFDClient":
-        """The client half, which knows w_0."""
-        return self._half(self.net, self.start)
-
-    def client_with(self, number: int) -> "CFDClient":
-        """The client half with one of several nets, which nobody but clients trains."""
-        net = self.kinds[number]
-        return self._half(net, {name: t.cpu().clone() for name, t in net.state_dict().items()})
-
-    def _half(self, net: nn.Module, start: State) -> "CFDClient":
-        return CFDClient(
-            *(net, self.optimizer, self.scheduler),
-            start=start,
-            bits=self.bits_up,
-            steps=self.client_steps,
-            distil_lr=self.distil_lr,
-            distil_batch_size=self.distil_batch_size,
-        )
-
-
-class CFDClient(FedAvgClient):
-    """The client half of CFD."""
-
-    uses_public = True
-    start: State
-    bits: int
-    steps: int
-    distil_lr: float
-    distil_batch_size: int
-    labels: Tensor | None = None
-
-    def receive(self, message: Message, state: State) -> None:
-        """Starts from w_0."""
-        super().receive(replace(message, models={"global": self.start}), state)
-        self.labels = message.tensors.get("labels", {}).get("labels")
-
-    def on_train_start(self) -> None:
-        """Distils the server's labels before the local training."""
-        super().on_train_start()
-        if self.labels is None or not self.steps:
-            return
-        assert self.public is not None
-        like = next(self.net.parameters())
-        random = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
-        batches = labelled_batches(
-            self.public, self.distil_batch_size, random, self.labels.to(like)
-        )
-        optimizer = server_adam(self.net.parameters(), self.distil_lr)
-        for _, (x, labels) in zip(range(self.steps), batches, strict=False):
-            self._norms.expect(len(labels))
-            optimizer.zero_grad()
-            soft_cross_entropy(self.net(as_input(x, like)), labels).backward()
-            optimizer.step()
-        optimizer.zero_grad()
-
-    def reply(self) -> ClientUpdate:
-        """Sends the soft labels of the public inputs."""
-        update = super().reply()
-        assert self.public is not None
-        update.extra = {"labels": soft_labels(self.net, self.public, self.bits)}
-        return update
+    def client(self, number: int = 0) -> FederatedClient:
+        """A client that knows w_0 of its net."""
+        client = super().client(number)
+        client.start = self.start if self.client_nets.index is None else own_copy(self.nets[number])
+        return client
 
 
 def labelled_batches(

@@ -39,6 +39,61 @@ from torch import Tensor, nn
 SMALLEST = 1e-8  # of a score
 
 
+class FedAUXClient(FedAvgClient):
+    """The client module of FedAUX: FedAvg's, with scores that it keeps."""
+
+    uses_public = True
+    start: State
+    negatives: float
+    lam: float
+    epsilon: float | None
+    delta: float
+
+    def __init__(self, net: nn.Module, *args: Any, **settings: Any) -> None:
+        super().__init__(net, *args, **settings)
+        self.scorer = FrozenNet(net)
+        self.scores: Tensor | None = None
+
+    def receive(self, message: Message, state: State) -> None:
+        """Loads w_t, and the scores if there are any."""
+        super().receive(message, state)
+        self.scoring = message.models.get("start", self.start)
+        self.scores = state.get("scores")
+
+    def on_train_start(self) -> None:
+        """Scores the public data in the client's first round."""
+        super().on_train_start()
+        if self.scores is None:
+            own: Any = self.trainer.train_dataloader
+            assert self.public is not None
+            negatives, examples = split_public(self.public, self.negatives, self.run_seed)
+            self.scorer.load(self.scoring, self.device)
+            local, others, rest = (
+                self._features(each) for each in (own.examples, negatives, examples)
+            )
+            samples = len(local) + len(others)
+            noise = torch.randn(local.shape[1], dtype=torch.float64)
+            scale = 0.0
+            if self.epsilon is not None:
+                scale = sigma(samples, self.lam, self.epsilon, self.delta)
+            self.scores = certainty(local, others, rest, self.lam, scale * noise)
+
+    @torch.no_grad()
+    def _features(self, examples: Examples) -> Tensor:
+        like = next(self.net.parameters())
+        batches = Batches(examples.to(like.device), 256)
+        features = [self.scorer.features(as_input(x, like)) for x, _ in batches]
+        return torch.cat(features).flatten(1).cpu().double()
+
+    def reply(self) -> ClientUpdate:
+        """Sends the scores with the model, and keeps them."""
+        update = super().reply()
+        assert self.scores is not None
+        update.extra = {"scores": self.scores}
+        update.state = {"scores": self.scores}
+        return update
+
+
 class FedAUX(FedDF):
     """FedAUX: FedDF whose teachers count by certainty scores.
 
@@ -59,8 +114,9 @@ class FedAUX(FedDF):
     title = "FedAUX"
     citation = "Sattler et al., 2021"
     colour = 20
+    client_class = FedAUXClient
+    client_settings = ("start", "negatives", "lam", "epsilon", "delta")
     takes_modules = False
-    takes_nets = ""
     tasks: tuple[str, ...] = ("classes",)
     keeps = ("start", "adam")
 
@@ -130,9 +186,9 @@ class FedAUX(FedDF):
             message.models["start"] = self.start
         return message
 
-    def take(self, update: ClientUpdate) -> None:
+    def on_update(self, update: ClientUpdate) -> None:
         """Keeps a client's model and scores until they have taught."""
-        super().take(update)
+        super().on_update(update)
         self._scores.append(update.extra["scores"])
 
     def server_step(self, mean: State) -> None:
@@ -156,75 +212,9 @@ class FedAUX(FedDF):
         scored = len(public) - number_of_negatives(public, self.negatives)
         return {"scores": Spec((scored,), torch.float64, SMALLEST, 1 + SMALLEST)}
 
-    def client_state(self) -> Specs:
+    def client_state(self, number: int = 0) -> Specs:
         """The scores, which are computed once."""
         return self.client_extra()
-
-    def client(self) -> "FedAUXClient":
-        """The client half, which knows the net that scores."""
-        return FedAUXClient(
-            *(self.net, self.optimizer, self.scheduler),
-            start=self.start,
-            negatives=self.negatives,
-            lam=self.lam,
-            epsilon=self.epsilon,
-            delta=self.delta,
-        )
-
-
-class FedAUXClient(FedAvgClient):
-    """The client half of FedAUX: FedAvg's, with scores that it keeps."""
-
-    uses_public = True
-    start: State
-    negatives: float
-    lam: float
-    epsilon: float | None
-    delta: float
-
-    def __init__(self, net: nn.Module, *args: Any, **settings: Any) -> None:
-        super().__init__(net, *args, **settings)
-        self.scorer = FrozenNet(net)
-        self.scores: Tensor | None = None
-
-    def receive(self, message: Message, state: State) -> None:
-        """Loads w_t, and the scores if there are any."""
-        super().receive(message, state)
-        self.scoring = message.models.get("start", self.start)
-        self.scores = state.get("scores")
-
-    def on_train_start(self) -> None:
-        """Scores the public data in the client's first round."""
-        super().on_train_start()
-        if self.scores is None:
-            own: Any = self.trainer.train_dataloader
-            assert self.public is not None
-            negatives, examples = split_public(self.public, self.negatives, self.run_seed)
-            self.scorer.load(self.scoring, self.device)
-            local, others, rest = (
-                self._features(each) for each in (own.examples, negatives, examples)
-            )
-            samples = len(local) + len(others)
-            noise = torch.randn(local.shape[1], dtype=torch.float64)
-            scale = 0.0
-            if self.epsilon is not None:
-                scale = sigma(samples, self.lam, self.epsilon, self.delta)
-            self.scores = certainty(local, others, rest, self.lam, scale * noise)
-
-    @torch.no_grad()
-    def _features(self, examples: Examples) -> Tensor:
-        like = next(self.net.parameters())
-        batches = Batches(examples.to(like.device), 256)
-        features = [self.scorer.features(as_input(x, like)) for x, _ in batches]
-        return torch.cat(features).flatten(1).cpu().double()
-
-    def reply(self) -> ClientUpdate:
-        """Sends the scores with the model, and keeps them."""
-        update = super().reply()
-        assert self.scores is not None
-        update.extra = {"scores": self.scores}
-        update.state = {"scores": self.scores}
-        return update
 
 
 def split_public(public: Examples, negatives: float, seed: int) -> tuple[Examples, Examples]:

@@ -8,7 +8,7 @@ FedAdam and others (Reddi et al., ICLR 2021).
     server:    w_{t+1} ← w_t − η_s (w_t − Σ_k n_k/n w_k)
 """
 
-from typing import Literal
+from typing import Any, Literal, cast
 
 import torch
 from fedgkd_pl.engines.base import Engine
@@ -18,12 +18,12 @@ from fedgkd_pl.federation.aggregate import WeightedMean
 from fedgkd_pl.federation.client import FederatedClient, Objective
 from fedgkd_pl.federation.losses import CrossEntropy, LocalLoss
 from fedgkd_pl.federation.message import OF_NET, ClientUpdate, Message, State
-from fedgkd_pl.federation.nets import server_net
-from fedgkd_pl.federation.own_module import is_own_module
+from fedgkd_pl.federation.optimizer import first_optimizer
+from fedgkd_pl.federation.own_module import is_own_module, one_of
 from fedgkd_pl.federation.performance import threads
 from fedgkd_pl.federation.schedule import RoundSchedule
 from fedgkd_pl.federation.server import FederatedServer
-from fedgkd_pl.federation.steps import first_optimizer
+from fedgkd_pl.federation.teachers import FrozenNet, TeacherPrecision
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 Weighting = Literal["samples", "uniform"]
+DISTIL = "distil"  # the number in a message that says whether the teacher teaches
 
 
 def is_default(optimizer: OptimizerCallable, lr: float = 0.05) -> bool:
@@ -38,6 +39,37 @@ def is_default(optimizer: OptimizerCallable, lr: float = 0.05) -> bool:
     weight = [nn.Parameter(torch.zeros(1))]
     given, default = optimizer(weight), torch.optim.SGD(weight, lr=lr)
     return type(given) is type(default) and given.defaults == default.defaults
+
+
+class FedAvgClient(FederatedClient):
+    """The client module of FedAvg: cross-entropy."""
+
+    def objective(self, x: Tensor, y: Tensor, teacher_output: Tensor | None) -> Objective:
+        """CE(w)."""
+        _, loss, parts = self.task_loss(x, y)
+        return loss, parts
+
+
+class TeacherClient(FedAvgClient):
+    """A client with a frozen teacher: the model ``teacher`` of the message, or else w_t."""
+
+    teacher_precision: TeacherPrecision = "same"
+
+    def __init__(self, net: nn.Module, *args: Any, **settings: Any) -> None:
+        super().__init__(net, *args, **settings)
+        self.teacher = FrozenNet(net, self.teacher_precision)
+        self.distil = False
+
+    def receive(self, message: Message, state: State) -> None:
+        """Loads the student and the teacher."""
+        super().receive(message, state)
+        self.distil = bool(message.numbers.get(DISTIL))
+        if self.distil:
+            self.teacher.load(message.models.get("teacher", message.models["global"]), self.device)
+
+    def teach(self, x: Tensor) -> Tensor | None:
+        """The teacher's logits."""
+        return self.teacher(x) if self.distil else None
 
 
 class FedAvg(FederatedServer):
@@ -64,18 +96,13 @@ class FedAvg(FederatedServer):
             of what clients train on.
         module: a LightningModule instead of a net: its ``training_step`` is the clients' loss, its
             ``validation_step`` measures the global model.
-        state_memory: megabytes of what clients keep between rounds (SCAFFOLD, MOON, ...) that stay
-            in memory; the rest is on disk, beside the checkpoints.
-        nets: of clients that have nets of their own, in turn; for the methods that do not average
-            over all clients: FedMD, FedDF, FedDistill and CFD.
-        nets_of: the number of every client's net, from 0, if they are not to have them in turn.
     """
 
     title = "FedAvg"
     citation = "McMahan et al., AISTATS 2017"
     colour = 0
+    client_class: type[FederatedClient] = FedAvgClient
     averages = True  # whether the server averages the clients' models
-    client_metrics: tuple[str, ...] | None = ("loss", "acc", "ce")
 
     def __init__(
         self,
@@ -94,26 +121,14 @@ class FedAvg(FederatedServer):
         compile: bool = False,
         metrics: dict[str, Metric] | None = None,
         module: LightningModule | None = None,
-        state_memory: float = 64,
-        nets: list[nn.Module] | None = None,
-        nets_of: list[int] | None = None,
     ) -> None:
-        text = f"{type(self).__name__} averages weights, so all clients have one net: nets goes "
-        require(
-            not nets or bool(self.takes_nets),
-            "nets",
-            text + "with FedMD, FedDF, FedDistill and CFD",
-        )
         if not self.averages:
-            text = f"has no effect: {self.title} averages no models"
+            text = f"has no effect: {self.title} does not average models"
             require(weighting == "samples", "weighting", text, weighting)
             require(is_default(server_optimizer, lr=1.0), "server_optimizer", text)
-        net = server_net(self.takes_nets, net, module, nets)
-        super().__init__(
-            *(net, engine, local_epochs, local_steps),
-            *(min_clients, max_failed_rounds, compile, state_memory),
-        )
-        self.take_nets(nets, nets_of)
+        net = one_of(net, module)
+        clients = (min_clients, max_failed_rounds, compile)
+        super().__init__(net, engine, local_epochs, local_steps, *clients)
         configures = is_own_module(net) and is_overridden("configure_optimizers", net)
         self.optimizer = None if configures and is_default(optimizer) else optimizer
         self.scheduler = scheduler
@@ -122,8 +137,9 @@ class FedAvg(FederatedServer):
         self.weighting: Weighting = weighting
         self.server_optimizer = server_optimizer
         if round_scheduler is not None:
-            client = FedAvgClient(self.kinds[0], self.optimizer)
-            built = first_optimizer(client.configure_optimizers())
+            weight = [nn.Parameter(torch.zeros(1))]
+            own = cast(LightningModule, net).configure_optimizers
+            built = first_optimizer(own() if self.optimizer is None else self.optimizer(weight))
             self.schedule = RoundSchedule(round_scheduler, built.param_groups[0]["lr"])
 
     def training_step(self, cohort: list[int], batch_idx: int) -> None:
@@ -132,24 +148,25 @@ class FedAvg(FederatedServer):
             message = self.broadcast()
             total = WeightedMean()
             for update in self.local_updates(message, cohort):
-                total.add(self.placed(update), self.weight(update))
-                self.take(update)
+                total.add(self.client_nets.in_server_net(update), self.weight(update))
+                self.on_update(update)
             if self.round_counts():
                 self.server_step(total.mean(exact=True))
 
     def broadcast(self) -> Message:
         """What every client gets: w_t; where clients have several nets, the model of each."""
-        if self.net_of is None or self.takes_nets != "members":
+        if self.client_nets.index is None or self.client_nets.layout != "per_net":
             return Message(self.round, {"global": self.global_state()})
-        models = {f"global{OF_NET}{n}": net.state_dict() for n, net in enumerate(self.kinds)}
+        models = {f"global{OF_NET}{n}": net.state_dict() for n, net in enumerate(self.nets)}
         return Message(self.round, models)
 
     def weight(self, update: ClientUpdate) -> int:
         """A client's weight in the mean."""
-        return update.num_samples if self.weighting == "samples" and not self.has_parties else 1
+        by_samples = self.weighting == "samples" and not self.client_nets.one_per_client
+        return update.num_samples if by_samples else 1
 
-    def take(self, update: ClientUpdate) -> None:
-        """What else a method makes of a client's answer; nothing here."""
+    def on_update(self, update: ClientUpdate) -> None:
+        """Takes in what a method needs of a client's answer; nothing here."""
 
     @torch.no_grad()
     def server_step(self, mean: State) -> None:
@@ -157,7 +174,7 @@ class FedAvg(FederatedServer):
         for name, parameter in self.net.named_parameters():
             if not parameter.requires_grad or name not in mean:  # frozen, for weight decay too
                 continue
-            if self.has_parties:  # it is that client's own
+            if self.client_nets.one_per_client:  # it is that client's own
                 parameter.copy_(mean[name])
                 continue
             gradient = parameter.cpu().double() - mean[name]  # some devices have no doubles
@@ -172,20 +189,3 @@ class FedAvg(FederatedServer):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """The server's optimizer."""
         return self.server_optimizer(self.net.parameters())
-
-    def client(self) -> "FedAvgClient":
-        """The client half."""
-        return FedAvgClient(self.net, self.optimizer, self.scheduler)
-
-    def client_with(self, number: int) -> FederatedClient:
-        """The client half with one of several nets."""
-        return FedAvgClient(self.kinds[number], self.optimizer, self.scheduler)
-
-
-class FedAvgClient(FederatedClient):
-    """The client half of FedAvg: cross-entropy."""
-
-    def objective(self, x: Tensor, y: Tensor, teacher_output: Tensor | None) -> Objective:
-        """CE(w)."""
-        _, loss, parts = self.task_loss(x, y)
-        return loss, parts

@@ -22,7 +22,7 @@ from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.examples import Examples
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
-from fedgkd_pl.federation.nets import TakesNets
+from fedgkd_pl.federation.nets import ClientNets, server_net
 from fedgkd_pl.federation.server_training import (
     answered_batches,
     server_adam,
@@ -51,6 +51,8 @@ class FedDF(FedAvg):
         validate_every: steps from one evaluation to the next.
         patience: steps without a better evaluation that end the round's distillation.
         weighting: of the clients in their mean: ``uniform`` (authors), or by their ``samples``.
+        nets: of clients that have different nets, in turn.
+        nets_of: the number of every client's net, from 0, if not in turn.
         kwargs: those of :class:`FedAvg`.
     """
 
@@ -59,7 +61,6 @@ class FedDF(FedAvg):
     colour = 22
     takes_modules = False
     takes_sequences = False
-    takes_nets: TakesNets = "members"
     tasks: tuple[str, ...] = ("classes",)
 
     def __init__(
@@ -73,9 +74,13 @@ class FedDF(FedAvg):
         validate_every: int = 100,
         patience: int = 1_000,
         weighting: Weighting = "uniform",
+        nets: list[nn.Module] | None = None,
+        nets_of: list[int] | None = None,
         **kwargs: Any,
     ) -> None:
+        net = server_net("per_net", net, nets)
         super().__init__(net, weighting=weighting, **kwargs)
+        self.client_nets = ClientNets("per_net", nets, nets_of)
         require(distil_steps >= 0, "distil_steps", "must not be negative", distil_steps)
         require(0 < distil_lr < float("inf"), "distil_lr", "must be positive", distil_lr)
         for key, value in ("validate_every", validate_every), ("patience", patience):
@@ -103,10 +108,10 @@ class FedDF(FedAvg):
         self._models = []
         return super().broadcast()
 
-    def take(self, update: ClientUpdate) -> None:
+    def on_update(self, update: ClientUpdate) -> None:
         """Keeps a client's model until it has taught."""
         if self.distil_steps:
-            self._models.append((self.kinds[self.kind(update.client)], update.weights))
+            self._models.append((self.nets[self.net_index(update.client)], update.weights))
 
     def server_step(self, mean: State) -> None:
         """As FedAvg; then the ensemble teaches the mean of every net that had a client."""
@@ -116,11 +121,11 @@ class FedDF(FedAvg):
         assert self.datamodule.public is not None
         present = {id(net) for net, _ in self._models}
         teachers = self.frozen()
-        for net, label in zip(self.kinds, self.net_names, strict=True):
+        for net, label in zip(self.nets, self.net_names, strict=True):
             if id(net) not in present:
                 continue
             optimizer = server_adam(net.parameters(), self.distil_lr)
-            name = "server" if self.net_of is None else f"server/{label}"
+            name = "server" if self.client_nets.index is None else f"server/{label}"
             best = Best(self, net, name)
             self.distil(
                 *(net, teachers, self.datamodule.public, optimizer, self.distil_steps),

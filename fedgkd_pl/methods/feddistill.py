@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.answers import Spec, Specs
-from fedgkd_pl.federation.client import OUTPUTS, Objective
+from fedgkd_pl.federation.client import OUTPUTS, FederatedClient, Objective
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
+from fedgkd_pl.federation.nets import ClientNets, server_net
 from fedgkd_pl.federation.precision import wide
 from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
 from torch import Tensor, nn
@@ -27,159 +28,8 @@ OWN = "own model: "  # marks a client's model in its state
 LARGEST = 1e6  # of a mean logit
 
 
-class FedDistillPlus(FedAvg):
-    """FedDistill+: FedAvg with distillation from the other clients' mean logits per label.
-
-    Args:
-        net: the model to learn; any module from inputs to logits.
-        coefficient: the weight of the distillation (paper: 0.1).
-        kwargs: those of :class:`FedAvg`.
-    """
-
-    title = "FedDistill+"
-    citation = "Yao et al."
-    colour = 4
-    takes_modules = False
-    tasks: tuple[str, ...] = ("classes",)
-    keeps: tuple[str, ...] = ("reports",)
-    client_metrics = ("loss", "acc", "ce", "kd")
-
-    def __init__(
-        self, net: nn.Module | None = None, coefficient: float = 0.1, **kwargs: Any
-    ) -> None:
-        super().__init__(net, **kwargs)
-        require(0 <= coefficient < float("inf"), "coefficient", "must not be negative", coefficient)
-        self.coefficient = coefficient
-        self.reports: dict[int, State] = {}  # the newest of every client
-        self._new_reports: dict[int, State] = {}
-
-    def reset(self) -> None:
-        """Drops the reports, too."""
-        super().reset()
-        self.reports = {}
-
-    def broadcast(self) -> Message:
-        """w_t, and the sum of all clients' reports; each client takes its own out."""
-        message = super().broadcast()
-        self._new_reports = {}
-        if self.reports and self.coefficient:
-            reports = [self.reports[client] for client in sorted(self.reports)]
-            message.tensors["logits"] = {
-                name: torch.stack([report[name] for report in reports]).sum(0)
-                for name in ("means", "holds")
-            }
-        return message
-
-    def take(self, update: ClientUpdate) -> None:
-        """Keeps a client's report until the round counts."""
-        if update.extra:
-            self._new_reports[update.client] = update.extra
-
-    def server_step(self, mean: State) -> None:
-        """As FedAvg; the new reports replace those of the same clients."""
-        super().server_step(mean)
-        self.reports |= self._new_reports
-
-    def client_extra(self) -> Specs:
-        """The mean logits of every label, and which labels a client holds."""
-        if not self.coefficient:
-            return {}
-        classes, dtype = self.datamodule.num_classes, report_type(self.net)
-        return {
-            "means": Spec((classes, classes), dtype, -LARGEST, LARGEST),
-            "holds": Spec((classes,), dtype, 0, 1),
-        }
-
-    def client_state(self) -> Specs:
-        """A client's last report."""
-        return self.client_extra()
-
-    def client_fault(self, update: ClientUpdate) -> str:
-        """A label is held or is not; of one that is not there are no logits."""
-        for report in (update.extra, update.state) if self.coefficient else ():
-            if "holds" in report:  # a state may be elsewhere
-                held = report["holds"].bool()
-                if not held.any() or not torch.equal(held.to(report["holds"]), report["holds"]):
-                    return "its holds are not 0 or 1, or all 0"
-                if report["means"][~held].any():
-                    return "its means are of labels that it does not hold"
-        return ""
-
-    def client(self) -> "FedDistillClient":
-        """The client half."""
-        return FedDistillClient(
-            self.net, self.optimizer, self.scheduler, coefficient=self.coefficient
-        )
-
-
-class FedDistill(FedDistillPlus):
-    """FedDistill: logits alone travel, and every client keeps a model of its own.
-
-    There is no global model to test. What is evaluated, logged and saved as such is the weighted
-    mean of the models of the round's clients, which in this method nobody ever sends; of clients
-    with ``nets``, the mean of the logits of all that have trained.
-
-    Args:
-        net: the model that every client starts from; any module from inputs to logits; or ``nets``.
-        coefficient: the weight of the distillation (paper: 0.1).
-        kwargs: those of :class:`FedAvg`.
-    """
-
-    title = "FedDistill"
-    citation = "Seo et al., 2020"
-    colour = 3
-    takes_modules = False
-    takes_nets = "parties"
-    tasks: tuple[str, ...] = ("classes",)
-    shares_models = False
-    client_metrics = FedDistillPlus.client_metrics
-    keeps = ("reports", "start")  # w_0: clients that have not trained yet start from it
-
-    def __init__(
-        self, net: nn.Module | None = None, coefficient: float = 0.1, **kwargs: Any
-    ) -> None:
-        super().__init__(net, coefficient, **kwargs)
-        # w_0, unless clients have nets of their own
-        self.start = self.global_copy() if self.net_of is None else {}
-
-    def reset(self) -> None:
-        """Starts from the net as it is, too."""
-        super().reset()
-        if self.net_of is None:
-            self.start = self.global_copy()
-
-    def broadcast(self) -> Message:
-        """The sum of all clients' reports, and no model."""
-        message = super().broadcast()
-        message.models.clear()
-        return message
-
-    def client_state(self) -> Specs:
-        """A client's last report and its model."""
-        return self.client_state_of(0)
-
-    def client_state_of(self, number: int) -> Specs:
-        """Likewise of clients with one of several nets."""
-        own = {OWN + name: spec for name, spec in self.client_model(number).items()}
-        return {**super().client_state(), **own}
-
-    def client(self) -> "FedDistillClient":
-        """The client half, which knows w_0."""
-        return self._half(self.net, self.start)
-
-    def client_with(self, number: int) -> "FedDistillClient":
-        """The client half with one of several nets, which nobody but clients trains."""
-        net = self.kinds[number]
-        return self._half(net, {name: t.cpu().clone() for name, t in net.state_dict().items()})
-
-    def _half(self, net: nn.Module, start: State) -> "FedDistillClient":
-        return FedDistillClient(
-            *(net, self.optimizer, self.scheduler), coefficient=self.coefficient, start=start
-        )
-
-
 class FedDistillClient(FedAvgClient):
-    """The client half of both; its last report is its state and, in the plain one, its model."""
+    """The client module of both; its last report is its state and, in the plain one, its model."""
 
     coefficient: float
     start: State | None = None  # w_0, for clients that keep a model of their own
@@ -235,6 +85,151 @@ class FedDistillClient(FedAvgClient):
         if self.start is not None:
             update.state |= {OWN + name: tensor for name, tensor in update.weights.items()}
         return update
+
+
+class FedDistillPlus(FedAvg):
+    """FedDistill+: FedAvg with distillation from the other clients' mean logits per label.
+
+    Args:
+        net: the model to learn; any module from inputs to logits.
+        coefficient: the weight of the distillation (paper: 0.1).
+        kwargs: those of :class:`FedAvg`.
+    """
+
+    title = "FedDistill+"
+    citation = "Yao et al."
+    colour = 4
+    client_class = FedDistillClient
+    client_settings = ("coefficient",)
+    takes_modules = False
+    tasks: tuple[str, ...] = ("classes",)
+    keeps: tuple[str, ...] = ("reports",)
+
+    def __init__(
+        self, net: nn.Module | None = None, coefficient: float = 0.1, **kwargs: Any
+    ) -> None:
+        super().__init__(net, **kwargs)
+        require(0 <= coefficient < float("inf"), "coefficient", "must not be negative", coefficient)
+        self.coefficient = coefficient
+        self.reports: dict[int, State] = {}  # the newest of every client
+        self._new_reports: dict[int, State] = {}
+
+    def reset(self) -> None:
+        """Drops the reports, too."""
+        super().reset()
+        self.reports = {}
+
+    def broadcast(self) -> Message:
+        """w_t, and the sum of all clients' reports; each client takes its own out."""
+        message = super().broadcast()
+        self._new_reports = {}
+        if self.reports and self.coefficient:
+            reports = [self.reports[client] for client in sorted(self.reports)]
+            message.tensors["logits"] = {
+                name: torch.stack([report[name] for report in reports]).sum(0)
+                for name in ("means", "holds")
+            }
+        return message
+
+    def on_update(self, update: ClientUpdate) -> None:
+        """Keeps a client's report until the round counts."""
+        if update.extra:
+            self._new_reports[update.client] = update.extra
+
+    def server_step(self, mean: State) -> None:
+        """As FedAvg; the new reports replace those of the same clients."""
+        super().server_step(mean)
+        self.reports |= self._new_reports
+
+    def client_extra(self) -> Specs:
+        """The mean logits of every label, and which labels a client holds."""
+        if not self.coefficient:
+            return {}
+        classes, dtype = self.datamodule.num_classes, report_type(self.net)
+        return {
+            "means": Spec((classes, classes), dtype, -LARGEST, LARGEST),
+            "holds": Spec((classes,), dtype, 0, 1),
+        }
+
+    def client_state(self, number: int = 0) -> Specs:
+        """A client's last report."""
+        return self.client_extra()
+
+    def client_fault(self, update: ClientUpdate) -> str:
+        """A label is held or is not; of one that is not there are no logits."""
+        for report in (update.extra, update.state) if self.coefficient else ():
+            if "holds" in report:  # a state may be elsewhere
+                held = report["holds"].bool()
+                if not held.any() or not torch.equal(held.to(report["holds"]), report["holds"]):
+                    return "its holds are not 0 or 1, or all 0"
+                if report["means"][~held].any():
+                    return "its means are of labels that it does not hold"
+        return ""
+
+
+class FedDistill(FedDistillPlus):
+    """FedDistill: logits alone travel, and every client keeps a model of its own.
+
+    There is no global model to test. What is evaluated, logged and saved as such is the weighted
+    mean of the models of the round's clients, which in this method nobody ever sends; of clients
+    with ``nets``, the mean of the logits of all that have trained.
+
+    Args:
+        net: the model that every client starts from; any module from inputs to logits; or ``nets``.
+        coefficient: the weight of the distillation (paper: 0.1).
+        nets: of clients that have different nets, in turn.
+        nets_of: the number of every client's net, from 0, if not in turn.
+        kwargs: those of :class:`FedAvg`.
+    """
+
+    title = "FedDistill"
+    citation = "Seo et al., 2020"
+    colour = 3
+    takes_modules = False
+    tasks: tuple[str, ...] = ("classes",)
+    shares_models = False
+    keeps = ("reports", "start")  # w_0: clients that have not trained yet start from it
+
+    def __init__(
+        self,
+        net: nn.Module | None = None,
+        coefficient: float = 0.1,
+        nets: list[nn.Module] | None = None,
+        nets_of: list[int] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(server_net("per_client", net, nets), coefficient, **kwargs)
+        self.client_nets = ClientNets("per_client", nets, nets_of)
+        # w_0, unless clients have different nets
+        self.start = self.global_copy() if self.client_nets.index is None else {}
+
+    def reset(self) -> None:
+        """Starts from the net as it is, too."""
+        super().reset()
+        if self.client_nets.index is None:
+            self.start = self.global_copy()
+
+    def broadcast(self) -> Message:
+        """The sum of all clients' reports, and no model."""
+        message = super().broadcast()
+        message.models.clear()
+        return message
+
+    def client_state(self, number: int = 0) -> Specs:
+        """A client's last report and its model."""
+        own = {OWN + name: spec for name, spec in self.client_model(number).items()}
+        return {**super().client_state(), **own}
+
+    def client(self, number: int = 0) -> FederatedClient:
+        """A client that knows w_0 of its net."""
+        client = super().client(number)
+        client.start = self.start or own_copy(self.nets[number])
+        return client
+
+
+def own_copy(net: nn.Module) -> State:
+    """A copy of a net's weights on the CPU."""
+    return {name: tensor.detach().cpu().clone() for name, tensor in net.state_dict().items()}
 
 
 def report_type(net: nn.Module) -> torch.dtype:

@@ -21,74 +21,8 @@ from fedgkd_pl.methods.fedprox import FedProxClient
 from torch import nn
 
 
-class FedDyn(FedAvg):
-    """FedDyn: FedAvg with a regulariser that follows every client.
-
-    Args:
-        net: the model to learn; any module from inputs to logits.
-        alpha: α, the weight of the regulariser (authors: 0.01).
-        server_term: add the mean of all clients' d_k to the mean of the cohort's models.
-        weighting: of the clients in their mean: ``uniform`` (authors), or by their ``samples``.
-        kwargs: those of :class:`FedAvg`.
-    """
-
-    title = "FedDyn"
-    citation = "Acar et al., ICLR 2021"
-    colour = 10
-    keeps: tuple[str, ...] = ("moved",)
-    client_metrics: tuple[str, ...] | None = ("loss", "acc", "ce", "proximal")
-
-    def __init__(
-        self,
-        net: nn.Module | None = None,
-        alpha: float = 0.01,
-        server_term: bool = True,
-        weighting: Weighting = "uniform",
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(net, weighting=weighting, **kwargs)
-        require(0 <= alpha < float("inf"), "alpha", "must not be negative", alpha)
-        self.alpha = alpha
-        self.server_term = server_term
-        self.moved: State = {}  # the sum of all clients' d_k
-        self._moves: State = {}  # of the round
-
-    def reset(self) -> None:
-        """Starts with d_k of zero."""
-        super().reset()
-        self.moved = {}
-
-    def broadcast(self) -> Message:
-        """w_t."""
-        self._moves = {}
-        return super().broadcast()
-
-    def take(self, update: ClientUpdate) -> None:
-        """Adds θ_k − w_t up."""
-        for name, parameter in self.net.named_parameters():
-            move = update.weights[name].double() - parameter.detach().cpu().double()
-            self._moves[name] = self._moves[name] + move if name in self._moves else move
-
-    def server_step(self, mean: State) -> None:
-        """Moves to the cohort's mean and the mean of all clients' d_k."""
-        for name, move in self._moves.items():
-            self.moved[name] = self.moved[name] + move if name in self.moved else move
-        if self.server_term:
-            clients = self.datamodule.num_clients
-            mean = mean | {name: mean[name] + d / clients for name, d in self.moved.items()}
-        super().server_step(mean)
-
-    def client_state(self) -> Specs:
-        """A client's d_k."""
-        return like({name: p.detach() for name, p in self.net.named_parameters()})
-
-    def client(self) -> "FedDynClient":
-        """The client half."""
-        return FedDynClient(self.net, self.optimizer, self.scheduler, mu=self.alpha)
-
-
 class FedDynClient(FedProxClient):
-    """The client half of FedDyn: FedProx around w_t − d_k; d_k is its state."""
+    """The client module of FedDyn: FedProx around w_t − d_k; d_k is its state."""
 
     def receive(self, message: Message, state: State) -> None:
         """Loads w_t; the centre of the regulariser is w_t − d_k."""
@@ -107,3 +41,66 @@ class FedDynClient(FedProxClient):
             before = self.drift.get(name, torch.zeros(()))
             update.state[name] = before.to(w_t.dtype) + update.weights[name] - w_t.cpu()
         return update
+
+
+class FedDyn(FedAvg):
+    """FedDyn: FedAvg with a regulariser that follows every client.
+
+    Args:
+        net: the model to learn; any module from inputs to logits.
+        alpha: α, the weight of the regulariser (authors: 0.01).
+        server_term: add the mean of all clients' d_k to the mean of the cohort's models.
+        weighting: of the clients in their mean: ``uniform`` (authors), or by their ``samples``.
+        kwargs: those of :class:`FedAvg`.
+    """
+
+    title = "FedDyn"
+    citation = "Acar et al., ICLR 2021"
+    colour = 10
+    client_class = FedDynClient
+    client_settings: tuple[str, ...] = ("mu",)
+    keeps: tuple[str, ...] = ("moved",)
+
+    def __init__(
+        self,
+        net: nn.Module | None = None,
+        alpha: float = 0.01,
+        server_term: bool = True,
+        weighting: Weighting = "uniform",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(net, weighting=weighting, **kwargs)
+        require(0 <= alpha < float("inf"), "alpha", "must not be negative", alpha)
+        self.mu = alpha  # of FedProx's term, around w_t − d_k
+        self.server_term = server_term
+        self.moved: State = {}  # the sum of all clients' d_k
+        self._moves: State = {}  # of the round
+
+    def reset(self) -> None:
+        """Starts with d_k of zero."""
+        super().reset()
+        self.moved = {}
+
+    def broadcast(self) -> Message:
+        """w_t."""
+        self._moves = {}
+        return super().broadcast()
+
+    def on_update(self, update: ClientUpdate) -> None:
+        """Adds θ_k − w_t up."""
+        for name, parameter in self.net.named_parameters():
+            move = update.weights[name].double() - parameter.detach().cpu().double()
+            self._moves[name] = self._moves[name] + move if name in self._moves else move
+
+    def server_step(self, mean: State) -> None:
+        """Moves to the cohort's mean and the mean of all clients' d_k."""
+        for name, move in self._moves.items():
+            self.moved[name] = self.moved[name] + move if name in self.moved else move
+        if self.server_term:
+            clients = self.datamodule.num_clients
+            mean = mean | {name: mean[name] + d / clients for name, d in self.moved.items()}
+        super().server_step(mean)
+
+    def client_state(self, number: int = 0) -> Specs:
+        """A client's d_k."""
+        return like({name: p.detach() for name, p in self.net.named_parameters()})

@@ -49,7 +49,7 @@ class FedExP(FedAvg):
         self._squares = self._weight = 0.0
         return super().broadcast()
 
-    def take(self, update: ClientUpdate) -> None:
+    def on_update(self, update: ClientUpdate) -> None:
         """Adds p_k ‖Δ_k‖² up."""
         share = self.weight(update)
         self._weight += share

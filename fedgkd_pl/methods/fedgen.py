@@ -54,156 +54,8 @@ class Generator(nn.Sequential):
         return noise
 
 
-class FedGen(FedAvg):
-    """FedGen: clients are regularised by a generator of features that the server trains.
-
-    Args:
-        net: a net with ``features`` and a ``Linear`` ``classifier``.
-        alpha: α, the weight of the generated samples in the client's loss (tuned in the paper over
-            0.1, 1, 10).
-        beta: β, the weight of the distillation from them.
-        decay: both shrink by this factor every round.
-        noise: width of the generator's noise.
-        hidden: width of its hidden layer (paper: 512 for ResNet-8, 2048 for ResNet-50, 768 for
-            DistilBERT).
-        generator_steps: Adam steps of the generator after every round.
-        generator_lr: their rate.
-        generator_weight_decay: their weight decay.
-        generator_batch_size: generated samples per step, on the server and on clients.
-        kwargs: those of :class:`FedAvg`.
-    """
-
-    title = "FedGen"
-    citation = "Zhu et al., ICML 2021"
-    colour = 5
-    takes_modules = False
-    tasks: tuple[str, ...] = ("classes",)
-    takes_sequences = False
-    keeps = ("labels",)  # the generator is a part of the module
-    client_metrics = ("loss", "acc", "ce", "generated", "kd")
-
-    def __init__(
-        self,
-        net: nn.Module,
-        alpha: float = 1.0,
-        beta: float = 1.0,
-        decay: float = 0.98,
-        noise: int = 64,
-        hidden: int = 512,
-        generator_steps: int = 50,
-        generator_lr: float = 1e-4,
-        generator_weight_decay: float = 1e-2,
-        generator_batch_size: int = 32,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(net, **kwargs)
-        for key, value in ("alpha", alpha), ("beta", beta):
-            require(0 <= value < float("inf"), key, "must not be negative", value)
-        require(0 < decay <= 1, "decay", "must be in (0, 1]", decay)
-        require(generator_batch_size >= 2, "generator_batch_size", "must be at least 2")
-        last = require_classifier(net, "FedGen")
-        self.alpha, self.beta, self.decay = alpha, beta, decay
-        self.generator_steps = generator_steps
-        self.generator_lr = generator_lr
-        self.generator_weight_decay = generator_weight_decay
-        self.generator_batch_size = generator_batch_size
-        self.generator = Generator(last.out_features, last.in_features, noise, hidden)
-        self._fresh = {n: t.clone() for n, t in self.generator.state_dict().items()}
-        self._heads: list[tuple[Tensor, Tensor]] = []
-        self._counts: list[Tensor] = []
-        self.labels: list[int] = []  # that somebody has reported
-
-    @property
-    def regularises(self) -> bool:
-        """Whether the generator is used at all."""
-        return self.alpha > 0 or self.beta > 0
-
-    def reset(self) -> None:
-        """Starts the generator anew, too."""
-        super().reset()
-        self.generator.load_state_dict(self._fresh)
-        self.labels = []
-
-    def broadcast(self) -> Message:
-        """w_t and, once it has learned, the generator."""
-        message = super().broadcast()
-        self._heads, self._counts = [], []
-        if self.labels:
-            shrink = self.decay ** (self.round - 1)
-            message.models["generator"] = self.generator.state_dict()
-            message.tensors["labels"] = {"labels": torch.tensor(self.labels)}
-            message.numbers.update(alpha=self.alpha * shrink, beta=self.beta * shrink)
-        return message
-
-    def take(self, update: ClientUpdate) -> None:
-        """Keeps a client's head and label counts until the generator has learned from them."""
-        if self.regularises:
-            weights = update.weights
-            self._heads.append((weights["classifier.weight"], weights["classifier.bias"]))
-            self._counts.append(update.extra["counts"])
-
-    def server_step(self, mean: State) -> None:
-        """As FedAvg; then the generator learns from the cohort's heads."""
-        super().server_step(mean)
-        if self.regularises:
-            counts = torch.stack(self._counts)
-            self.labels = sorted({*self.labels, *counts.sum(0).nonzero().flatten().tolist()})
-            self.train_generator(counts)
-
-    def train_generator(self, counts: Tensor) -> None:
-        """The generator's steps of one round; all its randomness comes from (seed, round)."""
-        like = next(self.generator.parameters())
-        shares = (counts / counts.sum(0).clamp(min=1)).to(like)
-        heads = [(weight.to(like), bias.to(like)) for weight, bias in self._heads]
-        present = counts.sum(0).nonzero().flatten()
-        random = torch.Generator().manual_seed(
-            derive(self.datamodule.seed, "generator", self.round)
-        )
-        optimizer = torch.optim.Adam(
-            self.generator.parameters(),
-            lr=self.generator_lr,
-            eps=max(1e-8, torch.finfo(like.dtype).tiny),  # in float16, 1e-8 is 0
-            weight_decay=self.generator_weight_decay,
-        )
-        self.generator.train()
-        with torch.enable_grad():
-            for _ in range(self.generator_steps):
-                size = self.generator_batch_size
-                noise = torch.rand(
-                    size, self.generator.noise, generator=random, dtype=torch.float32
-                ).to(like)
-                labels = present[torch.randint(len(present), (size,), generator=random)]
-                optimizer.zero_grad()
-                z = self.generator(noise, labels.to(like.device))
-                loss = generator_loss(z, noise, labels.to(like.device), heads, shares)
-                loss.backward()
-                optimizer.step()
-        optimizer.zero_grad()
-
-    def client_extra(self) -> Specs:
-        """How many samples of each label a client holds."""
-        counts = Spec((self.generator.num_classes,), torch.int64, low=0)
-        return {"counts": counts} if self.regularises else {}
-
-    def client_fault(self, update: ClientUpdate) -> str:
-        """Counts that are not those of n_k samples; of some of them, where epochs are not whole."""
-        if not self.regularises:
-            return ""
-        counts, samples = update.extra["counts"].tolist(), update.num_samples
-        least = samples if self.local_steps is None else 1
-        fits = least <= sum(counts) <= samples
-        return "" if fits else f"its counts are of {sum(counts)} samples, not of {samples}"
-
-    def client(self) -> "FedGenClient":
-        """The client half."""
-        size = self.generator_batch_size if self.regularises else 0
-        return FedGenClient(
-            *(self.net, self.optimizer, self.scheduler), generator=self.generator, generated=size
-        )
-
-
 class FedGenClient(FedAvgClient):
-    """The client half of FedGen."""
+    """The client module of FedGen."""
 
     generated: int  # samples per step; 0 if the generator is not used at all
     labels: Tensor | None = None  # to draw from; None while there is no generator
@@ -263,6 +115,153 @@ class FedGenClient(FedAvgClient):
 
     def _generate(self, noise: Tensor, labels: Tensor) -> Tensor:
         return self.generator(torch.cat([noise, one_hot(labels, self.num_classes).to(noise)], 1))
+
+
+class FedGen(FedAvg):
+    """FedGen: clients are regularised by a generator of features that the server trains.
+
+    Args:
+        net: a net with ``features`` and a ``Linear`` ``classifier``.
+        alpha: α, the weight of the generated samples in the client's loss (tuned in the paper over
+            0.1, 1, 10).
+        beta: β, the weight of the distillation from them.
+        decay: both shrink by this factor every round.
+        noise: width of the generator's noise.
+        hidden: width of its hidden layer (paper: 512 for ResNet-8, 2048 for ResNet-50, 768 for
+            DistilBERT).
+        generator_steps: Adam steps of the generator after every round.
+        generator_lr: their rate.
+        generator_weight_decay: their weight decay.
+        generator_batch_size: generated samples per step, on the server and on clients.
+        kwargs: those of :class:`FedAvg`.
+    """
+
+    title = "FedGen"
+    citation = "Zhu et al., ICML 2021"
+    colour = 5
+    client_class = FedGenClient
+    client_settings = ("generator", "generated")
+    takes_modules = False
+    tasks: tuple[str, ...] = ("classes",)
+    takes_sequences = False
+    keeps = ("labels",)  # the generator is a part of the module
+
+    def __init__(
+        self,
+        net: nn.Module,
+        alpha: float = 1.0,
+        beta: float = 1.0,
+        decay: float = 0.98,
+        noise: int = 64,
+        hidden: int = 512,
+        generator_steps: int = 50,
+        generator_lr: float = 1e-4,
+        generator_weight_decay: float = 1e-2,
+        generator_batch_size: int = 32,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(net, **kwargs)
+        for key, value in ("alpha", alpha), ("beta", beta):
+            require(0 <= value < float("inf"), key, "must not be negative", value)
+        require(0 < decay <= 1, "decay", "must be in (0, 1]", decay)
+        require(generator_batch_size >= 2, "generator_batch_size", "must be at least 2")
+        last = require_classifier(net, "FedGen")
+        self.alpha, self.beta, self.decay = alpha, beta, decay
+        self.generator_steps = generator_steps
+        self.generator_lr = generator_lr
+        self.generator_weight_decay = generator_weight_decay
+        self.generator_batch_size = generator_batch_size
+        self.generator = Generator(last.out_features, last.in_features, noise, hidden)
+        self._fresh = {n: t.clone() for n, t in self.generator.state_dict().items()}
+        self._heads: list[tuple[Tensor, Tensor]] = []
+        self._counts: list[Tensor] = []
+        self.labels: list[int] = []  # that somebody has reported
+
+    @property
+    def generated(self) -> int:
+        """The generated samples a step of a client."""
+        return self.generator_batch_size if self.regularises else 0
+
+    @property
+    def regularises(self) -> bool:
+        """Whether the generator is used at all."""
+        return self.alpha > 0 or self.beta > 0
+
+    def reset(self) -> None:
+        """Starts the generator anew, too."""
+        super().reset()
+        self.generator.load_state_dict(self._fresh)
+        self.labels = []
+
+    def broadcast(self) -> Message:
+        """w_t and, once it has learned, the generator."""
+        message = super().broadcast()
+        self._heads, self._counts = [], []
+        if self.labels:
+            shrink = self.decay ** (self.round - 1)
+            message.models["generator"] = self.generator.state_dict()
+            message.tensors["labels"] = {"labels": torch.tensor(self.labels)}
+            message.numbers.update(alpha=self.alpha * shrink, beta=self.beta * shrink)
+        return message
+
+    def on_update(self, update: ClientUpdate) -> None:
+        """Keeps a client's head and label counts until the generator has learned from them."""
+        if self.regularises:
+            weights = update.weights
+            self._heads.append((weights["classifier.weight"], weights["classifier.bias"]))
+            self._counts.append(update.extra["counts"])
+
+    def server_step(self, mean: State) -> None:
+        """As FedAvg; then the generator learns from the cohort's heads."""
+        super().server_step(mean)
+        if self.regularises:
+            counts = torch.stack(self._counts)
+            self.labels = sorted({*self.labels, *counts.sum(0).nonzero().flatten().tolist()})
+            self.train_generator(counts)
+
+    def train_generator(self, counts: Tensor) -> None:
+        """The generator's steps of one round; all its randomness comes from (seed, round)."""
+        like = next(self.generator.parameters())
+        shares = (counts / counts.sum(0).clamp(min=1)).to(like)
+        heads = [(weight.to(like), bias.to(like)) for weight, bias in self._heads]
+        present = counts.sum(0).nonzero().flatten()
+        random = torch.Generator().manual_seed(
+            derive(self.datamodule.seed, "generator", self.round)
+        )
+        optimizer = torch.optim.Adam(
+            self.generator.parameters(),
+            lr=self.generator_lr,
+            eps=max(1e-8, torch.finfo(like.dtype).tiny),  # in float16, 1e-8 is 0
+            weight_decay=self.generator_weight_decay,
+        )
+        self.generator.train()
+        with torch.enable_grad():
+            for _ in range(self.generator_steps):
+                size = self.generator_batch_size
+                noise = torch.rand(
+                    size, self.generator.noise, generator=random, dtype=torch.float32
+                ).to(like)
+                labels = present[torch.randint(len(present), (size,), generator=random)]
+                optimizer.zero_grad()
+                z = self.generator(noise, labels.to(like.device))
+                loss = generator_loss(z, noise, labels.to(like.device), heads, shares)
+                loss.backward()
+                optimizer.step()
+        optimizer.zero_grad()
+
+    def client_extra(self) -> Specs:
+        """How many samples of each label a client holds."""
+        counts = Spec((self.generator.num_classes,), torch.int64, low=0)
+        return {"counts": counts} if self.regularises else {}
+
+    def client_fault(self, update: ClientUpdate) -> str:
+        """Counts that are not those of n_k samples; of some of them, where epochs are not whole."""
+        if not self.regularises:
+            return ""
+        counts, samples = update.extra["counts"].tolist(), update.num_samples
+        least = samples if self.local_steps is None else 1
+        fits = least <= sum(counts) <= samples
+        return "" if fits else f"its counts are of {sum(counts)} samples, not of {samples}"
 
 
 def generator_loss(

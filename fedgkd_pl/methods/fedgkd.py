@@ -16,17 +16,30 @@ from fedgkd_pl.errors import require
 from fedgkd_pl.federation.client import Objective
 from fedgkd_pl.federation.message import Message, State
 from fedgkd_pl.federation.precision import wide
-from fedgkd_pl.federation.teachers import (
-    FrozenNet,
-    MovingMean,
-    TeacherBuffer,
-    TeacherPrecision,
-)
-from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
+from fedgkd_pl.federation.teachers import MovingMean, TeacherBuffer, TeacherPrecision
+from fedgkd_pl.methods.fedavg import DISTIL, FedAvg, TeacherClient
 from torch import Tensor, nn
 from torch.nn.functional import kl_div, log_softmax, mse_loss
 
 Distance = Literal["kl", "mse"]
+
+
+class FedGKDClient(TeacherClient):
+    """The client module of FedGKD."""
+
+    gamma: float
+    distance: Distance
+    temperature: float
+    tau_squared: bool
+
+    def objective(self, x: Tensor, y: Tensor, teacher_output: Tensor | None) -> Objective:
+        """CE(w) + γ/2 · KL(h(w̄_t) ‖ h(w))."""
+        if teacher_output is None:
+            return super().objective(x, y, teacher_output)
+        logits, ce, parts = self.task_loss(x, y)
+        kd = distillation(logits, teacher_output, self.distance, self.temperature)
+        factor = self.temperature**2 if self.tau_squared and self.distance == "kl" else 1.0
+        return ce + self.gamma * factor / 2 * kd, {**parts, "kd": kd}
 
 
 class FedGKD(FedAvg):
@@ -50,9 +63,10 @@ class FedGKD(FedAvg):
     title = "FedGKD"
     citation = "Yao et al."
     colour = 6
+    client_class = FedGKDClient
+    client_settings = ("gamma", "distance", "temperature", "tau_squared", "teacher_precision")
     needs_outputs = True
     keeps: tuple[str, ...] = ("buffer",)
-    client_metrics = ("loss", "acc", "ce", "kd")
 
     def __init__(
         self,
@@ -97,7 +111,7 @@ class FedGKD(FedAvg):
         """w_t, and w̄_t where it is another model."""
         message = super().broadcast()
         if self.buffer and self.gamma:
-            message.numbers["distil"] = 1
+            message.numbers[DISTIL] = 1
             if isinstance(self.buffer, MovingMean) or len(self.buffer) > 1:
                 message.models["teacher"] = self.buffer.mean()
         return message
@@ -106,52 +120,6 @@ class FedGKD(FedAvg):
         """As FedAvg; the new global model enters the buffer."""
         super().server_step(mean)
         self.buffer.append(self.global_state())
-
-    def _factor(self) -> float:
-        return self.temperature**2 if self.tau_squared and self.distance == "kl" else 1.0
-
-    def client(self) -> "FedGKDClient":
-        """The client half."""
-        return FedGKDClient(
-            *(self.net, self.optimizer, self.scheduler),
-            gamma=self.gamma * self._factor(),
-            distance=self.distance,
-            temperature=self.temperature,
-            teacher_precision=self.teacher_precision,
-        )
-
-
-class FedGKDClient(FedAvgClient):
-    """The client half of FedGKD."""
-
-    gamma: float
-    distance: Distance
-    temperature: float
-    teacher_precision: TeacherPrecision = "same"
-
-    def __init__(self, net: nn.Module, *args: Any, **settings: Any) -> None:
-        super().__init__(net, *args, **settings)
-        self.teacher = FrozenNet(net, self.teacher_precision)
-        self.distil = False
-
-    def receive(self, message: Message, state: State) -> None:
-        """Loads the student and the teacher."""
-        super().receive(message, state)
-        self.distil = bool(message.numbers.get("distil"))
-        if self.distil:
-            self.teacher.load(message.models.get("teacher", message.models["global"]), self.device)
-
-    def teach(self, x: Tensor) -> Tensor | None:
-        """The logits h(w̄_t)."""
-        return self.teacher(x) if self.distil else None
-
-    def objective(self, x: Tensor, y: Tensor, teacher_output: Tensor | None) -> Objective:
-        """CE(w) + γ/2 · KL(h(w̄_t) ‖ h(w))."""
-        if teacher_output is None:
-            return super().objective(x, y, teacher_output)
-        logits, ce, parts = self.task_loss(x, y)
-        kd = distillation(logits, teacher_output, self.distance, self.temperature)
-        return ce + self.gamma / 2 * kd, {**parts, "kd": kd}
 
 
 def distillation(

@@ -25,6 +25,50 @@ from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
 
+class FedGKDVoteClient(FedAvgClient):
+    """The client module of FedGKD-Vote."""
+
+    teacher_precision: TeacherPrecision = "same"
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.teachers: list[FrozenNet] = []
+        self.half_gammas = torch.zeros(0)
+
+    def receive(self, message: Message, state: State) -> None:
+        """Loads the student and the teachers."""
+        super().receive(message, state)
+        teachers = voters(message)
+        self.half_gammas = self.as_tensor([half_gamma for half_gamma, _ in teachers])
+        while len(self.teachers) < len(teachers):
+            self.teachers.append(FrozenNet(self.net, self.teacher_precision))
+        for teacher, (_, model) in zip(self.teachers, teachers, strict=False):
+            teacher.load(model, self.device)
+
+    def teach(self, x: Tensor) -> Tensor | None:
+        """The teachers' mixture Σ_m γ_m/2 p_m and, in the last column, Σ_m γ_m/2 p_m·log p_m.
+
+        That is all of the teachers that the objective and its gradient need, whatever M is.
+        """
+        if not len(self.half_gammas):
+            return None
+        weighted = []
+        for half_gamma, teacher in zip(self.half_gammas, self.teachers, strict=False):
+            log_p = log_softmax(wide(teacher(x)), dim=1)
+            p = half_gamma * log_p.exp()
+            weighted.append(torch.cat([p, (p * log_p).sum(1, keepdim=True)], dim=1))
+        return torch.stack(weighted).sum(0)
+
+    def objective(self, x: Tensor, y: Tensor, teacher_output: Tensor | None) -> Objective:
+        """CE(w) + Σ_m γ_m/2 · KL(h(w_{t−m+1}) ‖ h(w))."""
+        if teacher_output is None:
+            return super().objective(x, y, teacher_output)
+        logits, ce, parts = self.task_loss(x, y)
+        mixture, own = teacher_output[:, :-1], teacher_output[:, -1]
+        kd = (own - (mixture * log_softmax(wide(logits), dim=1)).sum(1)).mean()
+        return ce + kd, {**parts, "kd": kd}
+
+
 class FedGKDVote(FedAvg):
     """FedGKD-Vote: each of the last M global models teaches, the better ones more.
 
@@ -39,10 +83,11 @@ class FedGKDVote(FedAvg):
     title = "FedGKD-Vote"
     citation = "Yao et al."
     colour = 7
+    client_class = FedGKDVoteClient
+    client_settings = ("teacher_precision",)
     needs_outputs = True
     tasks: tuple[str, ...] = ("classes",)
     keeps: tuple[str, ...] = ("buffer", "losses")
-    client_metrics = ("loss", "acc", "ce", "kd")
 
     def __init__(
         self,
@@ -92,56 +137,6 @@ class FedGKDVote(FedAvg):
         super().server_step(mean)
         self.buffer.append(self.global_state())
         self.losses.append(validation_scores(self)[1])
-
-    def client(self) -> "FedGKDVoteClient":
-        """The client half."""
-        return FedGKDVoteClient(
-            *(self.net, self.optimizer, self.scheduler), teacher_precision=self.teacher_precision
-        )
-
-
-class FedGKDVoteClient(FedAvgClient):
-    """The client half of FedGKD-Vote."""
-
-    teacher_precision: TeacherPrecision = "same"
-
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        self.teachers: list[FrozenNet] = []
-        self.half_gammas = torch.zeros(0)
-
-    def receive(self, message: Message, state: State) -> None:
-        """Loads the student and the teachers."""
-        super().receive(message, state)
-        teachers = voters(message)
-        self.half_gammas = self.as_tensor([half_gamma for half_gamma, _ in teachers])
-        while len(self.teachers) < len(teachers):
-            self.teachers.append(FrozenNet(self.net, self.teacher_precision))
-        for teacher, (_, model) in zip(self.teachers, teachers, strict=False):
-            teacher.load(model, self.device)
-
-    def teach(self, x: Tensor) -> Tensor | None:
-        """The teachers' mixture Σ_m γ_m/2 p_m and, in the last column, Σ_m γ_m/2 p_m·log p_m.
-
-        That is all of the teachers that the objective and its gradient need, whatever M is.
-        """
-        if not len(self.half_gammas):
-            return None
-        weighted = []
-        for half_gamma, teacher in zip(self.half_gammas, self.teachers, strict=False):
-            log_p = log_softmax(wide(teacher(x)), dim=1)
-            p = half_gamma * log_p.exp()
-            weighted.append(torch.cat([p, (p * log_p).sum(1, keepdim=True)], dim=1))
-        return torch.stack(weighted).sum(0)
-
-    def objective(self, x: Tensor, y: Tensor, teacher_output: Tensor | None) -> Objective:
-        """CE(w) + Σ_m γ_m/2 · KL(h(w_{t−m+1}) ‖ h(w))."""
-        if teacher_output is None:
-            return super().objective(x, y, teacher_output)
-        logits, ce, parts = self.task_loss(x, y)
-        mixture, own = teacher_output[:, :-1], teacher_output[:, -1]
-        kd = (own - (mixture * log_softmax(wide(logits), dim=1)).sum(1)).mean()
-        return ce + kd, {**parts, "kd": kd}
 
 
 def voters(message: Message) -> list[tuple[float, State]]:

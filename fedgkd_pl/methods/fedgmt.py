@@ -18,11 +18,39 @@ from typing import Any
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.client import Objective
 from fedgkd_pl.federation.message import Message, State
-from fedgkd_pl.federation.teachers import FrozenNet, MovingMean
-from fedgkd_pl.methods.fedavg import Weighting
+from fedgkd_pl.federation.teachers import MovingMean
+from fedgkd_pl.methods.fedavg import DISTIL, TeacherClient, Weighting
 from fedgkd_pl.methods.feddyn import FedDyn, FedDynClient
 from fedgkd_pl.methods.fedgkd import distillation
 from torch import Tensor, nn
+
+
+class FedGMTClient(TeacherClient, FedDynClient):
+    """The client module of FedGMT; d_k is its state."""
+
+    gamma: float
+    tau: float
+    beta: float
+
+    def receive(self, message: Message, state: State) -> None:
+        """Loads the student and the teacher; the dual's gradient is d_k/β."""
+        super().receive(message, state)
+        self.start = self.sent  # a proximal term is around w_t here
+        if state:
+            names = [name for name, _ in self.net.named_parameters()]
+            self.correction = [(state[name] / self.beta).to(self.device) for name in names]
+
+    def objective(self, x: Tensor, y: Tensor, teacher_output: Tensor | None) -> Objective:
+        """CE(w) + γ τ² KL(h(e_t) ‖ h(w)); the dual is added to the gradient."""
+        if teacher_output is None:
+            return super().objective(x, y, teacher_output)
+        logits, ce, parts = self.task_loss(x, y)
+        parts["kd"] = distillation(logits, teacher_output, temperature=self.tau)
+        loss = ce + self.gamma * self.tau**2 * parts["kd"]
+        if self.mu:
+            parts["proximal"] = self.proximal_term()
+            loss = loss + parts["proximal"]
+        return loss, parts
 
 
 class FedGMT(FedDyn):
@@ -44,10 +72,11 @@ class FedGMT(FedDyn):
     title = "FedGMT"
     citation = "Li et al., ICML 2025"
     colour = 19
+    client_class = FedGMTClient
+    client_settings = ("mu", "gamma", "tau", "beta")
     needs_outputs = True
     tasks: tuple[str, ...] = ("classes", "dense")
     keeps: tuple[str, ...] = ("moved", "average")
-    client_metrics = ("loss", "acc", "ce", "kd", "proximal")
 
     def __init__(
         self,
@@ -68,7 +97,7 @@ class FedGMT(FedDyn):
         require(beta > 0, "beta", "must be positive", beta)
         super().__init__(net, alpha, server_term, weighting, **kwargs)
         self.gamma, self.tau, self.beta = gamma, tau, beta
-        self.proximal = proximal
+        self.mu = 1 / beta if proximal else 0.0
         self.teach_from_start = teach_from_start
         self.average = MovingMean(alpha)
 
@@ -82,6 +111,7 @@ class FedGMT(FedDyn):
         """w_t and, once there is one, e_t."""
         message = super().broadcast()
         if self.average and self.gamma:
+            message.numbers[DISTIL] = 1
             message.models["teacher"] = self.average.mean()
         return message
 
@@ -89,53 +119,3 @@ class FedGMT(FedDyn):
         """As FedDyn; the new global model enters the average."""
         super().server_step(mean)
         self.average.append(self.global_state())
-
-    def client(self) -> "FedGMTClient":
-        """The client half."""
-        return FedGMTClient(
-            *(self.net, self.optimizer, self.scheduler),
-            mu=1 / self.beta if self.proximal else 0.0,
-            gamma=self.gamma,
-            tau=self.tau,
-            beta=self.beta,
-        )
-
-
-class FedGMTClient(FedDynClient):
-    """The client half of FedGMT; d_k is its state."""
-
-    gamma: float
-    tau: float
-    beta: float
-
-    def __init__(self, net: nn.Module, *args: Any, **settings: Any) -> None:
-        super().__init__(net, *args, **settings)
-        self.teacher = FrozenNet(net)
-        self.distil = False
-
-    def receive(self, message: Message, state: State) -> None:
-        """Loads the student and the teacher; the dual's gradient is d_k/β."""
-        super().receive(message, state)
-        self.start = self.sent  # a proximal term is around w_t here
-        self.distil = "teacher" in message.models
-        if self.distil:
-            self.teacher.load(message.models["teacher"], self.device)
-        if state:
-            names = [name for name, _ in self.net.named_parameters()]
-            self.correction = [(state[name] / self.beta).to(self.device) for name in names]
-
-    def teach(self, x: Tensor) -> Tensor | None:
-        """The logits h(e_t)."""
-        return self.teacher(x) if self.distil else None
-
-    def objective(self, x: Tensor, y: Tensor, teacher_output: Tensor | None) -> Objective:
-        """CE(w) + γ τ² KL(h(e_t) ‖ h(w)); the dual is added to the gradient."""
-        if teacher_output is None:
-            return super().objective(x, y, teacher_output)
-        logits, ce, parts = self.task_loss(x, y)
-        parts["kd"] = distillation(logits, teacher_output, temperature=self.tau)
-        loss = ce + self.gamma * self.tau**2 * parts["kd"]
-        if self.mu:
-            parts["proximal"] = self.proximal_term()
-            loss = loss + parts["proximal"]
-        return loss, parts

@@ -16,10 +16,9 @@ from typing import Any, Literal
 import torch
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.client import Objective
-from fedgkd_pl.federation.message import Message, State
+from fedgkd_pl.federation.message import Message
 from fedgkd_pl.federation.precision import wide
-from fedgkd_pl.federation.teachers import FrozenNet
-from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
+from fedgkd_pl.methods.fedavg import DISTIL, FedAvg, TeacherClient
 from fedgkd_pl.methods.fedgkd import distillation
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax
@@ -27,107 +26,11 @@ from torch.nn.functional import log_softmax
 Form = Literal["additive", "convex"]
 
 
-class FedLSD(FedAvg):
-    """FedLSD: local self-distillation from the global model.
-
-    Args:
-        net: the model to learn; any module from inputs to logits.
-        beta: β, the weight of the distillation.
-        tau: τ, its temperature.
-        form: ``additive`` adds it to the cross-entropy, ``convex`` mixes both.
-        kwargs: those of :class:`FedAvg`.
-    """
-
-    title = "FedLSD"
-    citation = "Lee et al., 2021"
-    colour = 11
-    needs_outputs = True
-    tasks: tuple[str, ...] = ("classes", "dense")
-    client_metrics = ("loss", "acc", "ce", "kd")
-
-    def __init__(
-        self,
-        net: nn.Module | None = None,
-        beta: float = 1.0,
-        tau: float = 3.0,
-        form: Form = "additive",
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(net, **kwargs)
-        require(0 <= beta < float("inf"), "beta", "must not be negative", beta)
-        require(form == "additive" or beta <= 1, "beta", "must be at most 1 if convex", beta)
-        require(0 < tau < float("inf"), "tau", "must be positive", tau)
-        self.beta, self.tau, self.form = beta, tau, form
-
-    def client(self) -> "FedLSDClient":
-        """The client half."""
-        return FedLSDClient(
-            *(self.net, self.optimizer, self.scheduler),
-            beta=self.beta,
-            tau=self.tau,
-            form=self.form,
-        )
-
-
-class FedNTD(FedAvg):
-    """FedNTD: distillation of what the global model says of the classes that are not the label.
-
-    Args:
-        net: the model to learn; any module from inputs to logits.
-        beta: β, the weight of the distillation.
-        tau: τ, its temperature.
-        kwargs: those of :class:`FedAvg`.
-    """
-
-    title = "FedNTD"
-    citation = "Lee et al., NeurIPS 2022"
-    colour = 12
-    needs_outputs = True
-    tasks: tuple[str, ...] = ("classes",)
-    client_metrics = ("loss", "acc", "ce", "kd")
-
-    def __init__(
-        self,
-        net: nn.Module | None = None,
-        beta: float = 1.0,
-        tau: float = 1.0,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(net, **kwargs)
-        require(0 <= beta < float("inf"), "beta", "must not be negative", beta)
-        require(0 < tau < float("inf"), "tau", "must be positive", tau)
-        self.beta, self.tau = beta, tau
-
-    def client(self) -> "FedNTDClient":
-        """The client half."""
-        return FedNTDClient(
-            *(self.net, self.optimizer, self.scheduler), beta=self.beta, tau=self.tau
-        )
-
-
-class GlobalTeacherClient(FedAvgClient):
-    """A client that asks w_t about every batch."""
+class FedLSDClient(TeacherClient):
+    """The client module of FedLSD."""
 
     beta: float
     tau: float
-
-    def __init__(self, net: nn.Module, *args: Any, **settings: Any) -> None:
-        super().__init__(net, *args, **settings)
-        self.teacher = FrozenNet(net)
-
-    def receive(self, message: Message, state: State) -> None:
-        """Loads the student and the teacher."""
-        super().receive(message, state)
-        self.teacher.load(message.models["global"], self.device)
-
-    def teach(self, x: Tensor) -> Tensor | None:
-        """The logits h(w_t)."""
-        return self.teacher(x) if self.beta else None
-
-
-class FedLSDClient(GlobalTeacherClient):
-    """The client half of FedLSD."""
-
     form: Form
 
     def objective(self, x: Tensor, y: Tensor, teacher_output: Tensor | None) -> Objective:
@@ -145,8 +48,51 @@ class FedLSDClient(GlobalTeacherClient):
         return own * ce + self.beta * self.tau**2 * kd, {**parts, "kd": kd}
 
 
-class FedNTDClient(GlobalTeacherClient):
-    """The client half of FedNTD."""
+class FedLSD(FedAvg):
+    """FedLSD: local self-distillation from the global model.
+
+    Args:
+        net: the model to learn; any module from inputs to logits.
+        beta: β, the weight of the distillation.
+        tau: τ, its temperature.
+        form: ``additive`` adds it to the cross-entropy, ``convex`` mixes both.
+        kwargs: those of :class:`FedAvg`.
+    """
+
+    title = "FedLSD"
+    citation = "Lee et al., 2021"
+    colour = 11
+    client_class = FedLSDClient
+    client_settings = ("beta", "tau", "form")
+    needs_outputs = True
+    tasks: tuple[str, ...] = ("classes", "dense")
+
+    def __init__(
+        self,
+        net: nn.Module | None = None,
+        beta: float = 1.0,
+        tau: float = 3.0,
+        form: Form = "additive",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(net, **kwargs)
+        require(0 <= beta < float("inf"), "beta", "must not be negative", beta)
+        require(form == "additive" or beta <= 1, "beta", "must be at most 1 if convex", beta)
+        require(0 < tau < float("inf"), "tau", "must be positive", tau)
+        self.beta, self.tau, self.form = beta, tau, form
+
+    def broadcast(self) -> Message:
+        """w_t, which teaches."""
+        message = super().broadcast()
+        message.numbers[DISTIL] = bool(self.beta)
+        return message
+
+
+class FedNTDClient(TeacherClient):
+    """The client module of FedNTD."""
+
+    beta: float
+    tau: float
 
     def objective(self, x: Tensor, y: Tensor, teacher_output: Tensor | None) -> Objective:
         """CE(w) + β τ² KL(p̃ ‖ q̃)."""
@@ -156,6 +102,43 @@ class FedNTDClient(GlobalTeacherClient):
         student, teacher = not_true(logits, y), not_true(teacher_output, y)
         kd = distillation(student, teacher, temperature=self.tau)
         return ce + self.beta * self.tau**2 * kd, {**parts, "kd": kd}
+
+
+class FedNTD(FedAvg):
+    """FedNTD: distillation of what the global model says of the classes that are not the label.
+
+    Args:
+        net: the model to learn; any module from inputs to logits.
+        beta: β, the weight of the distillation.
+        tau: τ, its temperature.
+        kwargs: those of :class:`FedAvg`.
+    """
+
+    title = "FedNTD"
+    citation = "Lee et al., NeurIPS 2022"
+    colour = 12
+    client_class = FedNTDClient
+    client_settings = ("beta", "tau")
+    needs_outputs = True
+    tasks: tuple[str, ...] = ("classes",)
+
+    def __init__(
+        self,
+        net: nn.Module | None = None,
+        beta: float = 1.0,
+        tau: float = 1.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(net, **kwargs)
+        require(0 <= beta < float("inf"), "beta", "must not be negative", beta)
+        require(0 < tau < float("inf"), "tau", "must be positive", tau)
+        self.beta, self.tau = beta, tau
+
+    def broadcast(self) -> Message:
+        """w_t, which teaches."""
+        message = super().broadcast()
+        message.numbers[DISTIL] = bool(self.beta)
+        return message
 
 
 def not_true(logits: Tensor, y: Tensor) -> Tensor:

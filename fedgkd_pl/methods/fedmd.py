@@ -17,7 +17,6 @@ the mean before any party digests: so do we, at the end of the round before, and
 paper are T + 1 of ours. What is evaluated is the mean of the logits of all parties' nets.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -29,15 +28,17 @@ from fedgkd_pl.data.examples import Batches, Examples
 from fedgkd_pl.data.public import sampled_rows
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.answers import Spec, Specs, like
+from fedgkd_pl.federation.client import FederatedClient
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
+from fedgkd_pl.federation.nets import ClientNets, server_net
+from fedgkd_pl.federation.optimizer import first_optimizer
 from fedgkd_pl.federation.optimizer_state import empty_state, load_state, state_of
 from fedgkd_pl.federation.own_module import one_of
 from fedgkd_pl.federation.precision import wide
 from fedgkd_pl.federation.server_training import as_input, logits_of, server_adam
-from fedgkd_pl.federation.steps import first_optimizer
 from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
 from fedgkd_pl.methods.feddf import check_public
-from fedgkd_pl.methods.feddistill import LARGEST, OWN, report_type
+from fedgkd_pl.methods.feddistill import LARGEST, OWN, own_copy, report_type
 from fedgkd_pl.seeds import derive
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -45,168 +46,10 @@ from torch.optim import Optimizer
 
 PRIVATE, DIGEST = "own optimizer: ", "digest's optimizer: "  # mark their states in a client's
 SINCE = "consensus of round"  # the number in a message that says so
-OF_CLIENTS = (
-    *("labelled", "public_samples", "public_epochs", "public_lr", "public_batch_size"),
-    *("start_epochs", "digest_epochs", "digest_batch_size", "digest_decay", "distil_lr"),
-)
-
-
-class FedMD(FedAvg):
-    """FedMD: parties with nets of their own, which agree on logits of public data.
-
-    The server keeps a copy of every party's net to evaluate them: it is for tens of parties. With
-    Flower, no model reaches it, and what it evaluates are the nets that parties start from.
-
-    Args:
-        net: the net that all parties have, or ``nets``; any module from inputs to logits.
-        public_samples: public inputs that the parties agree on in a round, at most.
-        public_epochs: of a party's first training, on public data with labels; 0 without labels.
-        public_lr: Adam's rate in it.
-        public_batch_size: public samples a step of it.
-        start_epochs: passes over its own data in a party's first round, instead of
-            ``local_epochs`` or ``local_steps`` as in later ones.
-        digest_epochs: passes over the inputs agreed on.
-        digest_batch_size: public inputs a step of them.
-        digest_decay: λ, of the last layer's weight.
-        distil_lr: the rate of their Adam.
-        nets: of parties that have nets of their own, in turn, or as ``nets_of`` says.
-        kwargs: those of :class:`FedAvg`; the authors' ``optimizer`` is Adam at 0.001.
-    """
-
-    title = "FedMD"
-    citation = "Li and Wang, 2019"
-    colour = 23
-    takes_modules = False
-    takes_nets = "parties"
-    tasks: tuple[str, ...] = ("classes",)
-    shares_models = False
-    takes_sequences = False
-    averages = False
-    keeps = ("consensus", "since")
-    client_metrics = ("loss", "acc", "ce", "digest")
-
-    def __init__(
-        self,
-        net: nn.Module | None = None,
-        public_samples: int = 5_000,
-        public_epochs: int = 20,
-        public_lr: float = 1e-3,
-        public_batch_size: int = 128,
-        start_epochs: int = 25,
-        digest_epochs: int = 1,
-        digest_batch_size: int = 256,
-        digest_decay: float = 1e-3,
-        distil_lr: float = 1e-3,
-        nets: list[nn.Module] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        if nets is None:
-            net, nets = None, [one_of(net, None)]
-        super().__init__(net, nets=nets, **kwargs)
-        sizes = {"public_samples": public_samples, "public_batch_size": public_batch_size}
-        sizes |= {"digest_batch_size": digest_batch_size, "start_epochs": start_epochs}
-        for key, value in sizes.items():
-            require(value >= 1, key, "must be at least 1", value)
-        for key, value in ("public_epochs", public_epochs), ("digest_epochs", digest_epochs):
-            require(value >= 0, key, "must not be negative", value)
-        for key, rate in ("public_lr", public_lr), ("distil_lr", distil_lr):
-            require(0 < rate < float("inf"), key, "must be positive", rate)
-        finite = 0 <= digest_decay < float("inf")
-        require(finite, "digest_decay", "must not be negative", digest_decay)
-        self.public_samples, self.public_epochs = public_samples, public_epochs
-        self.public_lr, self.public_batch_size = public_lr, public_batch_size
-        self.start_epochs = start_epochs
-        self.digest_epochs, self.digest_batch_size = digest_epochs, digest_batch_size
-        self.digest_decay, self.distil_lr = digest_decay, distil_lr
-        self.labelled = False  # whether the public data is; known with the data
-        self.consensus: State = {}  # z̄, once there is one
-        self.since = 0  # its round
-        self._answers: list[Tensor] = []
-
-    def reset(self) -> None:
-        """Drops the consensus, too."""
-        super().reset()
-        self.consensus, self.since = {}, 0
-
-    def check(self, data: FederatedDataModule) -> None:
-        """Asks for public data, with labels if it begins with them, and for a last layer."""
-        check_public(data, self.title)
-        self.labelled = data.public_source is not None and data.public_source.labelled
-        text = "FedMD begins with labels of the public data: labelled: true, or public_epochs: 0"
-        require(self.labelled or not self.public_epochs, "public", text)
-        for net in self.kinds:
-            text = "FedMD's digest_decay is of a Linear layer, and there is none: set it to 0"
-            require(not self.digest_decay or last_layer(net) is not None, "nets", text)
-            empty_state(self.optimizer, net.parameters())
-        super().check(data)
-
-    def broadcast(self) -> Message:
-        """z̄, and no model."""
-        self._answers = []
-        if not self.consensus:
-            return Message(self.round, {})
-        return Message(self.round, {}, {SINCE: self.since}, {"consensus": self.consensus})
-
-    def take(self, update: ClientUpdate) -> None:
-        """Takes a party's logits in."""
-        self._answers.append(update.extra["logits"])
-
-    def server_step(self, mean: State) -> None:
-        """Copies the parties' nets, to evaluate them, and makes z̄."""
-        super().server_step(mean)
-        self.consensus = {"logits": torch.stack(self._answers).mean(0)}
-        self.since = self.round
-
-    def most_steps(self) -> int:
-        """Those of a first round and of a later one."""
-        data, most = self.datamodule.client_data, self.engine.max_samples
-        batches = math.ceil((most or len(data.examples)) / data.batch_size)
-        public = self.datamodule.public
-        assert public is not None
-        first = self.public_epochs * math.ceil(len(public) / self.public_batch_size)
-        later = self.digest_epochs * math.ceil(len(public) / self.digest_batch_size)
-        return super().most_steps() + self.start_epochs * batches + first + later
-
-    def client_extra(self) -> Specs:
-        """The logits of the round's public inputs."""
-        assert self.datamodule.public is not None
-        rows = min(self.public_samples, len(self.datamodule.public))
-        shape = (rows, self.datamodule.num_classes)
-        return {"logits": Spec(shape, report_type(self.net), -LARGEST, LARGEST)}
-
-    def client_state(self) -> Specs:
-        """A party's net and the states of both optimizers."""
-        return self.client_state_of(0)
-
-    def client_state_of(self, number: int) -> Specs:
-        """Likewise of parties with one of several nets."""
-        net = self.kinds[number]
-        adam = partial(server_adam, lr=self.distil_lr)
-        parts = {
-            OWN: self.client_model(number),
-            PRIVATE: like(empty_state(self.optimizer, net.parameters())),
-            DIGEST: like(empty_state(adam, net.parameters())),
-        }
-        return {
-            prefix + name: spec for prefix, part in parts.items() for name, spec in part.items()
-        }
-
-    def client(self) -> "FedMDClient":
-        """The client half with the first net."""
-        return self.client_with(0)
-
-    def client_with(self, number: int) -> "FedMDClient":
-        """The client half with one of several nets."""
-        net = self.kinds[number]
-        return FedMDClient(
-            *(net, self.optimizer, self.scheduler),
-            start={name: t.cpu().clone() for name, t in net.state_dict().items()},
-            **{name: getattr(self, name) for name in OF_CLIENTS},
-        )
 
 
 class FedMDClient(FedAvgClient):
-    """The client half of FedMD: a party, which keeps its net and its optimizers."""
+    """The client module of FedMD: a party, which keeps its net and its optimizers."""
 
     uses_public = True
     start: State
@@ -285,7 +128,7 @@ class FedMDClient(FedAvgClient):
         for _ in range(epochs):
             total = 0.0
             for x, y, *target in batches:
-                self._norms.expect(len(y))
+                self.norms.expect(len(y))
                 optimizer.zero_grad()
                 value = loss(self.net(as_input(x, weight)), y, *target)
                 value.backward()
@@ -313,6 +156,144 @@ class FedMDClient(FedAvgClient):
         }
         update.state = {prefix + n: t for prefix, part in parts.items() for n, t in part.items()}
         return update
+
+
+class FedMD(FedAvg):
+    """FedMD: parties with nets of their own, which agree on logits of public data.
+
+    The server keeps a copy of every party's net to evaluate them: it is for tens of parties. With
+    Flower, no model reaches it, and what it evaluates are the nets that parties start from.
+
+    Args:
+        net: the net that all parties have, or ``nets``; any module from inputs to logits.
+        public_samples: public inputs that the parties agree on in a round, at most.
+        public_epochs: of a party's first training, on public data with labels; 0 without labels.
+        public_lr: Adam's rate in it.
+        public_batch_size: public samples a step of it.
+        start_epochs: passes over its own data in a party's first round, instead of
+            ``local_epochs`` or ``local_steps`` as in later ones.
+        digest_epochs: passes over the inputs agreed on.
+        digest_batch_size: public inputs a step of them.
+        digest_decay: λ, of the last layer's weight.
+        distil_lr: the rate of their Adam.
+        nets: of parties that have different nets, in turn.
+        nets_of: the number of every party's net, from 0, if not in turn.
+        kwargs: those of :class:`FedAvg`; the authors' ``optimizer`` is Adam at 0.001.
+    """
+
+    title = "FedMD"
+    citation = "Li and Wang, 2019"
+    colour = 23
+    client_class = FedMDClient
+    client_settings = (
+        *("labelled", "public_samples", "public_epochs", "public_lr", "public_batch_size"),
+        *("start_epochs", "digest_epochs", "digest_batch_size", "digest_decay", "distil_lr"),
+    )
+    takes_modules = False
+    tasks: tuple[str, ...] = ("classes",)
+    shares_models = False
+    takes_sequences = False
+    averages = False
+    keeps = ("consensus", "since")
+
+    def __init__(
+        self,
+        net: nn.Module | None = None,
+        public_samples: int = 5_000,
+        public_epochs: int = 20,
+        public_lr: float = 1e-3,
+        public_batch_size: int = 128,
+        start_epochs: int = 25,
+        digest_epochs: int = 1,
+        digest_batch_size: int = 256,
+        digest_decay: float = 1e-3,
+        distil_lr: float = 1e-3,
+        nets: list[nn.Module] | None = None,
+        nets_of: list[int] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if nets is None:
+            net, nets = None, [one_of(net)]
+        super().__init__(server_net("per_client", net, nets), **kwargs)
+        self.client_nets = ClientNets("per_client", nets, nets_of)
+        sizes = {"public_samples": public_samples, "public_batch_size": public_batch_size}
+        sizes |= {"digest_batch_size": digest_batch_size, "start_epochs": start_epochs}
+        for key, value in sizes.items():
+            require(value >= 1, key, "must be at least 1", value)
+        for key, value in ("public_epochs", public_epochs), ("digest_epochs", digest_epochs):
+            require(value >= 0, key, "must not be negative", value)
+        for key, rate in ("public_lr", public_lr), ("distil_lr", distil_lr):
+            require(0 < rate < float("inf"), key, "must be positive", rate)
+        finite = 0 <= digest_decay < float("inf")
+        require(finite, "digest_decay", "must not be negative", digest_decay)
+        self.public_samples, self.public_epochs = public_samples, public_epochs
+        self.public_lr, self.public_batch_size = public_lr, public_batch_size
+        self.start_epochs = start_epochs
+        self.digest_epochs, self.digest_batch_size = digest_epochs, digest_batch_size
+        self.digest_decay, self.distil_lr = digest_decay, distil_lr
+        self.labelled = False  # whether the public data is; known with the data
+        self.consensus: State = {}  # z̄, once there is one
+        self.since = 0  # its round
+        self._answers: list[Tensor] = []
+
+    def reset(self) -> None:
+        """Drops the consensus, too."""
+        super().reset()
+        self.consensus, self.since = {}, 0
+
+    def check(self, data: FederatedDataModule) -> None:
+        """Asks for public data, with labels if it begins with them, and for a last layer."""
+        check_public(data, self.title)
+        self.labelled = data.public_source is not None and data.public_source.labelled
+        text = "FedMD begins with labels of the public data: labelled: true, or public_epochs: 0"
+        require(self.labelled or not self.public_epochs, "public", text)
+        for net in self.nets:
+            text = "FedMD's digest_decay is of a Linear layer, and there is none: set it to 0"
+            require(not self.digest_decay or last_layer(net) is not None, "nets", text)
+            empty_state(self.optimizer, net.parameters())
+        super().check(data)
+
+    def broadcast(self) -> Message:
+        """z̄, and no model."""
+        self._answers = []
+        if not self.consensus:
+            return Message(self.round, {})
+        return Message(self.round, {}, {SINCE: self.since}, {"consensus": self.consensus})
+
+    def on_update(self, update: ClientUpdate) -> None:
+        """Takes a party's logits in."""
+        self._answers.append(update.extra["logits"])
+
+    def server_step(self, mean: State) -> None:
+        """Copies the parties' nets, to evaluate them, and makes z̄."""
+        super().server_step(mean)
+        self.consensus = {"logits": torch.stack(self._answers).mean(0)}
+        self.since = self.round
+
+    def client_extra(self) -> Specs:
+        """The logits of the round's public inputs."""
+        assert self.datamodule.public is not None
+        rows = min(self.public_samples, len(self.datamodule.public))
+        shape = (rows, self.datamodule.num_classes)
+        return {"logits": Spec(shape, report_type(self.net), -LARGEST, LARGEST)}
+
+    def client_state(self, number: int = 0) -> Specs:
+        """A party's net and the states of both optimizers."""
+        net, adam = self.nets[number], partial(server_adam, lr=self.distil_lr)
+        parts = {
+            OWN: self.client_model(number),
+            PRIVATE: like(empty_state(self.optimizer, net.parameters())),
+            DIGEST: like(empty_state(adam, net.parameters())),
+        }
+        return {
+            prefix + name: spec for prefix, part in parts.items() for name, spec in part.items()
+        }
+
+    def client(self, number: int = 0) -> FederatedClient:
+        """A party, which knows its net as it starts."""
+        client = super().client(number)
+        client.start = own_copy(self.nets[number])
+        return client
 
 
 def _labels(logits: Tensor, y: Tensor) -> Tensor:

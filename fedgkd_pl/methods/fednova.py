@@ -51,7 +51,7 @@ class FedNova(FedProx):
         self._moves = {}
         return super().broadcast()
 
-    def take(self, update: ClientUpdate) -> None:
+    def on_update(self, update: ClientUpdate) -> None:
         """Adds p_k a_k and p_k (w_t − w_k) / a_k up."""
         share, work = self.weight(update), self.work(update.num_samples)
         self._weight += share

@@ -15,32 +15,8 @@ from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
 from torch import Tensor, nn
 
 
-class FedProx(FedAvg):
-    """FedProx: FedAvg whose clients pay for leaving the global model.
-
-    Args:
-        net: the model to learn; any module from inputs to logits.
-        mu: μ, the weight of the proximal term (paper: 0.01 on CIFAR-10, 0.001 elsewhere).
-        kwargs: those of :class:`FedAvg`.
-    """
-
-    title = "FedProx"
-    citation = "Li et al., MLSys 2020"
-    colour = 1
-    client_metrics = ("loss", "acc", "ce", "proximal")
-
-    def __init__(self, net: nn.Module | None = None, mu: float = 0.01, **kwargs: Any) -> None:
-        super().__init__(net, **kwargs)
-        require(0 <= mu < float("inf"), "mu", "must not be negative", mu)
-        self.mu = mu
-
-    def client(self) -> "FedProxClient":
-        """The client half."""
-        return FedProxClient(self.net, self.optimizer, self.scheduler, mu=self.mu)
-
-
 class FedProxClient(FedAvgClient):
-    """The client half of FedProx."""
+    """The client module of FedProx."""
 
     mu: float
 
@@ -61,3 +37,24 @@ class FedProxClient(FedAvgClient):
         """μ/2 ‖w − start‖²."""
         pairs = zip(self.net.parameters(), self.start, strict=True)
         return self.mu / 2 * torch.stack([((w - w_t) ** 2).sum() for w, w_t in pairs]).sum()
+
+
+class FedProx(FedAvg):
+    """FedProx: FedAvg whose clients pay for leaving the global model.
+
+    Args:
+        net: the model to learn; any module from inputs to logits.
+        mu: μ, the weight of the proximal term (paper: 0.01 on CIFAR-10, 0.001 elsewhere).
+        kwargs: those of :class:`FedAvg`.
+    """
+
+    title = "FedProx"
+    citation = "Li et al., MLSys 2020"
+    colour = 1
+    client_class = FedProxClient
+    client_settings = ("mu",)
+
+    def __init__(self, net: nn.Module | None = None, mu: float = 0.01, **kwargs: Any) -> None:
+        super().__init__(net, **kwargs)
+        require(0 <= mu < float("inf"), "mu", "must not be negative", mu)
+        self.mu = mu

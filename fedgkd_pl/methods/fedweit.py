@@ -17,7 +17,7 @@ task. Each round:
     server:  B ← Σ_k B_k / Σ_k mask_k by channel; 0 for one that nobody sends. In a task's first
              round all clients' last A_t go out, as KB
 
-Without tasks in the data there is one task, which never ends. The client half is in
+Without tasks in the data there is one task, which never ends. The client module is in
 fedweit_client.py, what a client keeps in fedweit_memory.py.
 """
 
@@ -28,6 +28,7 @@ import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.answers import Spec, Specs, like
+from fedgkd_pl.federation.client import FederatedClient
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.federation.optimizer_state import empty_state
 from fedgkd_pl.methods.fedavg import FedAvg, Weighting
@@ -71,12 +72,15 @@ class FedWeIT(FedAvg):
     title = "FedWeIT"
     citation = "Yoon et al., ICML 2021"
     colour = 24
+    client_class = FedWeITClient
+    client_settings = (
+        *("decomposed", "lam1", "lam2", "sparsity", "adaptive", "local", "keep_optimizer"),
+    )
     takes_modules = False
     tasks: tuple[str, ...] = ("classes",)
     shares_models = False
     models_differ = True
     keeps: tuple[str, ...] = ("start", "base", "knowledge", "informed")
-    client_metrics = ("loss", "acc", "ce", "sparsity", "drift")
 
     def __init__(
         self,
@@ -153,7 +157,7 @@ class FedWeIT(FedAvg):
         self._answered: list[int] = []
         return message
 
-    def take(self, update: ClientUpdate) -> None:
+    def on_update(self, update: ClientUpdate) -> None:
         """Sums B and the masks up; keeps A until the round counts."""
         self._answered.append(update.client)
         for name in self.decomposed if self.adaptive else ():
@@ -191,7 +195,7 @@ class FedWeIT(FedAvg):
             extra |= {ADAPTIVE + name: spec for name, spec in specs["weight"].items()}
         return extra
 
-    def client_state(self) -> Specs:
+    def client_state(self, number: int = 0) -> Specs:
         """A client's :class:`Memory`."""
         place, clients, specs = self._place(), self.datamodule.num_clients, self._kinds()
         groups = {group: specs[kind] for group, kind in groups_of(place, clients).items()}
@@ -283,7 +287,7 @@ class FedWeIT(FedAvg):
 
         Of a task that it has not begun: with m = 0, the first A and nothing attended to.
         """
-        memory = Memory.read(self._client_states.get(client) or {})
+        memory = Memory.read(self.client_states.get(client) or {})
         model = self._first()
         begun = place <= memory.place
         if self.local and begun:
@@ -302,19 +306,11 @@ class FedWeIT(FedAvg):
         """w_0 in the precision of now."""
         return {name: self.start[name].to(t.dtype) for name, t in self.global_state().items()}
 
-    def client(self) -> FedWeITClient:
-        """The client half, which knows w_0."""
-        return FedWeITClient(
-            *(self.net, self.optimizer, self.scheduler),
-            start=self._first(),
-            decomposed=self.decomposed,
-            lam1=self.lam1,
-            lam2=self.lam2,
-            sparsity=self.sparsity,
-            adaptive=self.adaptive,
-            local=self.local,
-            keep_optimizer=self.keep_optimizer,
-        )
+    def client(self, number: int = 0) -> FederatedClient:
+        """A client that knows w_0."""
+        client = super().client(number)
+        client.start = self._first()
+        return client
 
 
 def sparse_bytes(tensor: Tensor) -> int:

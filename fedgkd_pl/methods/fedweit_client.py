@@ -1,12 +1,12 @@
-"""The client half of FedWeIT; see fedweit.py for the equations and the server's half."""
+"""The client module of FedWeIT; see fedweit.py for the equations and the server's half."""
 
 from typing import Any
 
 import torch
 from fedgkd_pl.federation.client import Objective, Parts
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
+from fedgkd_pl.federation.optimizer import first_optimizer
 from fedgkd_pl.federation.optimizer_state import empty_state, load_state, state_of
-from fedgkd_pl.federation.steps import first_optimizer
 from fedgkd_pl.methods.fedavg import FedAvgClient
 from fedgkd_pl.methods.fedweit_memory import (
     BETWEEN,
@@ -25,7 +25,7 @@ BASE, MASK, ADAPTIVE = (f"{kind}{BETWEEN}" for kind in ("base", "mask", "adaptiv
 
 
 class FedWeITClient(FedAvgClient):
-    """The client half of FedWeIT; its net's own weights are B, and what is not decomposed."""
+    """The client module of FedWeIT; its net's own weights are B, and what is not decomposed."""
 
     start: State  # w_0
     decomposed: list[str]

@@ -23,43 +23,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 
 
-class MOON(FedAvg):
-    """MOON: model-contrastive federated learning.
-
-    Args:
-        net: a net with a projection head, such as ``ResNet8(projection=256)``.
-        mu: μ, the weight of the contrast (paper: 5 on CIFAR, 1 on Tiny-ImageNet, 0.1 on text).
-        tau: τ, its temperature.
-        kwargs: those of :class:`FedAvg`.
-    """
-
-    title = "MOON"
-    citation = "Li et al., CVPR 2021"
-    colour = 2
-    takes_modules = False
-    tasks: tuple[str, ...] = ("classes",)
-    client_metrics = ("loss", "acc", "ce", "contrast")
-
-    def __init__(self, net: nn.Module, mu: float = 5.0, tau: float = 0.5, **kwargs: Any) -> None:
-        require_projection(net, "MOON")
-        require_classifier(net, "MOON")
-        super().__init__(net, **kwargs)
-        require(0 <= mu < float("inf"), "mu", "must not be negative", mu)
-        require(0 < tau < float("inf"), "tau", "must be positive", tau)
-        self.mu = mu
-        self.tau = tau
-
-    def client_state(self) -> Specs:
-        """A client's previous model."""
-        return self.client_model()
-
-    def client(self) -> "MOONClient":
-        """The client half."""
-        return MOONClient(self.net, self.optimizer, self.scheduler, mu=self.mu, tau=self.tau)
-
-
 class MOONClient(FedAvgClient):
-    """The client half of MOON; its previous model is its state."""
+    """The client module of MOON; its previous model is its state."""
 
     mu: float
     tau: float
@@ -99,6 +64,38 @@ class MOONClient(FedAvgClient):
         term = contrast(z, z_glob, z_prev, self.tau)
         ce, parts = self.loss_of(logits, y)
         return ce + self.mu * term, {**parts, "contrast": term}
+
+
+class MOON(FedAvg):
+    """MOON: model-contrastive federated learning.
+
+    Args:
+        net: a net with a projection head, such as ``ResNet8(projection=256)``.
+        mu: μ, the weight of the contrast (paper: 5 on CIFAR, 1 on Tiny-ImageNet, 0.1 on text).
+        tau: τ, its temperature.
+        kwargs: those of :class:`FedAvg`.
+    """
+
+    title = "MOON"
+    citation = "Li et al., CVPR 2021"
+    colour = 2
+    client_class = MOONClient
+    client_settings = ("mu", "tau")
+    takes_modules = False
+    tasks: tuple[str, ...] = ("classes",)
+
+    def __init__(self, net: nn.Module, mu: float = 5.0, tau: float = 0.5, **kwargs: Any) -> None:
+        require_projection(net, "MOON")
+        require_classifier(net, "MOON")
+        super().__init__(net, **kwargs)
+        require(0 <= mu < float("inf"), "mu", "must not be negative", mu)
+        require(0 < tau < float("inf"), "tau", "must be positive", tau)
+        self.mu = mu
+        self.tau = tau
+
+    def client_state(self, number: int = 0) -> Specs:
+        """A client's previous model."""
+        return self.client_model(number)
 
 
 def contrast(z: Tensor, positive: Tensor, negative: Tensor, tau: float) -> Tensor:

@@ -22,6 +22,32 @@ from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
 from torch import nn
 
 
+class SCAFFOLDClient(FedAvgClient):
+    """The client module of SCAFFOLD; its control variate is its state."""
+
+    def receive(self, message: Message, state: State) -> None:
+        """Loads w_t; the correction of the gradient is c − c_k."""
+        super().receive(message, state)
+        self.unit_steps = UnitGradient()
+        self.start = [parameter.detach().clone() for parameter in self.net.parameters()]
+        self.control = message.tensors["control"]
+        self.own = state or {name: torch.zeros_like(c) for name, c in self.control.items()}
+        self.correction = [
+            (self.control[name] - self.own[name]).to(self.device)
+            for name, _ in self.net.named_parameters()
+        ]
+
+    def reply(self) -> ClientUpdate:
+        """Sends c_k⁺ − c_k and keeps c_k⁺."""
+        update = super().reply()
+        assert self.unit_steps is not None
+        for (name, _), start in zip(self.net.named_parameters(), self.start, strict=True):
+            gradient = (start.cpu() - update.weights[name]) / self.unit_steps.moved
+            update.extra[name] = gradient - self.control[name]
+            update.state[name] = self.own[name] + update.extra[name]
+        return update
+
+
 class SCAFFOLD(FedAvg):
     """SCAFFOLD: FedAvg whose clients correct their gradients by control variates.
 
@@ -35,6 +61,7 @@ class SCAFFOLD(FedAvg):
     title = "SCAFFOLD"
     citation = "Karimireddy et al., ICML 2020"
     colour = 9
+    client_class = SCAFFOLDClient
     keeps: tuple[str, ...] = ("control",)
 
     def __init__(self, net: nn.Module | None = None, **kwargs: Any) -> None:
@@ -68,7 +95,7 @@ class SCAFFOLD(FedAvg):
         }
         return message
 
-    def take(self, update: ClientUpdate) -> None:
+    def on_update(self, update: ClientUpdate) -> None:
         """Adds c_k⁺ − c_k up."""
         for name, change in update.extra.items():
             self._changes[name] += change.double()
@@ -83,36 +110,6 @@ class SCAFFOLD(FedAvg):
         """The change of a client's control variate."""
         return like({name: p.detach() for name, p in self.net.named_parameters()})
 
-    def client_state(self) -> Specs:
+    def client_state(self, number: int = 0) -> Specs:
         """A client's control variate."""
         return self.client_extra()
-
-    def client(self) -> "SCAFFOLDClient":
-        """The client half."""
-        return SCAFFOLDClient(self.net, self.optimizer, self.scheduler)
-
-
-class SCAFFOLDClient(FedAvgClient):
-    """The client half of SCAFFOLD; its control variate is its state."""
-
-    def receive(self, message: Message, state: State) -> None:
-        """Loads w_t; the correction of the gradient is c − c_k."""
-        super().receive(message, state)
-        self.unit_steps = UnitGradient()
-        self.start = [parameter.detach().clone() for parameter in self.net.parameters()]
-        self.control = message.tensors["control"]
-        self.own = state or {name: torch.zeros_like(c) for name, c in self.control.items()}
-        self.correction = [
-            (self.control[name] - self.own[name]).to(self.device)
-            for name, _ in self.net.named_parameters()
-        ]
-
-    def reply(self) -> ClientUpdate:
-        """Sends c_k⁺ − c_k and keeps c_k⁺."""
-        update = super().reply()
-        assert self.unit_steps is not None
-        for (name, _), start in zip(self.net.named_parameters(), self.start, strict=True):
-            gradient = (start.cpu() - update.weights[name]) / self.unit_steps.moved
-            update.extra[name] = gradient - self.control[name]
-            update.state[name] = self.own[name] + update.extra[name]
-        return update

@@ -135,7 +135,7 @@ def _arguments(made: Recorded, inner: Outer) -> Settings:
     for name, value in (settings | known).items():
         now = _now(made, name, value)
         if isinstance(made, FederatedServer) and name.endswith("optimizer") and callable(now):
-            settings[name] = _optimizer(now, made.kinds[0], inner) or describe(now, inner)
+            settings[name] = _optimizer(now, made.nets[0], inner) or describe(now, inner)
         else:
             settings[name] = describe(now, inner)
     return settings

@@ -18,7 +18,6 @@ import fedgkd_pl
 from fedgkd_pl.data.reading import SampleError
 from fedgkd_pl.errors import RunFailed, StorageError, require
 from fedgkd_pl.federation.callback import FederatedCallback
-from fedgkd_pl.federation.divergence import diverged_round
 from fedgkd_pl.federation.message import ClientFailure
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.methods import title_of, title_of_class
@@ -206,7 +205,7 @@ class RunFiles(FederatedCallback):
             "failed_clients": len(self.failures),
             "failed_rounds": server.failed_rounds,
             "failures": dict(reasons),
-            "diverged_round": diverged_round(trainer),
+            "diverged_round": server.divergence.round,
             "wall_seconds": round(self.elapsed(), 3),
             "versions": _versions(),
         }

@@ -8,7 +8,6 @@ THREADS = "model.init_args.engine.init_args.threads"  # of an engine, this alone
 FREE = (
     "model.init_args.engine.",
     "model.init_args.max_failed_rounds",
-    "model.init_args.state_memory",
     "data.init_args.data_dir",
     "data.init_args.path",
     "data.init_args.test_path",

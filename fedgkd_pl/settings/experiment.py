@@ -16,9 +16,8 @@ from fedgkd_pl.callbacks.averaged import AveragedModel
 from fedgkd_pl.callbacks.profile import RoundProfile
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.errors import SettingError, require
-from fedgkd_pl.federation.checks import check_trainer
+from fedgkd_pl.federation.checks import check_resumed
 from fedgkd_pl.federation.own_module import is_own_module
-from fedgkd_pl.federation.precision import faster_precision
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.processes.signals import Interrupted, Stopped, stop_behind
 from fedgkd_pl.runs.events import how_to_look, rewind
@@ -105,7 +104,7 @@ class Experiment:
             self.data.setup()
             if is_own_module(self.model.net):
                 self.model.net.trainer = self.trainer  # which its steps may ask for
-            self.model.check(self.data)
+            self.model.check_run(self.data)
             names = {split: self.model.new_scores(self.data, split).names for split in SPLITS}
             for callback in self.callbacks:
                 if isinstance(callback, BestRound):
@@ -113,15 +112,8 @@ class Experiment:
             check_monitors(self.callbacks, names)
             if not trains:
                 return
-            check_trainer(self.trainer)
             self.data.check_rounds(self.settings["rounds"])
-            for callback in self.callbacks:
-                if hasattr(callback, "check"):
-                    callback.check(self.model, self.data)
-            self.model.check_device(self.trainer.strategy.root_device)
-            self.model.check_precision(self.trainer.precision_plugin)
-            if reaches_clients:
-                self.model.engine.check(self.model)
+            self.model.check_run(self.data, self.trainer, reaches_clients)
 
     def fit(self) -> RunFolder | None:
         """Trains every round; gives back the run's folder, None where it keeps none.
@@ -136,13 +128,12 @@ class Experiment:
             self.check()
             if start.file is not None:
                 if self.keeps_files:
-                    self.model.check_data(self.data, start.checkpoint["fedgkd_pl"])
+                    check_resumed(self.model, self.data, start.checkpoint["fedgkd_pl"])
                 check_net(start.checkpoint, self.model)
             if self.keeps_files:
                 self._make_folder()
             if not self.quiet:
                 print(what_begins(self.trainer, self.model, self.data), flush=True)
-                self._suggest()
             self.trainer.fit(
                 self.model,
                 datamodule=self.data,
@@ -237,13 +228,6 @@ class Experiment:
         if len(given) == len(self.trainer.loggers):
             pairs = zip(self.trainer.loggers, given, strict=True)
             self.trainer.loggers = [with_the_run(*pair, path) for pair in pairs]
-
-    def _suggest(self) -> None:
-        """Names a precision that is faster here, unless the user has chosen one."""
-        chosen = self.settings["trainer"]["precision"]
-        faster = faster_precision(self.model.net, self.trainer.strategy.root_device)
-        if chosen is None and faster and self.start.file is None:
-            print(f"hint:  --trainer.precision {faster} is faster on this CPU (docs/speed.md)")
 
     @property
     def _imports(self) -> str:

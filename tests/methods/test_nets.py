@@ -135,11 +135,11 @@ def reference(data: Table, model: FedMD, optimizer: str, rounds: int = ROUNDS) -
             return passes(len(public), model.public_batch_size, seed, model.public_epochs)
         return passes(len(rows(round)), model.digest_batch_size, seed, model.digest_epochs)
 
-    kinds = [model.kind(client) for client in range(3)]
+    kinds = [model.net_index(client) for client in range(3)]
     settings = {name: getattr(model, name) for name in ("public_lr", "distil_lr", "digest_decay")}
     return oracle.run_fedmd(
         NETS,
-        [double(model.kinds[kind].state_dict()) for kind in kinds],
+        [double(model.nets[kind].state_dict()) for kind in kinds],
         clients_of(data),
         cohorts(data, rounds),
         public=public.inputs,
@@ -170,7 +170,7 @@ def test_whole_rounds_of_fedmd(optimizer: str, participation: float) -> None:
     for name in "bytes_up", "bytes_down":
         assert getattr(model, name) == item * sum(sum(row.values()) for row in expected[name])
     for client, state in model._client_states.items():
-        names = [name for name, _ in model.kinds[model.kind(client)].named_parameters()]
+        names = [name for name, _ in model.nets[model.net_index(client)].named_parameters()]
         for prefix, phase in (PRIVATE, "private"), (DIGEST, "digest"):
             steps, m, v = expected["optimizers"][-1][client][phase]
             is_sgd = optimizer == "SGD" and phase == "private"
@@ -224,14 +224,14 @@ def prototypes(data: Table, model: FedDF, **changes: Any) -> dict[str, Any]:
 
     return oracle.run_feddf(
         NETS,
-        [double(net.state_dict()) for net in model.kinds],
+        [double(net.state_dict()) for net in model.nets],
         clients_of(data),
         cohorts(data, ROUNDS),
         public=public.inputs,
         batches=lambda round, client: [torch.from_numpy(b) for b in own(round, client)],
         public_batches=public_batches,
         val=(data.val.inputs, data.val.targets),
-        nets_of=[model.kind(client) for client in range(3)],
+        nets_of=[model.net_index(client) for client in range(3)],
         **(SERVER["FedDF"][2] | {"optimizer": "sgd"} | LOCAL | changes),
     )
 

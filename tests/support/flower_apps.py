@@ -41,7 +41,8 @@ for _title, _class in CLASSES.items():  # what is not above, by itself
             _text = _value if isinstance(_value, str) else json.dumps(_value)
             _words += [f"--model.{_key}", _text]
         METHODS[_class.__name__] = _words
-        if _class.takes_nets != "parties" and not _class.models_differ:  # which keep their models
+        keeps_models = _class.models_differ or _class.__name__ in ("FedMD", "FedDistill")
+        if not keeps_models:
             PAIRS.append((_class.__name__, "32-true"))
 NET = ["--model.net", "fedgkd_pl.MLP", "--model.net.hidden", "[16]", "--model.net.projection", "8"]
 

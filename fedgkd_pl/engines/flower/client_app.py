@@ -23,6 +23,7 @@ from fedgkd_pl.engines.local import InProcessSession
 from fedgkd_pl.errors import ArgumentError, RunFailed, SettingError, require
 from fedgkd_pl.federation.message import Answer, ClientFailure, Message
 from fedgkd_pl.federation.performance import keep_memory
+from fedgkd_pl.federation.round import job_of
 from fedgkd_pl.settings.build import build_request
 from fedgkd_pl.settings.request import Request
 from fedgkd_pl.storage.files import write_text
@@ -84,7 +85,7 @@ class Node:
         self.num_clients = data.num_clients
         model.lay_out(data, experiment.trainer.strategy.root_device)  # as the server's
         self.sends_models = model.shares_models
-        job = model.job(experiment.trainer, data)
+        job = job_of(model, experiment.trainer, data)
         engine = model.engine
         assert isinstance(engine, FlowerEngine)
         if owner is not None:

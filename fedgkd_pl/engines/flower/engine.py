@@ -100,7 +100,7 @@ class FlowerEngine(Engine):
     def check(self, server: "FederatedServer") -> None:
         """See :meth:`Engine.check`."""
         apart = server.models_differ and not server.shares_models  # FedWeIT's may be averaged
-        if server.takes_nets == "parties" or apart:  # models stay with clients
+        if server.client_nets.layout == "per_client" or apart:  # models stay with clients
             log.warning(
                 "%s: clients keep their models, so val/ and test/ are of the nets that they start "
                 "from; client/ values are of their own",
