@@ -87,11 +87,11 @@ from .federation.losses import RestrictedSoftmax as RestrictedSoftmax
 from .federation.losses import SquaredError as SquaredError
 from .federation.message import ClientUpdate as ClientUpdate
 from .federation.message import Message as Message
-from .federation.pretraining import SimCLR as SimCLR
 from .federation.server import FederatedServer as FederatedServer
 from .federation.teachers import FrozenNet as FrozenNet
 from .methods.cfd import CFD as CFD
 from .methods.fedaux import FedAUX as FedAUX
+from .methods.fedaux import SimCLR as SimCLR
 from .methods.fedavg import FedAvg as FedAvg
 from .methods.fedavg import FedAvgClient as FedAvgClient
 from .methods.feddf import FedDF as FedDF

@@ -53,6 +53,24 @@ def require(condition: bool, key: str, reason: str, got: Any = _NOTHING) -> None
         raise SettingError(key, reason, got)
 
 
+def positive(**values: float) -> None:
+    """Requires finite numbers above 0, given by their keys."""
+    for key, value in values.items():
+        require(0 < value < float("inf"), key, "must be positive", value)
+
+
+def not_negative(**values: float) -> None:
+    """Requires finite numbers of at least 0, given by their keys."""
+    for key, value in values.items():
+        require(0 <= value < float("inf"), key, "must not be negative", value)
+
+
+def at_least(least: int, **values: int) -> None:
+    """Requires numbers of at least ``least``, given by their keys."""
+    for key, value in values.items():
+        require(value >= least, key, f"must be at least {least}", value)
+
+
 def installs(extra: str) -> str:
     """The command that installs one of our extras.
 

@@ -1,8 +1,6 @@
 """The hooks that a round adds to Lightning's."""
 
-import logging
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback, Trainer
@@ -13,12 +11,6 @@ if TYPE_CHECKING:
     from fedgkd_pl.federation.message import ClientFailure, ClientUpdate, Message
     from fedgkd_pl.federation.server import FederatedServer
 
-log = logging.getLogger("fedgkd_pl")
-HOOKS = (
-    *("check", "on_broadcast", "on_client_end", "on_client_failed"),
-    *("on_server_step", "on_evaluated"),
-)
-
 
 class FederatedCallback(Callback):
     """A Lightning callback with hooks for what happens within a round.
@@ -26,12 +18,6 @@ class FederatedCallback(Callback):
     Each hook does nothing unless it is overridden. Values are logged by ``pl_module.log_round``;
     what a callback remembers belongs into its ``state_dict``, so that a resumed run is exact.
     """
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Refuses a method that nobody would call because its name is nearly a hook's."""
-        super().__init_subclass__(**kwargs)
-        for name, hook in nearly_hooks(cls).items():
-            raise TypeError(f"{cls.__name__}.{name} is no hook and never called: {hook} is one")
 
     def check(self, model: "FederatedServer", data: "FederatedDataModule") -> None:
         """Raises :class:`~fedgkd_pl.errors.SettingError` for what cannot work, before a run begins.
@@ -87,25 +73,6 @@ class FederatedCallback(Callback):
             confusion: how many samples of each class (row) were taken for each class (column);
                 None where there are no classes.
         """
-
-
-def nearly_hooks(cls: type) -> dict[str, str]:
-    """The methods of a class whose names are nearly a hook's, each with the hook."""
-    near = {}
-    for name in sorted(set(dir(cls)) - {*dir(Callback), *HOOKS}):
-        begins_on = name.startswith("on")
-        hooks = [hook for hook in HOOKS if hook.startswith("on_") == begins_on]
-        meant = get_close_matches(name, hooks, n=1, cutoff=0.8 if begins_on else 0.85)
-        if meant and not name.startswith("_") and callable(getattr(cls, name)):
-            near[name] = meant[0]
-    return near
-
-
-def warn_of_near_hooks(trainer: Trainer) -> None:
-    """Says which methods of Lightning's plain callbacks look like hooks and are none."""
-    for cls in dict.fromkeys(type(callback) for callback in trainer.callbacks):  # type: ignore[attr-defined]
-        for name, hook in nearly_hooks(cls).items():
-            log.warning("%s.%s is no hook and never called: %s is one", cls.__name__, name, hook)
 
 
 def call_hooks(module: "FederatedServer", hook: str, *args: Any) -> None:

@@ -17,7 +17,7 @@ from typing import Literal
 
 import torch
 from fedgkd_pl.data.tasks import FAR
-from fedgkd_pl.errors import require
+from fedgkd_pl.errors import positive, require
 from fedgkd_pl.federation.precision import wide
 from fedgkd_pl.storage.recorded import Recorded
 from torch import Tensor
@@ -71,7 +71,7 @@ class PriorAdjusted(LocalLoss):
     """
 
     def __init__(self, tau: float = 1.0) -> None:
-        require(0 < tau < float("inf"), "tau", "must be positive", tau)
+        positive(tau=tau)
         self.tau = tau
 
     def __call__(self, logits: Tensor, y: Tensor, counts: Tensor | None) -> Tensor:
@@ -92,7 +92,7 @@ class MarginAdjusted(LocalLoss):
     """
 
     def __init__(self, tau: float = 1.0) -> None:
-        require(0 < tau < float("inf"), "tau", "must be positive", tau)
+        positive(tau=tau)
         self.tau = tau
 
     def __call__(self, logits: Tensor, y: Tensor, counts: Tensor | None) -> Tensor:

@@ -6,7 +6,7 @@ On a wire and in shared memory both are one safetensors blob, so nothing is unpi
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from fedgkd_pl.storage.tensors import to_safetensors
@@ -14,8 +14,10 @@ from torch import Tensor
 
 State = dict[str, Tensor]
 OF_NET = "@"  # between a model's name and the number of the net it is of, where there are several
+OF_GROUP = ": "  # between a group's name and that of a tensor
 LR_FACTOR = "lr_factor"  # the number that clients multiply their learning rates by
 _INFO = "info"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,20 @@ def encode_state(state: State) -> bytes:
 def decode_state(blob: bytes) -> State:
     """The inverse of :func:`encode_state`."""
     return _decode(blob)[0].get("state", {})
+
+
+def joined(groups: Mapping[str, Mapping[str, T]]) -> dict[str, T]:
+    """Groups of named things as one, for what a client keeps: ``group: name``."""
+    return {f"{g}{OF_GROUP}{n}": thing for g, named in groups.items() for n, thing in named.items()}
+
+
+def grouped(things: Mapping[str, T]) -> dict[str, dict[str, T]]:
+    """The inverse of :func:`joined`."""
+    groups: dict[str, dict[str, T]] = {}
+    for key, thing in things.items():
+        group, name = key.split(OF_GROUP, 1)
+        groups.setdefault(group, {})[name] = thing
+    return groups
 
 
 def _net_of(name: str) -> int | None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from fedgkd_pl.data.cohorts import Population
 from fedgkd_pl.data.datamodule import FederatedDataModule
-from fedgkd_pl.data.examples import Batch
-from fedgkd_pl.errors import RunFailed, SettingError, require
+from fedgkd_pl.data.examples import Batch, Examples
+from fedgkd_pl.errors import RunFailed, SettingError, at_least, require
 from fedgkd_pl.federation.answers import Spec, Specs, checked, like
 from fedgkd_pl.federation.callback import call_hooks
 from fedgkd_pl.federation.checks import (
@@ -103,10 +103,9 @@ class FederatedServer(LightningModule, Recorded):
         compile: bool,
     ) -> None:
         super().__init__()
-        require(local_epochs >= 1, "local_epochs", "must be at least 1", local_epochs)
+        at_least(1, local_epochs=local_epochs)
         require(local_steps is None or local_steps >= 1, "local_steps", "must be ≥ 1", local_steps)
-        require(min_clients >= 1, "min_clients", "must be at least 1", min_clients)
-        require(max_failed_rounds >= 1, "max_failed_rounds", "must be ≥ 1", max_failed_rounds)
+        at_least(1, min_clients=min_clients, max_failed_rounds=max_failed_rounds)
         self.automatic_optimization = False
         self.net = net
         self.client_nets = ClientNets()
@@ -256,6 +255,13 @@ class FederatedServer(LightningModule, Recorded):
         for net in self.every_net():
             if not is_own_module(net):  # whose step may not be able to, though its forward is
                 channels_last(net, self.some_inputs(data), device)
+
+    @property
+    def public(self) -> Examples:
+        """The public data of a method that has asked for it in :meth:`check`."""
+        public = self.datamodule.public
+        assert public is not None
+        return public
 
     # -- evaluation ----------------------------------------------------------------------------
 

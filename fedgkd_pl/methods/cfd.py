@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.examples import Batches, Examples
-from fedgkd_pl.errors import require
+from fedgkd_pl.errors import at_least, positive, require
 from fedgkd_pl.federation.answers import Spec, Specs
 from fedgkd_pl.federation.client import FederatedClient
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
@@ -143,10 +143,9 @@ class CFD(FedAvg):
         self.client_nets = ClientNets("server_only", nets, nets_of)
         for key, bits in ("bits_up", bits_up), ("bits_down", bits_down):
             require(1 <= bits <= MOST or bits == PLAIN, key, "must be 1 to 16, or 32", bits)
-        for key, steps in ("client_steps", client_steps), ("server_steps", server_steps):
-            require(steps >= 0, key, "must not be negative", steps)
-        require(0 < distil_lr < float("inf"), "distil_lr", "must be positive", distil_lr)
-        require(distil_batch_size >= 1, "distil_batch_size", "must be ≥ 1", distil_batch_size)
+        at_least(0, client_steps=client_steps, server_steps=server_steps)
+        positive(distil_lr=distil_lr)
+        at_least(1, distil_batch_size=distil_batch_size)
         self.bits_up, self.bits_down, self.delta = bits_up, bits_down, delta
         self.client_steps, self.own_steps = client_steps, server_steps
         self.distil_lr, self.distil_batch_size = distil_lr, distil_batch_size
@@ -170,12 +169,6 @@ class CFD(FedAvg):
         """Asks for public data, too."""
         check_public(data, self.title)
         super().check(data)
-
-    @property
-    def public(self) -> Examples:
-        """The public inputs."""
-        assert self.datamodule.public is not None
-        return self.datamodule.public
 
     def broadcast(self) -> Message:
         """Y_down, and no model."""

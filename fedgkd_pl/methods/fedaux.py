@@ -18,25 +18,113 @@ knows that can subtract it.
 """
 
 import math
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.examples import Batches, Examples
-from fedgkd_pl.errors import require
+from fedgkd_pl.errors import at_least, not_negative, positive, require
 from fedgkd_pl.federation.answers import Spec, Specs
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
-from fedgkd_pl.federation.pretraining import SimCLR
-from fedgkd_pl.federation.server_training import KeptOptimizer, as_input, server_adam
+from fedgkd_pl.federation.server_training import KeptOptimizer, as_input, server_adam, server_steps
 from fedgkd_pl.federation.teachers import FrozenNet
-from fedgkd_pl.methods.fedavg import FedAvgClient, Weighting
-from fedgkd_pl.methods.feddf import FedDF, check_public
+from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient, Weighting
+from fedgkd_pl.methods.feddf import check_public, distil, frozen
 from fedgkd_pl.models.heads import require_classifier
 from fedgkd_pl.seeds import derive
+from fedgkd_pl.storage.recorded import Recorded
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, normalize, pad
 
 SMALLEST = 1e-8  # of a score
+
+
+class SimCLR(Recorded):
+    """Contrastive pre-training of a net's features (Chen et al., ICML 2020).
+
+    Two views of an input should be nearer to each other than to the views of all others: with z the
+    normalised outputs of a head on the features, which is thrown away afterwards, and i' the other
+    view of i, the mean over all 2B views of
+
+        −log( e^{z_i·z_i'/τ} / Σ_{j≠i} e^{z_i·z_j/τ} )
+
+    A view is the data's own augmentation, where it has one, an image moved by up to ``shift``
+    pixels, and noise.
+
+    Args:
+        epochs: passes over the public data.
+        batch_size: inputs a step, each twice.
+        lr: Adam's rate.
+        temperature: τ.
+        shift: pixels, of inputs that are images.
+        noise: its standard deviation, in units of the net's input.
+        width: of the head's output.
+    """
+
+    def __init__(
+        self,
+        epochs: int = 100,
+        batch_size: int = 128,
+        lr: float = 1e-3,
+        temperature: float = 0.5,
+        shift: int = 1,
+        noise: float = 0.1,
+        width: int = 128,
+    ) -> None:
+        at_least(1, epochs=epochs)
+        at_least(2, batch_size=batch_size)
+        positive(lr=lr, temperature=temperature)
+        not_negative(shift=shift, noise=noise)
+        at_least(1, width=width)
+        self.epochs, self.batch_size, self.lr = epochs, batch_size, lr
+        self.temperature, self.shift, self.noise, self.width = temperature, shift, noise, width
+
+    def __call__(self, server: FedAvg, examples: Examples, features: int) -> None:
+        """Trains ``features`` of the server's net, which are so many; its classifier stays."""
+        net, like = server.net, next(server.net.parameters())
+        random = torch.Generator().manual_seed(derive(server.datamodule.seed, "public", 1))
+        head = nn.Sequential(
+            nn.Linear(features, features), nn.ReLU(), nn.Linear(features, self.width)
+        )
+        for parameter in head.parameters():
+            nn.init.normal_(parameter, std=features**-0.5, generator=random)
+        head.to(like)
+        optimizer = server_adam([*net.parameters(), *head.parameters()], self.lr)
+        examples = examples.to(like.device)
+        batches = Batches(examples, self.batch_size, random)
+
+        def views() -> Iterator[tuple[Tensor]]:
+            for _ in range(self.epochs):
+                for x, y in batches:
+                    if len(y) > 1:
+                        yield (x,)
+
+        def loss(x: Tensor) -> Tensor:
+            both = torch.cat([self.view(as_input(x, like), random) for _ in range(2)])
+            return contrastive(head(net.features(both)), self.temperature)  # type: ignore[operator]
+
+        steps = self.epochs * len(batches)
+        server_steps(server, optimizer, views(), loss, steps, name="pretraining")
+        net.zero_grad()
+
+    def view(self, x: Tensor, random: torch.Generator) -> Tensor:
+        """An input, moved and noisy."""
+        if self.shift and x.dim() == 4:
+            height, width = x.shape[2:]
+            padded = pad(x, [self.shift] * 4)
+            top, left = torch.randint(2 * self.shift + 1, (2,), generator=random).tolist()
+            x = padded[:, :, top : top + height, left : left + width]
+        return x + self.noise * torch.randn(x.shape, generator=random, dtype=torch.float32).to(x)
+
+
+def contrastive(outputs: Tensor, temperature: float) -> Tensor:
+    """SimCLR's loss; the second half of the rows are the other views of the first."""
+    z = normalize(outputs, dim=1)
+    similarity = z @ z.T / temperature
+    similarity = similarity.masked_fill(torch.eye(len(z), device=z.device).bool(), float("-inf"))
+    return cross_entropy(similarity, torch.arange(len(z), device=z.device).roll(len(z) // 2))
 
 
 class FedAUXClient(FedAvgClient):
@@ -94,7 +182,7 @@ class FedAUXClient(FedAvgClient):
         return update
 
 
-class FedAUX(FedDF):
+class FedAUX(FedAvg):
     """FedAUX: FedDF whose teachers count by certainty scores.
 
     Args:
@@ -117,6 +205,7 @@ class FedAUX(FedDF):
     client_class = FedAUXClient
     client_settings = ("start", "negatives", "lam", "epsilon", "delta")
     takes_modules = False
+    takes_sequences = False
     tasks: tuple[str, ...] = ("classes",)
     keeps = ("start", "adam")
 
@@ -135,28 +224,22 @@ class FedAUX(FedDF):
         **kwargs: Any,
     ) -> None:
         features = require_classifier(net, "FedAUX").in_features
-        super().__init__(
-            net,
-            distil_steps=distil_epochs,
-            distil_lr=distil_lr,
-            distil_batch_size=distil_batch_size,
-            distil_clip=None,
-            temperature=1.0,
-            validate_every=1,
-            patience=1,
-            weighting=weighting,
-            **kwargs,
-        )
+        super().__init__(net, weighting=weighting, **kwargs)
+        at_least(0, distil_epochs=distil_epochs)
+        at_least(1, distil_batch_size=distil_batch_size)
+        positive(distil_lr=distil_lr)
         require(0 < negatives < 1, "negatives", "must be in (0, 1)", negatives)
-        require(0 < lam < float("inf"), "lam", "must be positive", lam)
-        require(epsilon is None or epsilon > 0, "epsilon", "must be positive, or null", epsilon)
+        positive(lam=lam)
+        if epsilon is not None:
+            positive(epsilon=epsilon)
         require(0 < delta < 1, "delta", "must be in (0, 1)", delta)
         self.negatives, self.lam, self.epsilon, self.delta = negatives, lam, epsilon, delta
         self.pretraining, self.features = pretraining, features
-        self.distil_epochs = distil_epochs
+        self.distil_epochs, self.distil_batch_size = distil_epochs, distil_batch_size
         # the net that scores, which clients know as they know their own
         self.start = {name: t.detach().cpu().clone() for name, t in net.state_dict().items()}
         self.adam = KeptOptimizer(partial(server_adam, lr=distil_lr))
+        self._models: list[tuple[nn.Module, State]] = []  # of the round's clients
         self._scores: list[Tensor] = []
 
     def check(self, data: FederatedDataModule) -> None:
@@ -167,8 +250,7 @@ class FedAUX(FedDF):
     def on_train_start(self) -> None:
         """Pre-trains the net of a new run, and opens the engine."""
         if self.pretraining is not None and self.current_epoch == 0:
-            assert self.datamodule.public is not None
-            self.pretraining(self, self.datamodule.public, self.features)
+            self.pretraining(self, self.public, self.features)
             self.start = self.global_copy()
         super().on_train_start()
 
@@ -180,7 +262,7 @@ class FedAUX(FedDF):
 
     def broadcast(self) -> Message:
         """w_t and, where it is not the one that clients know, the net that scores."""
-        self._scores = []
+        self._models, self._scores = [], []
         message = super().broadcast()
         if self.pretraining is not None:
             message.models["start"] = self.start
@@ -188,28 +270,26 @@ class FedAUX(FedDF):
 
     def on_update(self, update: ClientUpdate) -> None:
         """Keeps a client's model and scores until they have taught."""
-        super().on_update(update)
-        self._scores.append(update.extra["scores"])
+        if self.distil_epochs:
+            self._models.append((self.net, update.weights))
+            self._scores.append(update.extra["scores"])
 
     def server_step(self, mean: State) -> None:
         """As FedAvg; then the ensemble, weighted by its scores, teaches the mean."""
-        super(FedDF, self).server_step(mean)
+        super().server_step(mean)
         if not self.distil_epochs:
             return
-        public = self.datamodule.public
-        assert public is not None
-        _, examples = split_public(public, self.negatives, self.datamodule.seed)
+        _, examples = split_public(self.public, self.negatives, self.datamodule.seed)
         steps = self.distil_epochs * math.ceil(len(examples) / self.distil_batch_size)
         like = next(self.net.parameters())  # some devices have no doubles
         weights = torch.stack(self._scores, dim=1).to(like)
+        teachers, batches = frozen(self._models, self.device), (examples, self.distil_batch_size)
         optimizer = self.adam.of(self.net)
-        self.distil(self.net, self.frozen(), examples, optimizer, steps, weights)
+        distil(self, self.net, teachers, batches, optimizer, steps, weights=weights)
 
     def client_extra(self) -> Specs:
         """The scores of all public inputs that are distilled on."""
-        public = self.datamodule.public
-        assert public is not None
-        scored = len(public) - number_of_negatives(public, self.negatives)
+        scored = len(self.public) - number_of_negatives(self.public, self.negatives)
         return {"scores": Spec((scored,), torch.float64, SMALLEST, 1 + SMALLEST)}
 
     def client_state(self, number: int = 0) -> Specs:

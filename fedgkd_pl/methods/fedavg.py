@@ -63,9 +63,13 @@ class TeacherClient(FedAvgClient):
     def receive(self, message: Message, state: State) -> None:
         """Loads the student and the teacher."""
         super().receive(message, state)
-        self.distil = bool(message.numbers.get(DISTIL))
+        self.distil = self.has_teacher(message)
         if self.distil:
             self.teacher.load(message.models.get("teacher", message.models["global"]), self.device)
+
+    def has_teacher(self, message: Message) -> bool:
+        """Whether the teacher teaches in this round."""
+        return bool(message.numbers.get(DISTIL))
 
     def teach(self, x: Tensor) -> Tensor | None:
         """The teacher's logits."""

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.examples import Examples
-from fedgkd_pl.errors import require
+from fedgkd_pl.errors import at_least, not_negative, positive, require
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.federation.nets import ClientNets, server_net
 from fedgkd_pl.federation.server_training import (
@@ -81,14 +81,12 @@ class FedDF(FedAvg):
         net = server_net("per_net", net, nets)
         super().__init__(net, weighting=weighting, **kwargs)
         self.client_nets = ClientNets("per_net", nets, nets_of)
-        require(distil_steps >= 0, "distil_steps", "must not be negative", distil_steps)
-        require(0 < distil_lr < float("inf"), "distil_lr", "must be positive", distil_lr)
-        for key, value in ("validate_every", validate_every), ("patience", patience):
-            require(value >= 1, key, "must be at least 1", value)
-        require(distil_batch_size >= 1, "distil_batch_size", "must be ≥ 1", distil_batch_size)
-        positive = distil_clip is None or distil_clip > 0
-        require(positive, "distil_clip", "must be positive, or null", distil_clip)
-        require(0 < temperature < float("inf"), "temperature", "must be positive", temperature)
+        not_negative(distil_steps=distil_steps)
+        positive(distil_lr=distil_lr, temperature=temperature)
+        at_least(1, validate_every=validate_every, patience=patience)
+        at_least(1, distil_batch_size=distil_batch_size)
+        if distil_clip is not None:
+            positive(distil_clip=distil_clip)
         self.distil_steps = distil_steps
         self.distil_lr = distil_lr
         self.distil_batch_size = distil_batch_size
@@ -118,17 +116,17 @@ class FedDF(FedAvg):
         super().server_step(mean)
         if not self.distil_steps:
             return
-        assert self.datamodule.public is not None
         present = {id(net) for net, _ in self._models}
-        teachers = self.frozen()
+        teachers = frozen(self._models, self.device)
         for net, label in zip(self.nets, self.net_names, strict=True):
             if id(net) not in present:
                 continue
             optimizer = server_adam(net.parameters(), self.distil_lr)
             name = "server" if self.client_nets.index is None else f"server/{label}"
             best = Best(self, net, name)
-            self.distil(
-                *(net, teachers, self.datamodule.public, optimizer, self.distil_steps),
+            distil(
+                *(self, net, teachers, (self.public, self.distil_batch_size)),
+                *(optimizer, self.distil_steps, self.temperature),
                 clip=self.distil_clip,
                 scheduler=CosineAnnealingLR(optimizer, self.distil_steps),
                 stop=best if len(self.datamodule.val) else lambda step: False,
@@ -136,46 +134,47 @@ class FedDF(FedAvg):
             )
             best.restore()
 
-    def frozen(self) -> list[FrozenNet]:
-        """The models of the round's clients, which are given away with it."""
-        teachers = []
-        for net, model in self._models:
-            teachers.append(FrozenNet(net))
-            teachers[-1].load(model, self.device)
-        self._models = []
-        return teachers
 
-    def distil(
-        self,
-        net: nn.Module,
-        teachers: Sequence[FrozenNet],
-        examples: Examples,
-        optimizer: Optimizer,
-        steps: int,
-        weights: Tensor | None = None,
-        **options: Any,
-    ) -> None:
-        """Trains a net towards the ensemble.
+def frozen(models: list[tuple[nn.Module, State]], device: torch.device) -> list[FrozenNet]:
+    """The models of a round's clients, which are given away with it."""
+    teachers = []
+    while models:
+        net, model = models.pop(0)
+        teachers.append(FrozenNet(net))
+        teachers[-1].load(model, device)
+    return teachers
 
-        Args:
-            weights: of the teachers, a row for every example; None for alike.
-            options: those of ``server_steps``.
-        """
-        like = next(net.parameters())
 
-        def answer(x: Tensor, shares: Tensor | None = None) -> Tensor:
-            logits = torch.stack([teacher(x) for teacher in teachers])
-            return logits.mean(0) if shares is None else weighted_mean(logits, shares)
+def distil(
+    server: FedAvg,
+    net: nn.Module,
+    teachers: Sequence[FrozenNet],
+    batches: tuple[Examples, int],
+    optimizer: Optimizer,
+    steps: int,
+    temperature: float = 1.0,
+    weights: Tensor | None = None,
+    **options: Any,
+) -> None:
+    """Trains a net of the server towards an ensemble.
 
-        def loss(x: Tensor, target: Tensor) -> Tensor:
-            return distillation(net(x), target, temperature=self.temperature)
+    Args:
+        batches: the public data, and how many inputs a step takes.
+        weights: of the teachers, a row for every input; None for alike.
+        options: those of ``server_steps``.
+    """
+    like = next(net.parameters())
 
-        seed = derive(self.datamodule.seed, "server", self.round)
-        random = torch.Generator().manual_seed(seed)
-        batches = answered_batches(
-            examples, self.distil_batch_size, random, answer, like, known=weights
-        )
-        server_steps(self, optimizer, batches, loss, steps, **options)
+    def answer(x: Tensor, shares: Tensor | None = None) -> Tensor:
+        logits = torch.stack([teacher(x) for teacher in teachers])
+        return logits.mean(0) if shares is None else weighted_mean(logits, shares)
+
+    def loss(x: Tensor, target: Tensor) -> Tensor:
+        return distillation(net(x), target, temperature=temperature)
+
+    random = torch.Generator().manual_seed(derive(server.datamodule.seed, "server", server.round))
+    answered = answered_batches(*batches, random, answer, like, known=weights)
+    server_steps(server, optimizer, answered, loss, steps, **options)
 
 
 class Best:

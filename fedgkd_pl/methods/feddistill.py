@@ -14,17 +14,17 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from fedgkd_pl.errors import require
+from fedgkd_pl.errors import not_negative
 from fedgkd_pl.federation.answers import Spec, Specs
 from fedgkd_pl.federation.client import OUTPUTS, FederatedClient, Objective
-from fedgkd_pl.federation.message import ClientUpdate, Message, State
+from fedgkd_pl.federation.message import ClientUpdate, Message, State, grouped, joined
 from fedgkd_pl.federation.nets import ClientNets, server_net
 from fedgkd_pl.federation.precision import wide
 from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
-OWN = "own model: "  # marks a client's model in its state
+OWN, REPORT = "own model", "report"  # the groups of a client's state
 LARGEST = 1e6  # of a mean logit
 
 
@@ -39,16 +39,19 @@ class FedDistillClient(FedAvgClient):
 
     def receive(self, message: Message, state: State) -> None:
         """Loads w_t, and makes the others' means out of everybody's."""
-        state = dict(state)
-        own = {name.removeprefix(OWN): state.pop(name) for name in list(state) if OWN in name}
+        kept = grouped(state)
         if self.start is not None:
-            message = replace(message, models={**message.models, "global": own or self.start})
+            own = kept.get(OWN, self.start)
+            message = replace(message, models={**message.models, "global": own})
         super().receive(message, state)
         self.gathered = self.targets = None
         if "logits" in message.tensors:
             means, holds = (message.tensors["logits"][name] for name in ("means", "holds"))
-            if state:
-                means, holds = means - state["means"], holds - state["holds"]
+            if REPORT in kept:
+                means, holds = (
+                    means - kept[REPORT]["means"],
+                    holds - kept[REPORT]["holds"],
+                )
             self.known = (holds > 0.5).to(self.device)
             targets = (means / holds.clamp(min=1)[:, None]).to(means.dtype)
             self.targets = targets.to(self.device)
@@ -81,9 +84,8 @@ class FedDistillClient(FedAvgClient):
                 "means": sums / counts.clamp(min=1)[:, None],
                 "holds": (counts > 0).to(sums),
             }
-            update.state = dict(update.extra)
-        if self.start is not None:
-            update.state |= {OWN + name: tensor for name, tensor in update.weights.items()}
+        own = {} if self.start is None else {OWN: update.weights}
+        update.state = joined({REPORT: update.extra, **own})
         return update
 
 
@@ -109,7 +111,7 @@ class FedDistillPlus(FedAvg):
         self, net: nn.Module | None = None, coefficient: float = 0.1, **kwargs: Any
     ) -> None:
         super().__init__(net, **kwargs)
-        require(0 <= coefficient < float("inf"), "coefficient", "must not be negative", coefficient)
+        not_negative(coefficient=coefficient)
         self.coefficient = coefficient
         self.reports: dict[int, State] = {}  # the newest of every client
         self._new_reports: dict[int, State] = {}
@@ -153,11 +155,12 @@ class FedDistillPlus(FedAvg):
 
     def client_state(self, number: int = 0) -> Specs:
         """A client's last report."""
-        return self.client_extra()
+        return joined({REPORT: self.client_extra()})
 
     def client_fault(self, update: ClientUpdate) -> str:
         """A label is held or is not; of one that is not there are no logits."""
-        for report in (update.extra, update.state) if self.coefficient else ():
+        kept = grouped(update.state).get(REPORT, {})
+        for report in (update.extra, kept) if self.coefficient else ():
             if "holds" in report:  # a state may be elsewhere
                 held = report["holds"].bool()
                 if not held.any() or not torch.equal(held.to(report["holds"]), report["holds"]):
@@ -217,8 +220,7 @@ class FedDistill(FedDistillPlus):
 
     def client_state(self, number: int = 0) -> Specs:
         """A client's last report and its model."""
-        own = {OWN + name: spec for name, spec in self.client_model(number).items()}
-        return {**super().client_state(), **own}
+        return {**super().client_state(), **joined({OWN: self.client_model(number)})}
 
     def client(self, number: int = 0) -> FederatedClient:
         """A client that knows w_0 of its net."""

@@ -13,7 +13,7 @@ models.
 from typing import Any
 
 import torch
-from fedgkd_pl.errors import require
+from fedgkd_pl.errors import not_negative
 from fedgkd_pl.federation.answers import Specs, like
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.methods.fedavg import FedAvg, Weighting
@@ -70,7 +70,7 @@ class FedDyn(FedAvg):
         **kwargs: Any,
     ) -> None:
         super().__init__(net, weighting=weighting, **kwargs)
-        require(0 <= alpha < float("inf"), "alpha", "must not be negative", alpha)
+        not_negative(alpha=alpha)
         self.mu = alpha  # of FedProx's term, around w_t − d_k
         self.server_term = server_term
         self.moved: State = {}  # the sum of all clients' d_k

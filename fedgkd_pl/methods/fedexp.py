@@ -12,7 +12,7 @@ over the parameters; buffers are averaged. The authors test (w_t + w_{t−1})/2:
 
 from typing import Any
 
-from fedgkd_pl.errors import require
+from fedgkd_pl.errors import not_negative
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.methods.fedavg import FedAvg, Weighting
 from torch import nn
@@ -40,7 +40,7 @@ class FedExP(FedAvg):
         **kwargs: Any,
     ) -> None:
         super().__init__(net, weighting=weighting, **kwargs)
-        require(0 <= epsilon < float("inf"), "epsilon", "must not be negative", epsilon)
+        not_negative(epsilon=epsilon)
         self.epsilon = epsilon
         self._squares = self._weight = 0.0
 

@@ -18,7 +18,7 @@ anybody has reported so far.
 from typing import Any
 
 import torch
-from fedgkd_pl.errors import require
+from fedgkd_pl.errors import at_least, not_negative, require
 from fedgkd_pl.federation.answers import Spec, Specs
 from fedgkd_pl.federation.client import Objective
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
@@ -161,10 +161,9 @@ class FedGen(FedAvg):
         **kwargs: Any,
     ) -> None:
         super().__init__(net, **kwargs)
-        for key, value in ("alpha", alpha), ("beta", beta):
-            require(0 <= value < float("inf"), key, "must not be negative", value)
+        not_negative(alpha=alpha, beta=beta)
         require(0 < decay <= 1, "decay", "must be in (0, 1]", decay)
-        require(generator_batch_size >= 2, "generator_batch_size", "must be at least 2")
+        at_least(2, generator_batch_size=generator_batch_size)
         last = require_classifier(net, "FedGen")
         self.alpha, self.beta, self.decay = alpha, beta, decay
         self.generator_steps = generator_steps

@@ -12,7 +12,7 @@ nothing more is sent than in FedAvg; with M>1 the mean is sent beside it.
 
 from typing import Any, Literal
 
-from fedgkd_pl.errors import require
+from fedgkd_pl.errors import at_least, not_negative, positive, require
 from fedgkd_pl.federation.client import Objective
 from fedgkd_pl.federation.message import Message, State
 from fedgkd_pl.federation.precision import wide
@@ -82,9 +82,9 @@ class FedGKD(FedAvg):
         **kwargs: Any,
     ) -> None:
         super().__init__(net, **kwargs)
-        require(0 <= gamma < float("inf"), "gamma", "must not be negative", gamma)
-        require(buffer_size >= 1, "buffer_size", "must be at least 1", buffer_size)
-        require(0 < temperature < float("inf"), "temperature", "must be positive", temperature)
+        not_negative(gamma=gamma)
+        at_least(1, buffer_size=buffer_size)
+        positive(temperature=temperature)
         self.gamma = gamma
         self.distance: Distance = distance
         self.temperature = temperature

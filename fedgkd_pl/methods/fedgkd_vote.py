@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
-from fedgkd_pl.errors import require
+from fedgkd_pl.errors import at_least, not_negative, require
 from fedgkd_pl.federation.client import Objective
 from fedgkd_pl.federation.message import Message, State
 from fedgkd_pl.federation.precision import wide
@@ -98,8 +98,8 @@ class FedGKDVote(FedAvg):
         **kwargs: Any,
     ) -> None:
         super().__init__(net, **kwargs)
-        require(0 <= lam < float("inf"), "lam", "must not be negative", lam)
-        require(buffer_size >= 1, "buffer_size", "must be at least 1", buffer_size)
+        not_negative(lam=lam)
+        at_least(1, buffer_size=buffer_size)
         self.lam = lam
         self.teacher_precision: TeacherPrecision = teacher_precision
         self.buffer = TeacherBuffer(maxlen=buffer_size)

@@ -15,7 +15,7 @@ hundreds of steps take a larger β, or ``proximal`` (‖w − w_t‖²/(2β) bes
 
 from typing import Any
 
-from fedgkd_pl.errors import require
+from fedgkd_pl.errors import not_negative, positive, require
 from fedgkd_pl.federation.client import Objective
 from fedgkd_pl.federation.message import Message, State
 from fedgkd_pl.federation.teachers import MovingMean
@@ -91,10 +91,10 @@ class FedGMT(FedDyn):
         weighting: Weighting = "samples",
         **kwargs: Any,
     ) -> None:
-        require(0 <= gamma < float("inf"), "gamma", "must not be negative", gamma)
-        require(0 < tau < float("inf"), "tau", "must be positive", tau)
+        not_negative(gamma=gamma)
+        positive(tau=tau)
         require(0 <= alpha < 1, "alpha", "must be in [0, 1)", alpha)
-        require(beta > 0, "beta", "must be positive", beta)
+        positive(beta=beta)
         super().__init__(net, alpha, server_term, weighting, **kwargs)
         self.gamma, self.tau, self.beta = gamma, tau, beta
         self.mu = 1 / beta if proximal else 0.0

@@ -14,11 +14,11 @@ All are means over the batch, and w_0 teaches, too.
 from typing import Any, Literal
 
 import torch
-from fedgkd_pl.errors import require
+from fedgkd_pl.errors import not_negative, positive, require
 from fedgkd_pl.federation.client import Objective
 from fedgkd_pl.federation.message import Message
 from fedgkd_pl.federation.precision import wide
-from fedgkd_pl.methods.fedavg import DISTIL, FedAvg, TeacherClient
+from fedgkd_pl.methods.fedavg import FedAvg, TeacherClient
 from fedgkd_pl.methods.fedgkd import distillation
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax
@@ -32,6 +32,10 @@ class FedLSDClient(TeacherClient):
     beta: float
     tau: float
     form: Form
+
+    def has_teacher(self, message: Message) -> bool:
+        """w_t teaches in every round."""
+        return self.beta > 0
 
     def objective(self, x: Tensor, y: Tensor, teacher_output: Tensor | None) -> Objective:
         """CE(w) + β τ² KL(p ‖ q), or the convex mixture."""
@@ -76,23 +80,14 @@ class FedLSD(FedAvg):
         **kwargs: Any,
     ) -> None:
         super().__init__(net, **kwargs)
-        require(0 <= beta < float("inf"), "beta", "must not be negative", beta)
+        not_negative(beta=beta)
         require(form == "additive" or beta <= 1, "beta", "must be at most 1 if convex", beta)
-        require(0 < tau < float("inf"), "tau", "must be positive", tau)
+        positive(tau=tau)
         self.beta, self.tau, self.form = beta, tau, form
 
-    def broadcast(self) -> Message:
-        """w_t, which teaches."""
-        message = super().broadcast()
-        message.numbers[DISTIL] = bool(self.beta)
-        return message
 
-
-class FedNTDClient(TeacherClient):
+class FedNTDClient(FedLSDClient):
     """The client module of FedNTD."""
-
-    beta: float
-    tau: float
 
     def objective(self, x: Tensor, y: Tensor, teacher_output: Tensor | None) -> Objective:
         """CE(w) + β τ² KL(p̃ ‖ q̃)."""
@@ -130,15 +125,9 @@ class FedNTD(FedAvg):
         **kwargs: Any,
     ) -> None:
         super().__init__(net, **kwargs)
-        require(0 <= beta < float("inf"), "beta", "must not be negative", beta)
-        require(0 < tau < float("inf"), "tau", "must be positive", tau)
+        not_negative(beta=beta)
+        positive(tau=tau)
         self.beta, self.tau = beta, tau
-
-    def broadcast(self) -> Message:
-        """w_t, which teaches."""
-        message = super().broadcast()
-        message.numbers[DISTIL] = bool(self.beta)
-        return message
 
 
 def not_true(logits: Tensor, y: Tensor) -> Tensor:

@@ -26,10 +26,10 @@ import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.examples import Batches, Examples
 from fedgkd_pl.data.public import sampled_rows
-from fedgkd_pl.errors import require
+from fedgkd_pl.errors import at_least, not_negative, positive, require
 from fedgkd_pl.federation.answers import Spec, Specs, like
 from fedgkd_pl.federation.client import FederatedClient
-from fedgkd_pl.federation.message import ClientUpdate, Message, State
+from fedgkd_pl.federation.message import ClientUpdate, Message, State, grouped, joined
 from fedgkd_pl.federation.nets import ClientNets, server_net
 from fedgkd_pl.federation.optimizer import first_optimizer
 from fedgkd_pl.federation.optimizer_state import empty_state, load_state, state_of
@@ -44,7 +44,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 
-PRIVATE, DIGEST = "own optimizer: ", "digest's optimizer: "  # mark their states in a client's
+PRIVATE, DIGEST = "own optimizer", "digest's optimizer"  # their groups in a client's state
 SINCE = "consensus of round"  # the number in a message that says so
 
 
@@ -63,32 +63,27 @@ class FedMDClient(FedAvgClient):
     digest_batch_size: int
     digest_decay: float
     distil_lr: float
-    kept: State = {}  # noqa: RUF012  (replaced, never changed)
+    kept: dict[str, State] = {}  # noqa: RUF012  (replaced, never changed)
     private: Optimizer | None = None
     adam: Optimizer | None = None
 
     def receive(self, message: Message, state: State) -> None:
         """Goes on with its own net, or begins."""
-        self.kept = state
+        self.kept = grouped(state)
         self.is_new = not state
         self.own_epochs = self.start_epochs if self.is_new else None
-        own = self._kept(OWN) or self.start
+        own = self.kept.get(OWN, self.start)
         super().receive(replace(message, models={"global": own}), state)
         self.round, self.since = message.round, int(message.numbers.get(SINCE, 0))
         self.consensus = message.tensors.get("consensus", {}).get("logits")
         self.adam = None
         self.distance: float | None = None
 
-    def _kept(self, prefix: str) -> State:
-        """What of the state belongs to one of its parts."""
-        parts = self.kept.items()
-        return {n.removeprefix(prefix): t for n, t in parts if n.startswith(prefix)}
-
     def configure_optimizers(self) -> Any:
         """The optimizer of its own data, as it left it in its last round."""
         configured = super().configure_optimizers()
         self.private = first_optimizer(configured)
-        load_state(self.private, self._kept(PRIVATE))
+        load_state(self.private, self.kept.get(PRIVATE, {}), weights_of(self.net))
         return configured
 
     def on_train_start(self) -> None:
@@ -101,7 +96,7 @@ class FedMDClient(FedAvgClient):
             self._train(batches, self.public_epochs, adam, _labels)
         elif self.consensus is not None:
             self.adam = server_adam(self.net.parameters(), self.distil_lr)
-            load_state(self.adam, self._kept(DIGEST))
+            load_state(self.adam, self.kept.get(DIGEST, {}), weights_of(self.net))
             agreed = self._agreed(self.since)
             batches = Batches(agreed, self.digest_batch_size, self._random())
             batches.teacher_output = self.consensus.to(self.device)
@@ -145,16 +140,13 @@ class FedMDClient(FedAvgClient):
         if self.distance is not None:
             update.metrics["digest"] = self.distance
         assert self.private is not None
-        own = empty_state(self.optimizer, self.net.parameters())
-        adam = partial(server_adam, lr=self.distil_lr)
-        unmoved = empty_state(adam, self.net.parameters())
-        digest = self._kept(DIGEST) or unmoved
-        parts = {
-            OWN: update.weights,
-            PRIVATE: state_of(self.private, own),
-            DIGEST: digest if self.adam is None else state_of(self.adam, unmoved),
-        }
-        update.state = {prefix + n: t for prefix, part in parts.items() for n, t in part.items()}
+        weights = weights_of(self.net)
+        unmoved = empty_state(partial(server_adam, lr=self.distil_lr), weights)
+        digest = self.kept.get(DIGEST, unmoved)
+        if self.adam is not None:
+            digest = state_of(self.adam, unmoved, weights)
+        private = state_of(self.private, empty_state(self.optimizer, weights), weights)
+        update.state = joined({OWN: update.weights, PRIVATE: private, DIGEST: digest})
         return update
 
 
@@ -216,16 +208,11 @@ class FedMD(FedAvg):
             net, nets = None, [one_of(net)]
         super().__init__(server_net("per_client", net, nets), **kwargs)
         self.client_nets = ClientNets("per_client", nets, nets_of)
-        sizes = {"public_samples": public_samples, "public_batch_size": public_batch_size}
-        sizes |= {"digest_batch_size": digest_batch_size, "start_epochs": start_epochs}
-        for key, value in sizes.items():
-            require(value >= 1, key, "must be at least 1", value)
-        for key, value in ("public_epochs", public_epochs), ("digest_epochs", digest_epochs):
-            require(value >= 0, key, "must not be negative", value)
-        for key, rate in ("public_lr", public_lr), ("distil_lr", distil_lr):
-            require(0 < rate < float("inf"), key, "must be positive", rate)
-        finite = 0 <= digest_decay < float("inf")
-        require(finite, "digest_decay", "must not be negative", digest_decay)
+        at_least(1, public_samples=public_samples, public_batch_size=public_batch_size)
+        at_least(1, digest_batch_size=digest_batch_size, start_epochs=start_epochs)
+        at_least(0, public_epochs=public_epochs, digest_epochs=digest_epochs)
+        positive(public_lr=public_lr, distil_lr=distil_lr)
+        not_negative(digest_decay=digest_decay)
         self.public_samples, self.public_epochs = public_samples, public_epochs
         self.public_lr, self.public_batch_size = public_lr, public_batch_size
         self.start_epochs = start_epochs
@@ -250,7 +237,7 @@ class FedMD(FedAvg):
         for net in self.nets:
             text = "FedMD's digest_decay is of a Linear layer, and there is none: set it to 0"
             require(not self.digest_decay or last_layer(net) is not None, "nets", text)
-            empty_state(self.optimizer, net.parameters())
+            empty_state(self.optimizer, weights_of(net))
         super().check(data)
 
     def broadcast(self) -> Message:
@@ -272,28 +259,26 @@ class FedMD(FedAvg):
 
     def client_extra(self) -> Specs:
         """The logits of the round's public inputs."""
-        assert self.datamodule.public is not None
-        rows = min(self.public_samples, len(self.datamodule.public))
+        rows = min(self.public_samples, len(self.public))
         shape = (rows, self.datamodule.num_classes)
         return {"logits": Spec(shape, report_type(self.net), -LARGEST, LARGEST)}
 
     def client_state(self, number: int = 0) -> Specs:
         """A party's net and the states of both optimizers."""
-        net, adam = self.nets[number], partial(server_adam, lr=self.distil_lr)
-        parts = {
-            OWN: self.client_model(number),
-            PRIVATE: like(empty_state(self.optimizer, net.parameters())),
-            DIGEST: like(empty_state(adam, net.parameters())),
-        }
-        return {
-            prefix + name: spec for prefix, part in parts.items() for name, spec in part.items()
-        }
+        weights, adam = weights_of(self.nets[number]), partial(server_adam, lr=self.distil_lr)
+        private, digest = (like(empty_state(each, weights)) for each in (self.optimizer, adam))
+        return joined({OWN: self.client_model(number), PRIVATE: private, DIGEST: digest})
 
     def client(self, number: int = 0) -> FederatedClient:
         """A party, which knows its net as it starts."""
         client = super().client(number)
         client.start = own_copy(self.nets[number])
         return client
+
+
+def weights_of(net: nn.Module) -> dict[str, nn.Parameter]:
+    """The weights of a net by name."""
+    return dict(net.named_parameters())
 
 
 def _labels(logits: Tensor, y: Tensor) -> Tensor:

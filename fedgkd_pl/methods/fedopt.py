@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from fedgkd_pl.errors import require
+from fedgkd_pl.errors import positive, require
 from fedgkd_pl.methods.fedavg import FedAvg
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
@@ -50,9 +50,9 @@ class Adaptive(Optimizer):
         tau: float = 1e-3,
     ) -> None:
         require(rule in ("adam", "yogi", "adagrad"), "rule", "must be adam, yogi or adagrad", rule)
-        require(lr > 0, "lr", "must be positive", lr)
+        positive(lr=lr)
         require(all(0 <= beta < 1 for beta in betas), "betas", "must be in [0, 1)", betas)
-        require(tau > 0, "tau", "must be positive", tau)
+        positive(tau=tau)
         super().__init__(params, {"rule": rule, "lr": lr, "betas": betas, "tau": tau})
 
     @torch.no_grad()

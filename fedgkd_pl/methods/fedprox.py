@@ -8,7 +8,7 @@ Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020. The loc
 from typing import Any
 
 import torch
-from fedgkd_pl.errors import require
+from fedgkd_pl.errors import not_negative
 from fedgkd_pl.federation.client import Objective
 from fedgkd_pl.federation.message import Message, State
 from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
@@ -56,5 +56,5 @@ class FedProx(FedAvg):
 
     def __init__(self, net: nn.Module | None = None, mu: float = 0.01, **kwargs: Any) -> None:
         super().__init__(net, **kwargs)
-        require(0 <= mu < float("inf"), "mu", "must not be negative", mu)
+        not_negative(mu=mu)
         self.mu = mu

@@ -26,15 +26,14 @@ from typing import Any
 
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
-from fedgkd_pl.errors import require
+from fedgkd_pl.errors import not_negative, require
 from fedgkd_pl.federation.answers import Spec, Specs, like
 from fedgkd_pl.federation.client import FederatedClient
-from fedgkd_pl.federation.message import ClientUpdate, Message, State
+from fedgkd_pl.federation.message import ClientUpdate, Message, State, joined
 from fedgkd_pl.federation.optimizer_state import empty_state
 from fedgkd_pl.methods.fedavg import FedAvg, Weighting
 from fedgkd_pl.methods.fedweit_client import ADAPTIVE, BASE, MASK, FedWeITClient
 from fedgkd_pl.methods.fedweit_memory import (
-    BETWEEN,
     LEARNED,
     Memory,
     decomposed,
@@ -96,8 +95,7 @@ class FedWeIT(FedAvg):
         **kwargs: Any,
     ) -> None:
         super().__init__(net, optimizer=optimizer, weighting=weighting, **kwargs)
-        require(0 <= lam1 < float("inf"), "lam1", "must not be negative", lam1)
-        require(0 <= lam2 < float("inf"), "lam2", "must not be negative", lam2)
+        not_negative(lam1=lam1, lam2=lam2)
         text = "must be in [0, 1), or null to send all channels"
         require(sparsity is None or 0 <= sparsity < 1, "sparsity", text, sparsity)
         self.lam1, self.lam2 = lam1, lam2
@@ -130,7 +128,7 @@ class FedWeIT(FedAvg):
         text = "FedWeIT decomposes the weights of Linear and Conv2d before the last layer: has none"
         require(len(self.decomposed) > 0, "net", text)
         if self.keep_optimizer:
-            empty_state(self.optimizer, self.net.parameters())
+            empty_state(self.optimizer, dict(self.net.named_parameters()))
 
     # -- a round -------------------------------------------------------------------------------
 
@@ -146,11 +144,8 @@ class FedWeIT(FedAvg):
         message.tensors["base"] = {n: weight.to(types[n]) for n, weight in self.base.items()}
         message.numbers["clients"] = self.datamodule.num_clients
         if self._without_knowledge(self._cohort):
-            message.tensors["knowledge"] = {
-                f"{client}{BETWEEN}{name}": adapted
-                for client, adaptive in self.knowledge.items()
-                for name, adapted in adaptive.items()
-            }
+            told = {str(client): adapted for client, adapted in self.knowledge.items()}
+            message.tensors["knowledge"] = joined(told)
         self._total: State = {}
         self._count: State = {}
         self._adapted: dict[int, State] = {}
@@ -203,9 +198,7 @@ class FedWeIT(FedAvg):
             trained = self._trained(specs, place).items()
             weights = {n: nn.Parameter(torch.zeros(s.shape, dtype=s.dtype)) for n, s in trained}
             groups["moments"] = like(empty_state(self.optimizer, weights))
-        state = {
-            f"{g}{BETWEEN}{n}": spec for g, named in groups.items() for n, spec in named.items()
-        }
+        state = joined(groups)
         if state:
             state[LEARNED] = Spec((place + 1,), torch.int64, 0, 1)
         return state
@@ -226,14 +219,10 @@ class FedWeIT(FedAvg):
     def _trained(self, specs: dict[str, dict[str, Spec]], place: int) -> Specs:
         """What the optimizer of a client moves; named as :meth:`FedWeITClient.named` does."""
         model = self.client_model()
-        trained = {f"net{BETWEEN}{name}": model[name] for name, _ in self.net.named_parameters()}
-        kinds = {f"adaptive {task}": "weight" for task in range(place + 1)} | {"mask": "mask"}
-        kinds |= {"attention": "attention"} if place else {}
-        return trained | {
-            f"{group}{BETWEEN}{n}": s
-            for group, kind in kinds.items()
-            for n, s in specs[kind].items()
-        }
+        groups = {"net": {name: model[name] for name, _ in self.net.named_parameters()}}
+        groups |= {f"adaptive {task}": specs["weight"] for task in range(place + 1)}
+        groups |= {"mask": specs["mask"]} | ({"attention": specs["attention"]} if place else {})
+        return joined(groups)
 
     def client_fault(self, update: ClientUpdate) -> str:
         """A channel is sent or is not; of one that is not, B is 0."""

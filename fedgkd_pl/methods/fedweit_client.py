@@ -4,12 +4,18 @@ from typing import Any
 
 import torch
 from fedgkd_pl.federation.client import Objective, Parts
-from fedgkd_pl.federation.message import ClientUpdate, Message, State
+from fedgkd_pl.federation.message import (
+    OF_GROUP,
+    ClientUpdate,
+    Message,
+    State,
+    grouped,
+    joined,
+)
 from fedgkd_pl.federation.optimizer import first_optimizer
 from fedgkd_pl.federation.optimizer_state import empty_state, load_state, state_of
 from fedgkd_pl.methods.fedavg import FedAvgClient
 from fedgkd_pl.methods.fedweit_memory import (
-    BETWEEN,
     Memory,
     attend,
     compose,
@@ -21,7 +27,7 @@ from fedgkd_pl.methods.fedweit_memory import (
 from torch import Tensor, nn
 from torch.func import functional_call
 
-BASE, MASK, ADAPTIVE = (f"{kind}{BETWEEN}" for kind in ("base", "mask", "adaptive"))
+BASE, MASK, ADAPTIVE = (f"{kind}{OF_GROUP}" for kind in ("base", "mask", "adaptive"))
 
 
 class FedWeITClient(FedAvgClient):
@@ -67,15 +73,17 @@ class FedWeITClient(FedAvgClient):
     def _load(self, place: int) -> None:
         """Makes parameters of what is trained, in the layout of the net's weights."""
         weights, groups, learned = self.weights(), self.memory.groups, self.memory.learned
-        values = {f"mask{BETWEEN}{n}": groups[f"mask {place}"][n] for n in weights}
-        for task in range(place + 1):
-            adaptive = groups[f"adaptive {task}"]
-            values |= {f"adaptive {task}{BETWEEN}{name}": adaptive[name] for name in weights}
-        if place:
-            values |= {f"attention{BETWEEN}{n}": a for n, a in groups["attention"].items()}
+        adaptive = [f"adaptive {task}" for task in range(place + 1)]
+        values = joined(
+            {
+                "mask": {n: groups[f"mask {place}"][n] for n in weights},
+                **{group: {n: groups[group][n] for n in weights} for group in adaptive},
+                "attention": groups["attention"] if place else {},
+            }
+        )
         parameters: dict[str, nn.Parameter] = {}
         for key, value in values.items():
-            name = key.split(BETWEEN, 1)[1]
+            name = key.split(OF_GROUP, 1)[1]
             layout = weights[name].detach() if key.startswith("adaptive") else value
             made = torch.empty_like(layout, device=self.device, dtype=value.dtype)
             kept = self.own.get(key)  # compiled code knows the parameter, not its values
@@ -108,7 +116,7 @@ class FedWeITClient(FedAvgClient):
 
     def named(self) -> dict[str, nn.Parameter]:
         """All that is trained."""
-        net = {f"net{BETWEEN}{name}": p for name, p in self.net.named_parameters()}
+        net = joined({"net": dict(self.net.named_parameters())})
         return net | (self.own if self.adaptive else {})
 
     def trained(self) -> list[nn.Parameter]:
@@ -137,7 +145,7 @@ class FedWeITClient(FedAvgClient):
         composed = {}
         for name, base in self.weights().items():
             mask, adaptive, attention = (
-                self.own.get(f"{group}{BETWEEN}{name}")
+                self.own.get(f"{group}{OF_GROUP}{name}")
                 for group in ("mask", f"adaptive {place}", "attention")
             )
             attended = None if attention is None else attend(attention, self.knowledge[name])
@@ -167,7 +175,7 @@ class FedWeITClient(FedAvgClient):
         """Σ|m_t| + Σ_{i≤t} Σ|A_i|, of tasks that the client has trained in."""
         tasks = [*(task for task, _, _ in self.old), self.memory.place]
         groups = ("mask", *(f"adaptive {task}" for task in tasks))
-        terms = [self.own[f"{g}{BETWEEN}{n}"].abs().sum() for g in groups for n in self.decomposed]
+        terms = [self.own[f"{g}{OF_GROUP}{n}"].abs().sum() for g in groups for n in self.decomposed]
         return torch.stack(terms).sum()
 
     def drift_term(self) -> Tensor:
@@ -175,7 +183,7 @@ class FedWeITClient(FedAvgClient):
         weights, terms = self.weights(), []
         for task, masks, old in self.old:
             for name, theta in old.items():
-                adaptive = self.own[f"adaptive {task}{BETWEEN}{name}"]
+                adaptive = self.own[f"adaptive {task}{OF_GROUP}{name}"]
                 now = weights[name] * over(masks[name], theta) + adaptive
                 terms.append(((now - theta) ** 2).sum())
         return torch.stack(terms).sum()
@@ -190,10 +198,9 @@ class FedWeITClient(FedAvgClient):
             memory.groups[f"rest {place}"] = rest
         if self.adaptive:
             base = memory.groups["base"] = {n: update.weights[n] for n in self.decomposed}
-            for key, parameter in self.own.items():
-                group, name = key.split(BETWEEN, 1)
-                group = f"mask {place}" if group == "mask" else group
-                memory.groups[group] |= {name: parameter.detach().cpu().clone()}
+            for group, parameters in grouped(self.own).items():
+                copies = {n: p.detach().cpu().clone() for n, p in parameters.items()}
+                memory.groups[f"mask {place}" if group == "mask" else group] |= copies
             update.extra = self._sent(base, memory.groups[f"mask {place}"])
             update.weights = update.weights | memory.effective(place, base, self.lam1)
         if self.adaptive or self.local or self.keep_optimizer:

@@ -16,11 +16,10 @@ from collections.abc import Mapping
 from math import sqrt
 
 import torch
-from fedgkd_pl.federation.message import State
+from fedgkd_pl.federation.message import State, grouped, joined
 from torch import Tensor, nn
 from torch.nn.init import trunc_normal_
 
-BETWEEN = ": "  # a group's name and a weight's
 LEARNED = "learned"  # for every task so far, whether the client has trained in it
 TRUNCATED = 0.87962566103423978  # the standard deviation of a normal one that is cut at ±2
 
@@ -35,20 +34,13 @@ class Memory:
     @classmethod
     def read(cls, state: State) -> "Memory":
         """From a client's state; an empty one is of a client that has never trained."""
-        groups: dict[str, State] = {}
-        for key, tensor in state.items():
-            if key != LEARNED:
-                group, name = key.split(BETWEEN, 1)
-                groups.setdefault(group, {})[name] = tensor
-        learned = state[LEARNED].bool().tolist() if LEARNED in state else []
-        return cls(groups, learned)
+        groups = dict(state)
+        learned = groups.pop(LEARNED, torch.zeros(0)).bool().tolist()
+        return cls(grouped(groups), learned)
 
     def state(self) -> State:
         """The inverse of :meth:`read`."""
-        state = {LEARNED: torch.tensor(self.learned, dtype=torch.int64)}
-        for group, tensors in self.groups.items():
-            state |= {f"{group}{BETWEEN}{name}": tensor for name, tensor in tensors.items()}
-        return state
+        return {LEARNED: torch.tensor(self.learned, dtype=torch.int64), **joined(self.groups)}
 
     @property
     def place(self) -> int:

@@ -11,7 +11,7 @@ A client that has never trained has no previous model: the term is 0 for it.
 from typing import Any
 
 import torch
-from fedgkd_pl.errors import require
+from fedgkd_pl.errors import not_negative, positive
 from fedgkd_pl.federation.answers import Specs
 from fedgkd_pl.federation.client import Objective
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
@@ -88,8 +88,8 @@ class MOON(FedAvg):
         require_projection(net, "MOON")
         require_classifier(net, "MOON")
         super().__init__(net, **kwargs)
-        require(0 <= mu < float("inf"), "mu", "must not be negative", mu)
-        require(0 < tau < float("inf"), "tau", "must be positive", tau)
+        not_negative(mu=mu)
+        positive(tau=tau)
         self.mu = mu
         self.tau = tau
 

@@ -24,8 +24,8 @@ from fedgkd_pl import (
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.federation.message import ClientUpdate
 from fedgkd_pl.federation.optimizers import Adaptive
-from fedgkd_pl.federation.pretraining import contrastive
 from fedgkd_pl.federation.steps import UnitGradient
+from fedgkd_pl.methods.fedaux import contrastive
 from fedgkd_pl.models.resnet import ResNet8, StandardConv2d
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
