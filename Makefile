@@ -3,12 +3,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 HOW := To find fedgkd-pl:   source $(BIN)/activate
-FAST := not slow and not faults and not ray and not flower and not engines and not long and not device
-ENGINES := tests/engines/test_ray.py tests/engines/test_flower.py tests/engines/test_flower_net.py
+FAST := not nightly and not engines and not device
 # Where it is set, each of some thirty processes of the tests compiles the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo digits bench test test-long test-page test-device test-engines test-faults test-ray test-flower fuzz test-slow lint lint-workflows papers pages results reference pictures docs docs-serve docs-version screenshots format wheel clean
+.PHONY: help setup demo digits bench test test-device test-engines test-all lint lint-workflows papers pages results reference pictures docs docs-serve docs-version screenshots format wheel clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -39,48 +38,27 @@ bench: .venv/.ray .venv/.flower  ## speed, start-up, scale, commits, engines and
 	@for part in speed startup scale commit engines lazy; do \
 	  $(BIN)/python -m benchmarks.$$part || exit 1; echo; done
 
-test: $(STAMP)  ## the tests: minutes (more: make test-long test-engines test-slow)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m '$(FAST)' \
-	  --durations 10 $(ENGINES:%=--ignore %) tests
-
-test-long: $(STAMP)  ## what make test leaves out of its longest tests, and of the notebooks: minutes
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'long and not faults' --durations 10 $(ENGINES:%=--ignore %) tests
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --nbmake --nbmake-timeout 300 $(wildcard notebooks/*.ipynb)
-
-test-page: $(STAMP)  ## the report's page in a headless Chromium, light, dark and narrow (apt-get install chromium)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -v -m page tests/experiments/test_page.py
-
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 SIM := $(CURDIR)/tests/support/device
-test-device: $(STAMP)  ## on a simulated accelerator, which it compiles (g++): minutes
+EXTRAS := .venv/.ray .venv/.flower .venv/.hf .venv/.parquet
+test: $(STAMP)  ## the tests: five minutes on two cores
+	@$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m '$(FAST)' --durations 10 tests
+
+test-device: $(STAMP)  ## on a simulated accelerator, which it compiles (g++): a minute
 	@$(BIN)/python $(SIM)/simdevice.py
-	@PYTHONPATH=$(SIM) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --durations 10 -m device tests/device
+	@PYTHONPATH=$(SIM) $(PYTEST) -m 'device and not nightly' tests/device
 
-test-faults: $(STAMP)  ## 50 kills, signals and stops per method, full disks: an hour
-	@FEDGKD_TRIALS=50 $(BIN)/python -m pytest -v tests/runs/test_faults.py \
-	  tests/federation/test_client_failures.py tests/cli/test_corpus.py tests/settings/test_ways_in.py
+test-engines: .venv/.ray .venv/.flower  ## installs Ray and Flower; a real run of each: minutes
+	@$(PYTEST) -v -m 'engines and not nightly' tests
 
-fuzz: $(STAMP)  ## mutated configs, checkpoints and data files for 20 minutes
-	@$(BIN)/python -m tests.support.fuzz --minutes 20
+test-all: test test-device test-engines $(EXTRAS)  ## all of these and the products: every method killed, every engine and precision, all notebooks: hours
+	@FEDGKD_TRIALS=$${FEDGKD_TRIALS:-10} $(PYTEST) -n 2 -m 'nightly and not device' --durations 10 tests
+	@PYTHONPATH=$(SIM) $(PYTEST) -m 'device and nightly' tests/device
+	@$(PYTEST) -n 2 --nbmake --nbmake-timeout 300 $(wildcard notebooks/*.ipynb)
 
 .venv/.%: $(STAMP)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$*]'
 	@touch $@
-
-EXTRAS := parquet or hugging or yaml_alone or examples_of_data
-test-engines: .venv/.ray .venv/.flower .venv/.hf .venv/.parquet  ## installs Ray, Flower, datasets; their bits, a kill, a refusal, TLS: a quarter of an hour
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -v --durations 10 -m 'engines or ($(FAST))' $(ENGINES)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -v -m engines --ignore tests/engines tests
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -v -k '$(EXTRAS)' tests/data/test_sources.py tests/test_readme.py
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -v --nbmake --nbmake-timeout 300 $(wildcard notebooks/09*.ipynb)
-
-test-ray: .venv/.ray  ## installs Ray; a cluster that loses workers and a node: ten minutes
-	@$(BIN)/python -m pytest -v tests/engines/test_ray.py
-
-test-flower: .venv/.flower .venv/.ray  ## installs Flower; SuperLink and SuperNodes with TLS: half an hour
-	@$(BIN)/python -m pytest -v tests/engines/test_flower.py tests/engines/test_flower_net.py
-
-test-slow: $(STAMP)  ## the long tests; the real data through FEDGKD_DATA=<dir>
-	@$(BIN)/python -m pytest -m slow
 
 SCHEMA := $(BIN)/check-jsonschema --default-filetype yaml --builtin-schema
 lint: $(STAMP)  ## ruff, mypy --strict, and the schemas of .github and CITATION.cff

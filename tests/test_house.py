@@ -1,8 +1,10 @@
 """How the package is laid out: its layers, its sizes, its public names and what it depends on."""
 
 import ast
+import io
 import re
 import sys
+import tokenize
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +20,7 @@ from tests.support.faults import warm_script
 
 PACKAGE = REPO / "fedgkd_pl"
 FILES = sorted(PACKAGE.rglob("*.py"))
+LINES, TOKENS = 14_500, 145_000  # of code; a feature that needs more says what it adds
 # Lowest first: a package imports from itself and from those before it.
 LAYERS = (
     *("errors", "seeds", "storage", "processes", "models", "data", "federation", "engines"),
@@ -84,20 +87,46 @@ def test_the_top_level_has_at_most_six_modules() -> None:
     assert len(list(PACKAGE.glob("*.py"))) <= 6
 
 
-def test_no_file_is_over_350_lines() -> None:
+def test_no_file_is_over_500_lines() -> None:
     lengths = {file: len(file.read_text(encoding="utf-8").splitlines()) for file in FILES}
-    long = [f"{file.relative_to(REPO)}: {n}" for file, n in lengths.items() if n > 350]
+    long = [f"{file.relative_to(REPO)}: {n}" for file, n in lengths.items() if n > 500]
     assert not long, "\n".join(long)
 
 
-def test_the_server_has_at_most_250_lines() -> None:
-    tree = ast.parse((PACKAGE / "federation" / "server.py").read_text(encoding="utf-8"))
-    (server,) = (
-        node
-        for node in tree.body
-        if isinstance(node, ast.ClassDef) and node.name == "FederatedServer"
-    )
-    assert server.end_lineno is not None and server.end_lineno - server.lineno + 1 <= 250
+def size(file: Path) -> tuple[int, int]:
+    """Code lines (no docstring, comment or blank) and tokens of a file."""
+    text = file.read_text(encoding="utf-8")
+    documentation = {
+        line
+        for node in ast.walk(ast.parse(text))
+        if isinstance(body := getattr(node, "body", None), list)
+        and body
+        and isinstance(body[0], ast.Expr)
+        and isinstance(getattr(body[0].value, "value", None), str)
+        for line in range(body[0].lineno, (body[0].end_lineno or 0) + 1)
+    }
+    kinds = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+    found = [
+        token
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type not in (*kinds, tokenize.ENDMARKER) and token.start[0] not in documentation
+    ]
+    lines = {line for token in found for line in range(token.start[0], token.end[0] + 1)}
+    return len(lines), len(found)
+
+
+def test_the_package_keeps_to_its_size() -> None:
+    lines, tokens = (sum(numbers) for numbers in zip(*map(size, FILES), strict=True))
+    assert lines <= LINES and tokens <= TOKENS, f"{lines} code lines, {tokens} tokens"
+
+
+def test_a_class_has_at_most_three_bases_of_ours() -> None:
+    """A part is a collaborator, not a base. A method may build on methods beside these."""
+    for name in sorted(fedgkd_pl.__all__):
+        mro = getattr(getattr(fedgkd_pl, name), "__mro__", ())
+        homes = [base.__module__ for base in mro[1:]]
+        own = [h for h in homes if h.startswith("fedgkd_pl") and ".methods." not in h]
+        assert len(own) <= 3, f"{name}: {own}"
 
 
 def declared() -> set[str]:

@@ -5,7 +5,7 @@ import re
 from tests.conftest import REPO
 
 TESTS = REPO / "tests"
-OURS = {"corpus", "device", "oracles", "support"}  # for several tests
+OURS = {"device", "oracles", "support"}  # for several tests
 
 
 def test_every_folder_is_that_of_a_package() -> None:

@@ -178,7 +178,7 @@ class ModuleHooks(Callback):
                 setattr(self, name, forwarding(name))
 
 
-def check_module(server: "FederatedServer", data: "FederatedDataModule") -> None:
+def check_module(server: "FederatedServer") -> None:
     """Raises a clear error for a module whose step cannot be a client's."""
     module, name = server.net, type(server).__name__
     if not is_own_module(module):

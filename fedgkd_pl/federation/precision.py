@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import torch
 from lightning.pytorch.plugins import Precision
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def wide(values: Tensor) -> Tensor:
@@ -34,6 +34,18 @@ def evaluating(precision: Precision, device: torch.device) -> Iterator[None]:
     """As models are evaluated: in the type of their weights, whatever autocast trains them in."""
     with precision.val_step_context(), torch.autocast(device.type, enabled=False):
         yield
+
+
+@contextmanager
+def in_eval_mode(net: nn.Module) -> Iterator[None]:
+    """Evaluates a net in place; its layers get their modes back."""
+    modes = {module: module.training for module in net.modules()}
+    net.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
 
 
 def slow_precision(precision: str, device: torch.device) -> bool:

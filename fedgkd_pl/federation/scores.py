@@ -1,7 +1,8 @@
 """What is measured of a model over one split."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import TYPE_CHECKING, cast
 
@@ -24,6 +25,7 @@ from torchmetrics.classification import (
     MultilabelAccuracy,
     MultilabelF1Score,
 )
+from typing_extensions import override
 
 if TYPE_CHECKING:
     from fedgkd_pl.data.datamodule import FederatedDataModule
@@ -83,7 +85,7 @@ class Scores(nn.Module):
         """Takes the outputs for a batch in."""
         if self.local_loss is not None:
             self.loss.update(self.local_loss.each(outputs, y))
-        y = self._whole(y)
+        y = y if self.local_loss is None else self.local_loss.for_metrics(y)
         if self.usual:
             self.usual.update(outputs, y)
         for metric in self.asked.values():
@@ -107,24 +109,13 @@ class Scores(nn.Module):
 
     def check_metrics(self, outputs: Tensor, y: Tensor) -> None:
         """Raises a clear error for a metric that cannot measure such outputs."""
+        y = y if self.local_loss is None else self.local_loss.for_metrics(y)
         for name, metric in self.asked.items():
-            key = f"metrics.{name}"
             require(NAME.fullmatch(name) is not None, "metrics", "must be plain names", name)
-            trial = cast(Metric, deepcopy(metric))
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # that two samples are few
-                    trial.update(outputs, self._whole(y))
-                    value = trial.compute()
-            except Exception as error:  # a metric of the user's may fail in any way
-                reason = (str(error).splitlines() or [type(error).__name__])[0]
-                text = f"does not measure outputs of shape {tuple(outputs.shape)}: {reason}"
-                raise SettingError(key, text) from error
+            with failing(f"metrics.{name}", f"outputs of shape {tuple(outputs.shape)}"):
+                value = cast(Metric, deepcopy(metric))(outputs, y)
             one = isinstance(value, Tensor) and value.numel() == 1
-            require(one, key, "must give one number, such as by an average")
-
-    def _whole(self, y: Tensor) -> Tensor:
-        return y if self.local_loss is None else self.local_loss.for_metrics(y)
+            require(one, f"metrics.{name}", "must give one number, such as by an average")
 
     def reset(self) -> None:
         """Starts anew."""
@@ -157,8 +148,8 @@ class ModuleScores(Scores):
         """What a trial has measured."""
         return self.known
 
+    @override
     def step(self, net: nn.Module, batch: Batch, batch_idx: int, split: str) -> None:
-        """See :meth:`Scores.step`."""
         module = cast(LightningModule, net)
         with recording(module, self.recorder):
             if not self.stage:
@@ -192,8 +183,8 @@ class ModuleScores(Scores):
         self.found = (usual | values, confusion)
         self.stage, self.shown = "", False
 
+    @override
     def finish(self, net: nn.Module) -> Found:
-        """See :meth:`Scores.finish`."""
         self.pause(net)
         found, self.found = self.found, ({}, None)
         return found
@@ -208,20 +199,27 @@ class ModuleScores(Scores):
         batch = (x, examples.targets)
         trial, stage = deepcopy(module).eval(), stage_of(module, split)
         trial._trainer = module._trainer
-        try:
-            with seeded(0), torch.no_grad(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of metrics, that two samples are few
-                self.step(trial, batch, 0, split)
-                values = self.finish(trial)[0]
-        except SettingError:
-            raise
-        except Exception as error:  # the user's may fail in any way
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            text = f"{stage}_step of {type(module).__name__} fails on {data.name}: {reason}"
-            raise SettingError("module", text) from error
+        what = f"{stage}_step of {type(module).__name__} on {data.name}"
+        with failing("module", what), seeded(0), torch.no_grad():
+            self.step(trial, batch, 0, split)
+            values = self.finish(trial)[0]
         self.known = {name for name in values if not name.startswith("class_acc/")}
         text = f"are of a module's outputs: {type(module).__name__} needs {NEEDS}"
         require(self.known >= {*self.asked.keys()}, "metrics", text)
+
+
+@contextmanager
+def failing(key: str, what: str) -> Iterator[None]:
+    """Says in one line what fails of the user's code, whatever it raises, and hides warnings."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # such as that two samples are few
+            yield
+    except SettingError:
+        raise
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise SettingError(key, f"{what}: {reason}") from error
 
 
 def stage_of(module: LightningModule, split: str) -> str:

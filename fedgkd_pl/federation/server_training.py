@@ -11,7 +11,7 @@ from fedgkd_pl.data.examples import Batch, Batches, Examples
 from fedgkd_pl.federation.callback import call_hooks
 from fedgkd_pl.federation.client import BatchNorms
 from fedgkd_pl.federation.own_module import is_own_module, outputs_of
-from fedgkd_pl.federation.precision import plain_precision
+from fedgkd_pl.federation.precision import in_eval_mode, plain_precision
 from fedgkd_pl.seeds import derive, seeded
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
@@ -174,11 +174,6 @@ def validation_scores(
 def logits_of(net: nn.Module, examples: Examples) -> Tensor:
     """What a net says of examples in eval mode, each as it is; its layers keep their modes."""
     like = next(net.parameters())
-    modes = {module: module.training for module in net.modules()}
-    net.eval()
-    try:
+    with in_eval_mode(net):
         batches = Batches(examples.to(like.device), 256)
         return torch.cat([net(as_input(x, like)) for x, _ in batches])
-    finally:
-        for module, training in modes.items():
-            module.training = training

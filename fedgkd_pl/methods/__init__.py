@@ -6,7 +6,6 @@ palette of the figures (by default, or where that is taken, the first free one).
 """
 
 import ast
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -43,19 +42,22 @@ def discover() -> dict[str, MethodInfo]:
         for node in ast.parse(file.read_bytes(), str(file)).body
         if isinstance(node, ast.ClassDef)
     }
-    bases = {name: [_name(base) for base in node.bases] for name, (_, node) in classes.items()}
-    declared: dict[str, tuple[str, dict[str, Any]]] = {
-        name: (module, dict(_attributes(node)))
+
+    def is_method(name: str) -> bool:
+        bases = [ast.unparse(base).rpartition(".")[2] for base in classes[name][1].bases]
+        return any(b == BASE or (b in classes and b != name and is_method(b)) for b in bases)
+
+    declared = {
+        name: (module, _attributes(node))
         for name, (module, node) in classes.items()
-        if not name.startswith("_") and _derives(name, bases)
+        if not name.startswith("_") and is_method(name)
     }
     colours: dict[int, str] = {}
     for name, (_, attributes) in declared.items():
         if isinstance(attributes.get("colour"), int):
             colours.setdefault(attributes["colour"], name)
-    for name in declared:
-        if name not in colours.values():
-            colours[next(n for n in range(len(declared)) if n not in colours)] = name
+    for name in sorted(declared.keys() - set(colours.values())):
+        colours[next(n for n in range(len(declared)) if n not in colours)] = name
     methods: dict[str, MethodInfo] = {}
     for colour, name in sorted(colours.items()):
         module, attributes = declared[name]
@@ -81,23 +83,9 @@ def title_of_class(method: type) -> str:
     return printable(title)
 
 
-def _derives(name: str, bases: dict[str, list[str]]) -> bool:
-    return any(
-        base == BASE or (base != name and _derives(base, bases)) for base in bases.get(name, [])
-    )
-
-
-def _name(base: ast.expr) -> str:
-    """The last word of ``a.b.C`` or ``C[...]``."""
-    if isinstance(base, ast.Subscript):
-        base = base.value
-    return base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "")
-
-
-def _attributes(node: ast.ClassDef) -> Iterator[tuple[str, Any]]:
+def _attributes(node: ast.ClassDef) -> dict[str, Any]:
     """The class attributes that are plain values."""
-    for line in node.body:
-        targets = line.targets if isinstance(line, ast.Assign) else [getattr(line, "target", None)]
-        value = getattr(line, "value", None)
-        if isinstance(value, ast.Constant) and isinstance(targets[0], ast.Name):
-            yield targets[0].id, value.value
+    lines = [line for line in node.body if isinstance(line, ast.Assign)]
+    return {
+        ast.unparse(a.targets[0]): a.value.value for a in lines if isinstance(a.value, ast.Constant)
+    }

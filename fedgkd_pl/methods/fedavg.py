@@ -15,6 +15,7 @@ from fedgkd_pl.engines.base import Engine
 from fedgkd_pl.engines.local import LocalEngine
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.aggregate import WeightedMean
+from fedgkd_pl.federation.answers import Specs, like
 from fedgkd_pl.federation.client import FederatedClient, Objective
 from fedgkd_pl.federation.losses import CrossEntropy, LocalLoss
 from fedgkd_pl.federation.message import OF_NET, ClientUpdate, Message, State
@@ -168,6 +169,15 @@ class FedAvg(FederatedServer):
         """A client's weight in the mean."""
         by_samples = self.weighting == "samples" and not self.client_nets.one_per_client
         return update.num_samples if by_samples else 1
+
+    def move_of(self, update: ClientUpdate) -> State:
+        """w_k − w_t of every parameter, in double precision."""
+        now = {name: p.detach().cpu().double() for name, p in self.net.named_parameters()}
+        return {name: update.weights[name].double() - weight for name, weight in now.items()}
+
+    def parameter_specs(self) -> Specs:
+        """The form of what clients send or keep of every parameter."""
+        return like({name: p.detach() for name, p in self.net.named_parameters()})
 
     def on_update(self, update: ClientUpdate) -> None:
         """Takes in what a method needs of a client's answer; nothing here."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from fedgkd_pl.errors import not_negative
-from fedgkd_pl.federation.answers import Specs, like
+from fedgkd_pl.federation.answers import Specs
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.methods.fedavg import FedAvg, Weighting
 from fedgkd_pl.methods.fedprox import FedProxClient
@@ -88,8 +88,7 @@ class FedDyn(FedAvg):
 
     def on_update(self, update: ClientUpdate) -> None:
         """Adds θ_k − w_t up."""
-        for name, parameter in self.net.named_parameters():
-            move = update.weights[name].double() - parameter.detach().cpu().double()
+        for name, move in self.move_of(update).items():
             self._moves[name] = self._moves[name] + move if name in self._moves else move
 
     def server_step(self, mean: State) -> None:
@@ -103,4 +102,4 @@ class FedDyn(FedAvg):
 
     def client_state(self, number: int = 0) -> Specs:
         """A client's d_k."""
-        return like({name: p.detach() for name, p in self.net.named_parameters()})
+        return self.parameter_specs()

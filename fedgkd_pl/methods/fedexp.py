@@ -53,8 +53,7 @@ class FedExP(FedAvg):
         """Adds p_k ‖Δ_k‖² up."""
         share = self.weight(update)
         self._weight += share
-        for name, parameter in self.net.named_parameters():
-            move = update.weights[name].double() - parameter.detach().cpu().double()
+        for move in self.move_of(update).values():
             self._squares += share * float(move.square().sum())
 
     def server_step(self, mean: State) -> None:

@@ -56,8 +56,7 @@ class FedNova(FedProx):
         share, work = self.weight(update), self.work(update.num_samples)
         self._weight += share
         self._work += share * work
-        for name, parameter in self.net.named_parameters():
-            move = parameter.detach().cpu().double() - update.weights[name].double()
+        for name, move in self.move_of(update).items():
             move *= share / work
             self._moves[name] = self._moves[name] + move if name in self._moves else move
 
@@ -65,7 +64,7 @@ class FedNova(FedProx):
         """Moves by the normalised mean; buffers are averaged."""
         scale = self._work / self._weight**2
         new = {
-            name: parameter.detach().cpu().double() - scale * self._moves[name]
+            name: parameter.detach().cpu().double() + scale * self._moves[name]
             for name, parameter in self.net.named_parameters()
         }
         super().server_step(mean | new)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
-from fedgkd_pl.federation.answers import Specs, like
+from fedgkd_pl.federation.answers import Specs
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.federation.steps import UnitGradient, check_countable
 from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
@@ -108,8 +108,8 @@ class SCAFFOLD(FedAvg):
 
     def client_extra(self) -> Specs:
         """The change of a client's control variate."""
-        return like({name: p.detach() for name, p in self.net.named_parameters()})
+        return self.parameter_specs()
 
     def client_state(self, number: int = 0) -> Specs:
         """A client's control variate."""
-        return self.client_extra()
+        return self.parameter_specs()

@@ -5,16 +5,13 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-import fedgkd_pl
 import pytest
-import torch
-from fedgkd_pl import FedAvg, FederatedCallback, LocalEngine, RunFiles
+from fedgkd_pl import FedAvg, FederatedCallback
 from fedgkd_pl.engines.base import Engine, Session
 from fedgkd_pl.errors import SettingError
-from fedgkd_pl.federation.callback import HOOKS, nearly_hooks
 from fedgkd_pl.federation.client_trainer import quiet
 from fedgkd_pl.federation.message import ClientFailure, ClientUpdate
-from lightning.pytorch import Callback, callbacks
+from lightning.pytorch import Callback
 
 from tests.conftest import Table, fit, linear
 
@@ -85,78 +82,7 @@ def test_a_callback_refuses_before_anything_is_trained() -> None:
     assert never.calls == []
 
 
-SLIPS = {
-    "on_brodcast": "on_broadcast",
-    "on_broadcasts": "on_broadcast",
-    "on_client_ended": "on_client_end",
-    "on_clients_end": "on_client_end",
-    "on_client_fail": "on_client_failed",
-    "on_client_failure": "on_client_failed",
-    "on_evaluate": "on_evaluated",
-    "on_evaluation": "on_evaluated",
-    "checks": "check",
-    "chek": "check",
-}
-
-
-@pytest.mark.parametrize(("slip", "hook"), SLIPS.items())
-def test_a_slip_of_a_hooks_name_is_told(
-    slip: str, hook: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    def method(self: Any, *args: Any) -> None:
-        raise AssertionError("it was called")
-
-    with pytest.raises(TypeError, match=f"^Mine.{slip} is no hook and never called: {hook} is one"):
-        type("Mine", (FederatedCallback,), {slip: method})
-    theirs = type("Theirs", (Callback,), {slip: method})
-    text = f"Theirs.{slip} is no hook and never called: {hook} is one"
-    with caplog.at_level(logging.WARNING, "fedgkd_pl"):
-        fit(FedAvg(linear(), engine=OneFails()), Table(), 2, callbacks=[theirs(), theirs()])
-    assert [record.getMessage() for record in caplog.records].count(text) == 1
-
-
-def test_other_names_are_left_alone() -> None:
-    names = ("on_client_start", "on_round_end", "checked", "evaluated", "_on_brodcast", "draw")
-    type("Mine", (FederatedCallback,), {name: lambda self: None for name in names})
-    type("Mine", (FederatedCallback,), {"checks": 3})  # a setting, not a method
-    for name in callbacks.__all__:
-        assert nearly_hooks(getattr(callbacks, name)) == {}, name
-
-
-def test_all_callbacks_of_ours_have_all_hooks() -> None:
-    public = [getattr(fedgkd_pl, name) for name in fedgkd_pl.__all__ if name[0].isupper()]
-    ours = [c for c in public if isinstance(c, type) and issubclass(c, Callback)]
-    assert RunFiles in ours and len(ours) >= 11
-    for cls in ours:
-        assert issubclass(cls, FederatedCallback) and all(hasattr(cls, hook) for hook in HOOKS)
-
-
 # -- what holds while a callback runs --------------------------------------------------------------
-
-
-class Surroundings(FederatedCallback):
-    """What a callback computes and speaks under."""
-
-    def __init__(self) -> None:
-        self.seen: list[Any] = []
-
-    def on_client_end(self, *args: Any) -> None:
-        with warnings.catch_warnings(record=True) as heard:
-            warnings.warn_explicit("w", UserWarning, "x.py", 1, module="lightning.pytorch.x")
-        speaks = all(f(logging.makeLogRecord({"levelno": 20})) for f in LIGHTNING.filters)
-        self.seen.append((torch.get_num_threads(), len(heard), LIGHTNING.level, speaks))
-
-
-def test_callbacks_run_in_the_same_surroundings_whatever_the_engine() -> None:
-    before, level = torch.get_num_threads(), LIGHTNING.level
-    seen = []
-    for workers in (1, 2):
-        look = Surroundings()
-        engine = LocalEngine(workers, threads=2)
-        fit(FedAvg(linear(), engine=engine), Table(), 2, callbacks=[look])
-        seen.append(look.seen)
-        assert torch.get_num_threads() == before
-    assert seen[0] == seen[1] == [(1, 1, level, True)] * 4
 
 
 class Heard(logging.Handler):

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from fedgkd_pl import FedAvg, FedGKD, LocalEngine, ResNet8, SplitNet
+from fedgkd_pl import FedAvg, FedGKD, LocalEngine, ResNet8
 from torch import nn
 from torch.optim import SGD
 
@@ -42,28 +42,6 @@ def test_batchnorm_uses_its_statistics_for_a_batch_of_one_and_learns_again() -> 
     model.client = lambda: Spy(model.net, model.optimizer)  # type: ignore[method-assign]
     fit(model, Table(sizes=(9,), batch_size=4), 2)
     assert seen == [(4, True), (4, True), (1, False)] * 2
-
-
-def test_torchvision_net_through_the_protocol() -> None:
-    from torchvision.models import mobilenet_v3_small
-
-    torch.manual_seed(0)
-    net = SplitNet(mobilenet_v3_small(), head="classifier.3", num_classes=3, projection=16)
-    images = torch.randn(2, 3, 32, 32)
-    net.eval()
-    features = net.features(images)
-    assert features.shape == (2, 16)
-    torch.testing.assert_close(net.classifier(features), net(images))
-
-    class Images(Table):
-        def load(self) -> Any:
-            splits = super().load()
-            inputs = splits.train.inputs.view(-1, 1, 2, 2).repeat(1, 3, 16, 16)
-            train = type(splits.train)(inputs, splits.train.targets, splits.train.transform)
-            return type(splits)(train, train[:4])
-
-    trainer = fit(FedGKD(net, buffer_size=2, **LOCAL), Images(sizes=(3, 2)), 2)
-    assert trainer.global_step == 2
 
 
 def test_resnet_with_batchnorm_trains_on_one_sample() -> None:

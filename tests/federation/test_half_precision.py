@@ -1,7 +1,5 @@
 """Half precision: told, guarded, and without loss where that is free."""
 
-import logging
-import signal
 from copy import deepcopy
 from typing import Any
 
@@ -9,10 +7,8 @@ import numpy as np
 import pytest
 import torch
 from fedgkd_pl import MLP, FedAvg, FedGKD, FedGKDVote, LocalEngine, ResNet8
-from fedgkd_pl.errors import SettingError
-from fedgkd_pl.federation import precision
 from fedgkd_pl.federation.client_trainer import restart
-from fedgkd_pl.federation.performance import channels_last, is_channels_last, numerics, set_numerics
+from fedgkd_pl.federation.performance import channels_last, is_channels_last
 from fedgkd_pl.federation.teachers import FrozenNet
 from fedgkd_pl.methods.feddistill import label_distillation
 from fedgkd_pl.methods.fedgkd import distillation
@@ -24,7 +20,6 @@ from torch import Tensor, nn
 from tests.conftest import Table, fit
 
 CPU = torch.device("cpu")
-X86 = {"architecture": "x86_64"}
 
 
 def some(*shape: int, seed: int) -> Tensor:
@@ -99,46 +94,6 @@ def test_the_global_model_is_evaluated_in_float32() -> None:
     assert torch.allclose(said, logits.softmax(1), rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("known", "native"),
-    [
-        (X86 | {"avx512_f": True}, False),  # which oneDNN takes for enough
-        (X86 | {"avx512_f": True, "avx512_bf16": True}, True),
-        (X86 | {"amx_bf16": True}, True),
-        ({"architecture": "aarch64"}, True),
-    ],
-)
-def test_bfloat16_needs_instructions(
-    known: dict[str, object], native: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        pytest.skip("oneDNN has no bfloat16 here")
-    monkeypatch.setattr(precision, "_capabilities", lambda: known)
-    assert precision.has_bf16() is native
-    assert precision.slow_precision("bf16-mixed", CPU) is not native
-    assert precision.faster_precision(ResNet8(), CPU) == ("bf16-mixed" if native else "")
-    assert precision.faster_precision(MLP(), CPU) == "", "too small to gain"
-
-
-KILLED = f"import os; os.kill(os.getpid(), {int(signal.SIGILL)})"
-
-
-def test_amx_that_is_not_permitted_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The child of this test ends as one with a forbidden instruction does."""
-    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
-    monkeypatch.setattr(precision, "PROBE", KILLED)
-    precision.check_instructions("bf16-mixed", CPU)  # no AMX: nothing to try
-    monkeypatch.setattr(precision, "_capabilities", lambda: X86 | {"amx_tile": True})
-    precision.check_instructions("32-true", CPU)
-    with pytest.raises(SettingError, match=r"precision: .*ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16"):
-        fit(FedAvg(MLP(4, [4], num_classes=3)), Table(), rounds=1, precision="bf16-mixed")
-    monkeypatch.setattr(precision, "PROBE", "raise SystemExit(1)")
-    precision.check_instructions("bf16-mixed", CPU)  # another failure is not this one
-    monkeypatch.setattr(precision, "PROBE", KILLED)
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
-    precision.check_instructions("bf16-mixed", CPU)
-
-
 @pytest.mark.parametrize("method", [FedGKD, FedGKDVote])
 def test_a_teacher_in_bfloat16(method: Any) -> None:
     """It answers in bfloat16, and a float32 student's loss is off by its rounding alone."""
@@ -204,27 +159,3 @@ def test_channels_last_is_for_devices_whose_group_norm_keeps_it() -> None:
         net = ResNet8(norm=norm)
         channels_last(net, x, torch.device(kind))
         assert is_channels_last(net) is last, (norm, kind)
-
-
-def test_what_decides_numbers_on_a_gpu_reaches_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = numerics()
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
-    torch.backends.cudnn.deterministic, torch.backends.cudnn.allow_tf32 = True, False
-    told = numerics()
-    try:
-        set_numerics(before | {"cublas": None}, 1)
-        monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
-        set_numerics(told, 1)
-        assert numerics() == told
-        assert told["cublas"] == ":16:8" and told["cudnn"] == [True, False]
-    finally:
-        set_numerics(before, 1)
-
-
-def test_slow_and_fast_are_told_apart_in_the_log(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(precision, "_capabilities", lambda: X86 | {"avx512_f": True})
-    with caplog.at_level(logging.WARNING, "fedgkd_pl"):
-        fit(FedAvg(MLP(4, [4], num_classes=3)), Table(), rounds=1, precision="bf16-mixed")
-    assert "only emulates bf16-mixed" in caplog.text

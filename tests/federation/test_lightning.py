@@ -14,12 +14,11 @@ from fedgkd_pl import (
     FedGKD,
     LocalEngine,
     ResNet8,
-    read_checkpoint,
 )
 from fedgkd_pl.errors import SettingError
 from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.accelerators import CPUAccelerator
-from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins import MixedPrecision, Precision
 from torch.amp import GradScaler
@@ -60,18 +59,6 @@ def test_ten_lines_run_on_the_stock_trainer(tmp_path: Path) -> None:
     assert list(tmp_path.rglob("*.ckpt")), "the stock ModelCheckpoint wrote nothing"
 
 
-def test_a_round_is_a_step_is_an_epoch() -> None:
-    counters: list[tuple[int, int, int]] = []
-
-    class Count(Callback):
-        def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-            counters.append((trainer.global_step, trainer.current_epoch + 1, pl_module.round))
-
-    trainer = fit(FedAvg(linear(), **LOCAL), table(), 4, callbacks=[Count()])
-    assert counters == [(n, n, n) for n in (1, 2, 3, 4)]
-    assert trainer.global_step == trainer.current_epoch == 4
-
-
 def test_model_checkpoint_keeps_the_best_round(tmp_path: Path) -> None:
     seen: list[float] = []
 
@@ -85,15 +72,6 @@ def test_model_checkpoint_keeps_the_best_round(tmp_path: Path) -> None:
     assert len(seen) == 5
     assert best.best_model_score == pytest.approx(min(seen))
     assert Path(best.best_model_path).name == f"epoch={seen.index(min(seen))}.ckpt"
-
-
-def test_early_stopping_counts_rounds() -> None:
-    frozen = FedAvg(linear(), optimizer=partial(SGD, lr=0.0), engine=LocalEngine(1))
-    stop = EarlyStopping("val/acc", mode="max", patience=2)
-    trainer = fit(frozen, table(), 20, callbacks=[stop])
-    assert (
-        trainer.current_epoch == trainer.global_step == 3
-    )  # one to compare with, two without gain
 
 
 def test_learning_rate_monitor_sees_the_servers_rate(tmp_path: Path) -> None:
@@ -163,19 +141,6 @@ def test_metrics_are_those_of_their_definitions() -> None:
     assert float(trainer.callback_metrics["test/f1"]) == pytest.approx(sum(f1s) / len(f1s))
 
 
-def test_what_clients_report_is_spread_over_the_cohort() -> None:
-    from fedgkd_pl.federation.evaluation import cohort_statistics
-
-    reports = [{"loss": float(value)} for value in (1, 2, 3, 4, 10)]
-    statistics = cohort_statistics(reports)
-    assert statistics["client/loss_mean"] == 4
-    assert statistics["client/loss_std"] == pytest.approx((50 / 5) ** 0.5)
-    assert statistics["client/loss_p10"] == pytest.approx(1.4)
-    assert statistics["client/loss_p90"] == pytest.approx(7.6)
-    some = cohort_statistics([{"loss": 1.0}, {"loss": 3.0, "kd": 5.0}])
-    assert (some["client/loss_mean"], some["client/kd_mean"]) == (2, 5)
-
-
 def test_clients_inherit_precision_and_clipping() -> None:
     model = FedAvg(linear(), **LOCAL)
     settings: list[Any] = []
@@ -228,18 +193,6 @@ def test_own_plugins_and_accelerators_reach_the_clients(workers: int) -> None:
     assert same(own.net.state_dict(), plain.net.state_dict())
 
 
-def test_an_accelerator_that_is_given_is_the_clients_too() -> None:
-    seen: list[Any] = []
-
-    class Look(Callback):
-        def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-            seen.append(pl_module._session.trainer.trainer.accelerator)
-
-    given = OwnCPU()
-    fit(FedAvg(linear(), **LOCAL), table(), 1, callbacks=[Look()], accelerator=given)
-    assert [type(each) for each in seen] == [OwnCPU] and seen[0] is not given
-
-
 def test_a_loss_scale_of_ones_own_reaches_the_clients_of_every_fit() -> None:
     scales = []
 
@@ -264,28 +217,6 @@ def test_a_second_fit_is_a_new_run() -> None:
     model.net.load_state_dict(start)
     fit(model, table(), 2)
     assert same(first, model.net.state_dict()) and model.bytes_down == sent
-
-
-def test_layers_frozen_in_eval_mode_stay_so() -> None:
-    net = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3))
-    net[1].eval().requires_grad_(False)
-    before = {name: t.clone() for name, t in net[1].state_dict().items()}
-    weight = net[0].weight.clone()
-    fit(FedAvg(net, **LOCAL), table(), 2)
-    assert same(before, net[1].state_dict()) and not net[1].training
-    assert not torch.equal(weight, net[0].weight)
-
-
-def test_evaluation_cadence() -> None:
-    evaluated: list[int] = []
-
-    class Watch(Callback):
-        def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-            evaluated.append(pl_module.round)
-
-    model = FedAvg(linear(), **LOCAL)
-    fit(model, table(), 4, check_val_every_n_epoch=2, callbacks=[Watch()])
-    assert evaluated == [2, 4]
 
 
 @pytest.mark.parametrize(
@@ -315,14 +246,6 @@ def test_checkpoint_of_another_method_is_refused(tmp_path: Path) -> None:
         quiet_trainer(max_epochs=2).fit(
             FedGKD(linear(), **LOCAL), table(), ckpt_path=tmp_path / "last.ckpt"
         )
-
-
-def test_checkpoints_hold_no_code(tmp_path: Path) -> None:
-    save = ModelCheckpoint(tmp_path, save_last=True)
-    fit(FedGKD(linear(), **LOCAL), table(), 2, callbacks=[save], enable_checkpointing=True)
-    checkpoint = read_checkpoint(tmp_path / "last.ckpt")
-    assert checkpoint["fedgkd_pl"]["method"] == "FedGKD"
-    assert "hyper_parameters" not in checkpoint  # they would silently beat the command line
 
 
 def test_seed_of_seed_everything_is_taken() -> None:

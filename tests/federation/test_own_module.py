@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from fedgkd_pl import (
     SCAFFOLD,
-    AveragedModel,
     Digits,
     FedAvg,
     FedGen,
@@ -23,7 +22,6 @@ from fedgkd_pl import (
     Forgetting,
     LocalEngine,
     LocalModels,
-    ModelExport,
     read_run,
 )
 from fedgkd_pl.errors import SettingError
@@ -125,15 +123,6 @@ def test_an_autoencoder_trains_in_ten_lines() -> None:
         fit(FedGKD(module=LitAutoEncoder(encoder, decoder), **HERE), digits(), 1)
 
 
-def test_optimizer_and_scheduler_given_to_the_method_go_first() -> None:
-    rates = []
-    for settings in ({}, {"optimizer": partial(SGD, lr=0.01)}):
-        model = FedAvg(module=classifier(), **settings, **HERE)  # type: ignore[arg-type]
-        built = model.client().configure_optimizers()
-        rates.append((built[0][0] if isinstance(built, tuple) else built).param_groups[0]["lr"])
-    assert rates == [0.1, 0.01]
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 def test_workers_and_a_resume_change_nothing(workers: int, tmp_path: Path) -> None:
     whole = FedGKD(module=classifier(), engine=LocalEngine(1))
@@ -144,15 +133,6 @@ def test_workers_and_a_resume_change_nothing(workers: int, tmp_path: Path) -> No
     trainer = quiet_trainer(max_epochs=3)
     trainer.fit(second, digits(), ckpt_path=str(tmp_path / "two.ckpt"))
     assert same(second.global_state(), whole.global_state())
-
-
-@pytest.mark.parametrize("precision", ["64-true", "bf16-true", "bf16-mixed"])
-def test_a_module_trains_again_in_its_precision(precision: Any) -> None:
-    """After the first fit its weights have another type than the data."""
-    model = FedGKD(module=classifier(), **HERE)
-    for _ in range(2):
-        fit(model, digits(), 1, precision=precision)
-        assert model.report["client/failed"] == 0
 
 
 def test_hooks_of_the_module_are_called() -> None:
@@ -192,26 +172,6 @@ def test_steps_may_ask_for_their_trainer_and_what_hooks_made() -> None:
     model = FedAvg(module=Asks(), local_epochs=3, optimizer=partial(SGD, lr=0.5), **HERE)
     fit(model, Table(val_fraction=0.1), 2)
     assert model.report["client/rate_mean"] == 3.5 and model.report["val/round"] == 3
-
-
-def test_a_score_of_the_test_step_may_be_monitored(run: Call, tmp_path: Path) -> None:
-    config = """
-rounds: 1
-model:
-  class_path: FedAvg
-  init_args:
-    module: {class_path: tests.support.lit.LitTested}
-    engine: {class_path: LocalEngine, init_args: {workers: 1}}
-data: {class_path: Digits, init_args: {num_clients: 4}}
-trainer:
-  callbacks:
-    - {class_path: ModelCheckpoint, init_args: {monitor: test/spread, filename: spread}}
-"""
-    (tmp_path / "lit.yaml").write_text(config)
-    assert run("fit", *LIT)[0] == 0
-    (tmp_path / "lit.yaml").write_text(config.replace("test/spread", "test/margin"))
-    code, _, err = run("fit", *LIT)
-    assert code == 2 and "monitor: no such score" in err
 
 
 def test_a_second_pass_is_paid_only_by_who_needs_it() -> None:
@@ -269,37 +229,6 @@ def test_its_own_metrics_are_measured_by_split() -> None:
     assert data.val.targets.shape != data.test.targets.shape
 
 
-def test_a_test_step_of_its_own_evaluates_the_test_set() -> None:
-    class Both(Shown):
-        def validation_step(self, batch: Any, batch_idx: int) -> None:
-            self.log("val/score", 1.0)
-
-        def test_step(self, batch: Any, batch_idx: int) -> Any:
-            self.log("test_score", 2.0)
-
-        def on_test_epoch_end(self) -> None:
-            self.log("test_end", 3.0)
-
-    model = FedAvg(module=Both(), **HERE)
-    fit(model, Table(val_fraction=0.1), 1)
-    found = {
-        name: value for name, value in model.report.items() if not name.startswith(("cl", "co"))
-    }
-    assert found == {"val/score": 1.0, "test/score": 2.0, "test/end": 3.0}
-
-
-def test_the_average_of_modules_is_evaluated() -> None:
-    model = FedAvg(module=classifier(), **HERE)
-    average = AveragedModel(size=2)
-    fit(model, digits(), 2, callbacks=[average])
-    fresh = classifier().eval()
-    fresh.load_state_dict(average.models.mean())
-    test = model.datamodule.test
-    right = (fresh(test.transform(test.inputs, None)).argmax(1) == test.targets).float().mean()
-    assert model.report["average/acc"] == pytest.approx(right.item())
-    assert model.report["average/acc"] != model.report["test/acc"]
-
-
 @pytest.mark.parametrize(
     "name, expected",
     [
@@ -344,38 +273,6 @@ trainer:
     assert torch.equal(exported(x), module(x)) and torch.equal(traced(x), module(x))
     code, _, err = run("test", *LIT, "--ckpt_path", str(folder))
     assert code == 0, err
-
-
-def test_an_autoencoder_on_the_command_line_keeps_the_round_of_least_loss(
-    run: Call, tmp_path: Path
-) -> None:
-    config = """
-rounds: 2
-model:
-  class_path: FedAvg
-  init_args:
-    module:
-      class_path: tests.support.lit.LitAutoEncoder
-      init_args:
-        encoder: {class_path: torch.nn.Linear, init_args: {in_features: 64, out_features: 3}}
-        decoder: {class_path: torch.nn.Linear, init_args: {in_features: 3, out_features: 64}}
-    engine: {class_path: LocalEngine, init_args: {workers: 1}}
-data: {class_path: Digits, init_args: {num_clients: 4}}
-"""
-    (tmp_path / "lit.yaml").write_text(config)
-    code, out, err = run("fit", *LIT)
-    assert code == 0, err
-    done = read_run(tmp_path / "runs/fedgkd/version_0")
-    losses = [row["test/loss"] for row in done.metrics()]
-    assert done.measure("best") == min(losses) and done.measure("final") == losses[-1]
-    assert f"test/loss best {min(losses):.4f}" in out
-    assert (done.folder / "checkpoints/best-round2.ckpt").exists()
-    code, out, err = run("report", "runs")
-    assert code == 0 and f"{losses[-1]:.2f}" in out and "test loss, not in %" in out
-    assert run("report", "--format", "html", "runs")[0] == 0
-    assert run("figure", "curves", "runs", "--output", "curves.png")[0] == 0
-    code, _, err = run("predict", *LIT, "--ckpt_path", str(done.folder))
-    assert code == 2 and "needs the logits of classes" in err
 
 
 # -- what is refused -------------------------------------------------------------------------------
@@ -493,9 +390,3 @@ def test_what_is_not_called_is_named(caplog: pytest.LogCaptureFixture) -> None:
 def test_callbacks_that_compare_classes_are_refused(callback: Any) -> None:
     with pytest.raises(SettingError, match=r"callbacks: .* needs the logits of classes"):
         fit(FedAvg(module=Lit(), **HERE), Table(), 1, callbacks=[callback])
-
-
-def test_an_export_of_a_module_without_outputs_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match="formats"):
-        callbacks = [ModelExport(formats=["torch_export"])]
-        fit(FedAvg(module=Lit(), **HERE), Table(), 1, callbacks=callbacks)

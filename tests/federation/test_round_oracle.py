@@ -83,11 +83,6 @@ def test_fedgkd(distance: str, buffer_size: int) -> None:
     assert np.abs(rounds[-1]["weight"] - other[-1]["weight"]).max() > 1e-3
 
 
-def test_fedgkd_temperature() -> None:
-    model = FedGKD(linear(), gamma=0.8, buffer_size=2, temperature=3.0, **local(1))
-    compare(model, Table(batch_size=4), rounds=3, epochs=1)
-
-
 def test_single_precision_is_within_the_stated_tolerance() -> None:
     data = Table()
     model = FedGKD(linear(), gamma=0.8, buffer_size=2, **local(2))

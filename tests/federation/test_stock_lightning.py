@@ -1,13 +1,11 @@
 """Every stock callback and Trainer flag: it works per round, or is refused in one line."""
 
 import inspect
-import logging
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import fedgkd_pl
 import pytest
 import torch
 from fedgkd_pl import (
@@ -22,11 +20,8 @@ from fedgkd_pl import (
     SimCLR,
     read_checkpoint,
 )
-from fedgkd_pl.data.datamodule import FederatedDataModule
-from fedgkd_pl.errors import RunFailed, SettingError
+from fedgkd_pl.errors import SettingError
 from fedgkd_pl.federation.checks import FLAGS
-from fedgkd_pl.federation.client_trainer import ClientTrainer
-from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import Callback, Trainer, callbacks
 from lightning.pytorch.callbacks import (
     EMAWeightAveraging,
@@ -38,7 +33,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch.optim import SGD
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
-from tests.conftest import REPO, Table, fit, linear, quiet_trainer, same
+from tests.conftest import Table, fit, linear, quiet_trainer, same
 
 LOCAL: dict[str, Any] = {"optimizer": partial(SGD, lr=0.1), "engine": LocalEngine(workers=1)}
 PLAIN = "the plain base of others"
@@ -174,13 +169,6 @@ def test_no_flag_is_forgotten() -> None:
     assert {*FLAGS} <= {*FLAG_VALUES}
 
 
-def test_the_docs_have_every_callback_and_flag() -> None:
-    text = (REPO / "docs" / "lightning.md").read_text(encoding="utf-8")
-    bases = {name for name, build in WORKS.items() if build == PLAIN} | {"Callback", "Checkpoint"}
-    named = {*WORKS, *REFUSED, *FLAG_VALUES, *ELSEWHERE} - bases
-    assert [name for name in sorted(named) if f"`{name}`" not in text] == []
-
-
 @pytest.mark.parametrize(
     ("flag", "value"), [(f, v) for f, (works, _) in FLAG_VALUES.items() for v in works]
 )
@@ -298,15 +286,6 @@ def test_what_an_exception_saves_is_never_half_a_round(
         assert same(whole, distilled(ckpt_path=tmp_path / name).global_state()), name
 
 
-def test_half_a_round_by_another_writer_is_refused(tmp_path: Path) -> None:
-    saved = callbacks.OnExceptionCheckpoint(tmp_path, "e")
-    flags = {"enable_checkpointing": True, "plugins": [TorchCheckpointIO()]}
-    with pytest.raises(ArithmeticError):
-        distilled(callbacks=[Fails("server"), saved], **flags)
-    with pytest.raises(SettingError, match="ckpt_path: was written in the middle of round 2"):
-        distilled(ckpt_path=tmp_path / "e.ckpt")
-
-
 @pytest.mark.parametrize("where", ["server", "client"])
 def test_pretraining_is_not_saved_before_the_first_round(where: str, tmp_path: Path) -> None:
     """Which pre-trains again when it goes on."""
@@ -332,109 +311,9 @@ def test_a_scheduler_that_clients_cannot_step_is_refused() -> None:
     fit(FedAvg(linear(), scheduler=partial(StepLR, step_size=1), **LOCAL), table(), 1)
 
 
-def test_the_command_line_refuses_it_too(run: Any, tmp_path: Path) -> None:
-    words = ("--model.scheduler", "torch.optim.lr_scheduler.ReduceLROnPlateau")
-    code, _, errors = run("fit", "--config", "smoke.yaml", *words)
-    assert code == 2 and errors.startswith("error: model.scheduler: needs a score"), errors
-    assert len(errors.splitlines()) == 1 and not list(tmp_path.iterdir())
-
-
-def test_the_command_line_fails_without_a_round_that_counts(
-    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two rounds, of which three in a row would have to fail."""
-
-    def fail(*_: Any) -> None:
-        raise ArithmeticError("no number")
-
-    monkeypatch.setattr(ClientTrainer, "update", fail)
-    words = ("--config", "smoke.yaml", "--rounds", "2", "--model.engine.workers", "1")
-    code, _, errors = run("fit", *words)
-    assert code == 3 and errors.count("error:") == 1, errors
-    told = "error: none of 2 rounds counted: too few clients succeeded in each"
-    assert errors.splitlines()[-1].startswith(told), errors
-
-
-def test_a_run_without_a_round_that_counts_has_failed(run: Any, tmp_path: Path) -> None:
-    """Fewer rounds than max_failed_rounds, all failed: exit 3 with the files that there are."""
-
-    class Broken(torch.nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if self.training and torch.is_grad_enabled():
-                raise RuntimeError("a user's fault")
-            return super().forward(x)
-
-    with pytest.raises(RunFailed, match="none of 2 rounds counted"):
-        fit(FedAvg(Broken(4, 3), **LOCAL), table(), 2)
-
-
 def test_a_broken_server_step_ends_the_run(run: Any, tmp_path: Path) -> None:
     words = ("fit", "--config", "smoke.yaml", "--model.engine.workers", "1", "--rounds", "2")
     server = ("--model.server_optimizer", "torch.optim.SGD", "--model.server_optimizer.lr")
     code, _, errors = run(*words, *server, "1e38")
     assert code == 3 and ("loss is" in errors or "NaN or Inf" in errors), errors
     assert len([line for line in errors.splitlines() if line.startswith("error:")]) == 1
-
-
-def test_validation_of_other_data_has_every_class(caplog: pytest.LogCaptureFixture) -> None:
-    class Sorted(Table):
-        val_split = "stratified"
-
-        def __init__(self, **kwargs: Any) -> None:
-            super().__init__(sizes=(30, 30), val_fraction=0.1, **kwargs)
-            self.y = torch.arange(66).numpy() * 3 // 66
-            self.val_fraction = 0.1
-            self.partition = __import__("fedgkd_pl").IID()
-
-    data = Sorted()
-    with caplog.at_level(logging.WARNING, "fedgkd_pl"):
-        data.setup()
-    assert torch.bincount(data.val.targets).tolist() in ([3, 2, 2], [2, 3, 2], [2, 2, 3])
-    assert not any("validation" in message for message in caplog.messages)
-    rows = torch.cat([data.client_data.examples.inputs, data.val.inputs])
-    assert sorted(map(tuple, rows.tolist())) == sorted(map(tuple, data.x.tolist()))
-    again, other = Sorted(), Sorted(seed=1)
-    again.setup()
-    other.setup()
-    assert torch.equal(again.val.inputs, data.val.inputs)
-    assert not torch.equal(other.val.inputs, data.val.inputs)
-    last = Sorted()
-    last.val_split = "last"  # type: ignore[assignment]
-    with caplog.at_level(logging.WARNING, "fedgkd_pl"):
-        last.setup()
-    assert "validation has no sample of classes [0, 1]" in caplog.text
-
-
-def test_the_papers_split_is_of_our_own_datasets_only() -> None:
-    """A dataset of the user's, or one that is added, is split by class unless it says otherwise."""
-    ours = {"AGNews", "CIFAR10", "CIFAR100", "Digits", "SST5", "TinyImageNet"}
-    public = {name: getattr(fedgkd_pl, name) for name in fedgkd_pl.__all__}
-    found = {
-        name
-        for name, thing in public.items()
-        if isinstance(thing, type) and issubclass(thing, FederatedDataModule)
-        if thing.val_split == "last"
-    }
-    assert found == ours and FederatedDataModule.val_split == "stratified"
-
-
-def test_no_owner_is_lost_to_validation() -> None:
-    """Twelve owners of 1 to 12 samples each: each keeps some, whatever is held out."""
-    import numpy as np
-    from fedgkd_pl import ByKey
-    from fedgkd_pl.data.examples import Splits
-
-    class Owned(Table):
-        val_split = "stratified"
-
-        def load(self) -> Splits:
-            whole = super().load()
-            keys = np.repeat(np.arange(12), np.arange(1, 13))
-            return Splits(whole.train, whole.test, None, keys)
-
-    for fraction in (0.1, 0.5, 0.9):
-        data = Owned(sizes=[6] * 12 + [6], num_clients=12, partition=ByKey())
-        data.val_fraction = fraction
-        data.setup()
-        assert (data.client_data.index.sizes >= 1).all() and len(data.client_data.index) == 12
-        assert len(data.val) + len(data.client_data.examples) == 78

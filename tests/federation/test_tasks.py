@@ -1,7 +1,6 @@
 """What can be learned beside classes, and what is measured of it."""
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,12 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fedgkd_pl import (
-    SCAFFOLD,
-    AbsoluteError,
     BinaryCrossEntropy,
-    ByKey,
     CrossEntropy,
-    Dirichlet,
     FedAvg,
     FederatedData,
     FedGKD,
@@ -26,7 +21,6 @@ from fedgkd_pl import (
     LocalEngine,
     PriorAdjusted,
     SquaredError,
-    read_run,
 )
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.methods.fedgkd import distillation
@@ -36,8 +30,6 @@ from torchmetrics.classification import MulticlassAUROC, MultilabelAUROC, Multil
 from torchmetrics.regression import R2Score
 
 from tests.conftest import Table, fit, linear
-from tests.support.runs import Run as Call
-from tests.support.sources import write_csv
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 3)).astype(np.float32)
@@ -98,43 +90,6 @@ def test_two_rounds_of_regression_by_hand(method: Any) -> None:
     for name, value in expected.items():
         assert model.report[f"test/{name}"] == pytest.approx(value, rel=1e-4)
     assert "test/acc" not in model.report and "client/mse_mean" in model.report
-
-
-def test_scaffold_and_absolute_errors_learn_numbers() -> None:
-    for method, loss in ((SCAFFOLD, SquaredError()), (FedAvg, AbsoluteError())):
-        model = method(net(), loss=loss, local_epochs=3, **SETTINGS)
-        fit(model, arrays(), 15)
-        assert model.report["test/mae"] < 0.3 < np.abs(Y).mean()
-
-
-def test_a_column_of_numbers_is_learned_from_a_file(run: Call, tmp_path: Path) -> None:
-    rows = np.concatenate([X[:, :2], Y], axis=1).round(4).tolist()
-    write_csv(tmp_path / "houses.csv", ["a", "b", "price"], rows)
-    (tmp_path / "houses.yaml").write_text("""
-rounds: 3
-model:
-  class_path: FedGKD
-  init_args:
-    net: {class_path: torch.nn.Linear, init_args: {in_features: 2, out_features: 1}}
-    loss: SquaredError
-    distance: mse
-    metrics: {r2: {class_path: torchmetrics.regression.R2Score}}
-    engine: {class_path: LocalEngine, init_args: {workers: 1}}
-data:
-  class_path: CSVTable
-  init_args: {path: houses.csv, label: price, regression: true, num_clients: 3, val_fraction: 0.2}
-""")
-    code, out, err = run("fit", "--config", "houses.yaml")
-    assert code == 0, err
-    assert "test/loss best" in out
-    done = read_run(tmp_path / "runs/fedgkd/version_0")
-    assert {"val/r2", "test/r2", "client/r2_mean", "test/mae"} <= done.metrics()[-1].keys()
-    code, out, err = run("partition", "--config", "houses.yaml")
-    assert code == 0 and "effective classes per" not in out
-    rows[16][2] = "high"
-    write_csv(tmp_path / "houses.csv", ["a", "b", "price"], rows)
-    code, _, err = run("fit", "--config", "houses.yaml")
-    assert code == 2 and "row 17, column 'price' is no number: 'high'" in err
 
 
 # -- labels, pixels --------------------------------------------------------------------------------
@@ -202,14 +157,6 @@ def test_metrics_asked_for_are_measured_of_splits_and_clients() -> None:
     assert auroc.update_count == 0
 
 
-def test_metrics_leave_the_weights_alone() -> None:
-    plain, measured = FedGKD(linear(), **SETTINGS), None
-    fit(plain, Table(), 3)
-    measured = FedGKD(linear(), metrics={"r": MulticlassAUROC(num_classes=3)}, **SETTINGS)
-    fit(measured, Table(), 3)
-    assert torch.equal(plain.net.weight, measured.net.weight)  # type: ignore[arg-type]
-
-
 # -- what is refused -------------------------------------------------------------------------------
 
 
@@ -257,28 +204,3 @@ def test_metrics_leave_the_weights_alone() -> None:
 def test_what_does_not_fit_is_refused(make: Any, data: Any, text: str) -> None:
     with pytest.raises(SettingError, match=text):
         fit(make(), data(), 1)
-
-
-def test_numbers_have_no_classes_to_cut_by() -> None:
-    with pytest.raises(SettingError, match=r"partition: cuts by class.*got Dirichlet"):
-        arrays(partition=Dirichlet(alpha=1.0)).setup()
-    data = arrays(partition=ByKey(), owners=np.arange(60) % 2)
-    data.setup()
-    assert sorted(data.client_data.index.sizes.tolist()) == [21, 22]
-
-
-def test_a_number_that_is_none_is_named() -> None:
-    broken = Y.copy()
-    broken[17] = np.nan
-    with pytest.raises(SettingError, match="targets: row 18 has NaN or Inf"):
-        arrays(y=broken).setup()
-    with pytest.raises(SettingError, match="inputs: row 18 has NaN or Inf"):
-        arrays(np.concatenate([X[:17], X[:1] * np.nan, X[18:]])).setup()
-
-
-def test_a_forgotten_column_or_setting_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match=r"give targets a column, y\[:, None\]"):
-        fit(FedAvg(net(), loss=SquaredError()), arrays(y=Y[:, 0]), 1)
-    write_csv(tmp_path / "a.csv", ["a", "price"], [[n, n / 7] for n in range(30)])
-    with pytest.raises(SettingError, match=r"label: each of 30 rows .* regression: true"):
-        FederatedData.from_csv(str(tmp_path / "a.csv"), label="price", num_clients=2).setup()

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fedgkd_pl import FedAvg, FedGKD, LocalEngine, read_checkpoint
+from fedgkd_pl import FedAvg, FedGKD, LocalEngine
 from fedgkd_pl.federation.message import ClientUpdate, Message
 from fedgkd_pl.methods.fedgkd import FedGKDClient, distillation
 from torch import nn
 from torch.optim import SGD, Adam
 
-from tests.conftest import Table, fit, linear, quiet_trainer, same
+from tests.conftest import Table, fit, linear, same
 
 ENGINE = LocalEngine(workers=1)
 LOCAL: dict[str, Any] = {"optimizer": partial(SGD, lr=0.3, momentum=0.9), "engine": ENGINE}
@@ -94,17 +94,6 @@ def test_the_initial_model_may_teach_if_asked() -> None:
     assert first.numbers == {"distil": 1} and same(first.models["global"], w0)
     expected = (w0["weight"].double() + model.globals[0]["weight"].double()) / 2
     torch.testing.assert_close(second.models["teacher"]["weight"], expected.float())
-
-
-@pytest.mark.parametrize(
-    ("buffer_size", "models_down"), [(1, [1, 1, 1, 1]), (5, [1, 1, 2, 2])], ids=["M=1", "M=5"]
-)
-def test_bytes(buffer_size: int, models_down: list[int]) -> None:
-    model = FedGKD(linear(), buffer_size=buffer_size, **LOCAL)
-    fit(model, Table(sizes=(8, 5)), 4)
-    size = (4 * 3 + 3) * 4  # a float32 linear layer
-    assert model.bytes_down == sum(models_down) * size * 2
-    assert model.bytes_up == 4 * size * 2
 
 
 def test_kl_is_a_batch_mean_over_classes_of_probabilities() -> None:
@@ -205,53 +194,6 @@ def test_one_client_is_plain_training() -> None:
         nn.functional.cross_entropy(alone(torch.from_numpy(x)), torch.from_numpy(y)).backward()
         optimizer.step()
     torch.testing.assert_close(model.net.weight, alone.weight)
-
-
-class Tally:
-    """Any object with a state."""
-
-    def __init__(self) -> None:
-        self.rounds: list[int] = []
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"rounds": list(self.rounds)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.rounds = list(state["rounds"])
-
-    def reset(self) -> None:
-        self.rounds = []
-
-
-class Tallied(FedAvg):
-    keeps = ("tally", "last")
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.tally, self.last = Tally(), 0
-
-    def server_step(self, mean: Any) -> None:
-        super().server_step(mean)
-        self.tally.rounds.append(self.round)
-        self.last = self.round
-
-
-def test_objects_with_a_state_are_kept_as_values_are(tmp_path: Path) -> None:
-    model = Tallied(linear(), **LOCAL)
-    trainer = fit(model, Table(), 2)
-    trainer.save_checkpoint(tmp_path / "two.ckpt")
-    kept = read_checkpoint(tmp_path / "two.ckpt")["fedgkd_pl"]
-    assert kept["tally"] == {"rounds": [1, 2]} and kept["last"] == 2
-    other = Tallied(linear(), **LOCAL)
-    quiet_trainer(max_epochs=3).fit(other, Table(), ckpt_path=tmp_path / "two.ckpt")
-    assert (other.tally.rounds, other.last) == ([1, 2, 3], 3)
-    fit(other, Table(), 1)  # a new run
-    assert other.tally.rounds == [1]
-
-
-def test_the_old_name_of_reset_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"Old.forget is never called: it is named reset now"):
-        type("Old", (FedAvg,), {"forget": lambda self: None})
 
 
 @pytest.mark.parametrize("method", ["fedgkd_vote", "fedgen"])

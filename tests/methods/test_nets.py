@@ -5,16 +5,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import cloudpickle
 import pytest
 import torch
 from fedgkd_pl import CFD, MLP, FedAUX, FedAvg, FedDF, FedDistill, FedMD, FedProx, LocalEngine
 from fedgkd_pl.data.examples import Batches, Examples
 from fedgkd_pl.data.public import sampled_rows
-from fedgkd_pl.engines.worker import Worker, read
 from fedgkd_pl.errors import SettingError
-from fedgkd_pl.federation.client_trainer import ClientTrainer, quiet
-from fedgkd_pl.federation.message import ClientUpdate, Message, encode_state
 from fedgkd_pl.methods.fedmd import DIGEST, PRIVATE, digest_loss
 from fedgkd_pl.models.ensemble import Ensemble
 from fedgkd_pl.seeds import derive
@@ -169,7 +165,7 @@ def test_whole_rounds_of_fedmd(optimizer: str, participation: float) -> None:
     item = 8 // 4  # of doubles, against the paper's floats
     for name in "bytes_up", "bytes_down":
         assert getattr(model, name) == item * sum(sum(row.values()) for row in expected[name])
-    for client, state in model._client_states.items():
+    for client, state in model.client_states.items():
         names = [name for name, _ in model.nets[model.net_index(client)].named_parameters()]
         for prefix, phase in (PRIVATE, "private"), (DIGEST, "digest"):
             steps, m, v = expected["optimizers"][-1][client][phase]
@@ -193,17 +189,6 @@ def test_fedmd_of_data_without_labels_and_a_list_of_nets() -> None:
     agree(seen, expected["models"])
     names = [set(member) for member in seen[0]]
     assert names[0] > names[1] == names[2]  # client 0 has the deeper net
-
-
-def test_one_net_for_all_is_a_party_each() -> None:
-    data, model = table(), fedmd(nets=None, net=nets()[0])
-    expected = reference(data, model, "Adam")
-    seen = watched(model, lambda: members(model))
-    fit(model, data, ROUNDS, precision="64-true")
-    agree(seen, expected["models"])
-    x = data.test.inputs.double()
-    own = torch.stack([oracle.logits_of(NETS[0], w, x) for w in expected["models"][-1]])
-    torch.testing.assert_close(model.net(x), own.mean(0), atol=1e-9, rtol=0)
 
 
 FEDDF = {name: value for name, value in SERVER["FedDF"][0].items()}
@@ -249,16 +234,6 @@ def test_whole_rounds_of_feddf_with_prototypes(weighting: Any, participation: fl
     assert bool(absent) == (participation < 1)  # then a prototype has stayed as it was
     for name in "bytes_up", "bytes_down":
         assert getattr(model, name) == 2 * sum(sum(row.values()) for row in expected[name])
-
-
-def test_feddf_of_one_net_in_a_list_is_feddf() -> None:
-    plain, listed = feddf(nets=None, net=nets()[0]), feddf(nets=nets(1))
-    for model in (plain, listed):
-        fit(model, table(participation=0.67), 3)
-    assert same(plain.net.state_dict(), listed.net.nets[0].state_dict())  # type: ignore
-    assert (plain.bytes_down, plain.bytes_up) == (listed.bytes_down, listed.bytes_up)
-    x = table().load().test.inputs
-    assert torch.equal(plain.net(x), listed.net(x))
 
 
 def test_feddf_without_steps_is_fedavg_of_every_group() -> None:
@@ -330,9 +305,9 @@ def test_feddistill_of_equal_nets_is_feddistill() -> None:
     listed = FedDistill(nets=[nets()[0] for _ in range(3)], coefficient=0.7, **own)
     for model in (common, listed):
         fit(model, table(participation=0.67), 4)
-    assert common._client_states.keys() == listed._client_states.keys()
-    for client, state in common._client_states.items():
-        assert same(state, listed._client_states[client])
+    assert common.client_states.keys() == listed.client_states.keys()
+    for client, state in common.client_states.items():
+        assert same(state, listed.client_states[client])
         kept = {n.removeprefix("own model: "): t for n, t in state.items() if "own model" in n}
         assert same(kept, listed.net.nets[client].state_dict())  # type: ignore[union-attr]
 
@@ -362,38 +337,6 @@ def test_the_papers_vectors() -> None:
     assert digest_loss(zero, zero, last, 0.1).item() == pytest.approx(2.5)
 
 
-@pytest.mark.parametrize("name", ["FedDistill", "CFD"])
-def test_clients_start_from_the_net_as_it_is_when_a_run_begins(name: str) -> None:
-    """Weights that a user loads into the net after the model was made reach the clients."""
-    local = {"local_epochs": 1, "optimizer": partial(SGD, lr=1e-9), "engine": LocalEngine(1)}
-    settings = {"client_steps": 0, "server_steps": 0} if name == "CFD" else {}
-    model = CLASSES[name](nets()[0], **local, **settings)
-    torch.manual_seed(5)
-    loaded = {n: torch.randn_like(t) for n, t in model.net.state_dict().items()}
-    model.net.load_state_dict(loaded)
-    fit(model, table(), 1)
-    client = model.client()
-    client.receive(Message(1, {}), {})
-    assert same(client.net.state_dict(), loaded)
-
-
-def test_a_second_fit_has_no_models_of_the_first() -> None:
-    model = several("FedMD")
-    fit(model, table(participation=0.34), 3)
-    before = sum(bool(member.trained) for member in model.net.members)
-    fit(model, table(participation=0.34), 1)
-    assert before > 1 == sum(bool(member.trained) for member in model.net.members)
-
-
-@pytest.mark.parametrize("method", [FedMD, CFD])
-def test_settings_of_a_mean_that_is_not_made_are_refused(method: Any) -> None:
-    with pytest.raises(SettingError, match=r"weighting: has no effect: .* averages no models"):
-        method(nets()[0], weighting="uniform")
-    with pytest.raises(SettingError, match="server_optimizer: has no effect"):
-        method(nets()[0], server_optimizer=partial(SGD, lr=0.1))
-    method(nets()[0], server_optimizer=partial(SGD, lr=1.0))
-
-
 def test_nets_that_nobody_has_are_refused() -> None:
     model = FedDistill(nets=nets(3), engine=LocalEngine(1))
     with pytest.raises(SettingError, match=r"nets: none of 2 clients has some \(got \[2\]\)"):
@@ -411,21 +354,6 @@ def test_a_last_batch_of_one_public_sample_with_batchnorm(name: str) -> None:
     fit(model, table(), 2)
     assert not model.failed_rounds and not model.results.failures
     assert all(module.training for module in model.net.modules())
-
-
-def test_what_parties_agree_on_is_stratified_and_new_in_every_round() -> None:
-    data = table()
-    data.setup()
-    public = data.public
-    assert public is not None
-    drawn = [sampled_rows(public, 6, True, derive(0, "public", t)) for t in range(1, 9)]
-    for rows in drawn:
-        assert len(rows) == len(set(rows.tolist())) == 6
-        assert oracle.stratum_gaps(public.targets, rows).max() < 1
-    assert len({tuple(rows.tolist()) for rows in drawn}) > 3
-    assert sampled_rows(public, 10, True, 1).tolist() == list(range(10))
-    plain = sampled_rows(public, 6, False, 3)
-    assert len(set(plain.tolist())) == 6 and plain.tolist() == sorted(plain.tolist())
 
 
 def test_an_ensemble_is_of_those_that_have_trained() -> None:
@@ -480,27 +408,3 @@ def test_what_is_refused(make: Any, text: str) -> None:
 def test_what_does_not_fit_is_refused(model: Any, data: Any, text: str) -> None:
     with pytest.raises(SettingError, match=text):
         fit(model(), table(**data), 1)
-
-
-def test_a_worker_that_gets_the_job_by_value_answers_the_same() -> None:
-    """As Ray's do: every client with the half of its own net, from one message."""
-    model = several("FedDF")
-    job: list[Any] = []
-    opened = model.engine.open
-
-    def open(given: Any, cohort_size: int) -> Any:
-        job.append(given)
-        return opened(given, cohort_size)
-
-    model.engine.open = open  # type: ignore[method-assign]
-    fit(model, table(), 1)
-    packed = cloudpickle.dumps(job[0])
-    states = {f"global@{n}": net.state_dict() for n, net in enumerate(nets())}
-    message = Message.decode(Message(1, states).encode())
-    here, there = ClientTrainer(job[0]), Worker(lambda: cloudpickle.loads(packed))
-    with quiet():
-        for client in range(3):
-            update = here.update(message, client, {})
-            answer = read(there.train(message, client, encode_state({})), client, 0.0)
-            assert isinstance(answer, ClientUpdate) and same(answer.weights, update.weights)
-            assert update.weights.keys() == nets()[client % 2].state_dict().keys()

@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from fedgkd_pl import CFD, FedAUX, FedAvg, FedDF
+from fedgkd_pl import FedAvg
 from fedgkd_pl.data.examples import Batches, Examples
-from fedgkd_pl.errors import SettingError
-from fedgkd_pl.federation.server_training import as_input
 from fedgkd_pl.methods.cfd import coded_bits, quantise, soft_cross_entropy
 from fedgkd_pl.methods.fedaux import certainty, logistic_regression, sigma, split_public
 from fedgkd_pl.methods.feddf import weighted_mean
@@ -197,39 +195,3 @@ def test_the_scores_vectors() -> None:
     _, expected = oracle.scores(local, others, rest, 0.01, noise)
     ours = certainty(local, others, rest, 0.01, noise)
     torch.testing.assert_close(ours, expected, atol=1e-10, rtol=0)
-
-
-@pytest.mark.parametrize("name", SERVER)
-def test_without_public_data_it_says_so(name: str) -> None:
-    with pytest.raises(SettingError, match=r"public: .*needs public data"):
-        fit(build(name), table(public=None), 1)
-
-
-def test_bad_labels_are_a_failed_client() -> None:
-    model = build("CFD")
-    assert isinstance(model, CFD)
-    update = type("Update", (), {"extra": {"labels": torch.full((3, 3), 1 / 3)}})()
-    assert model.client_fault(update) == ""
-    update.extra["labels"] = torch.full((3, 3), 0.5)
-    assert "sum to 1" in model.client_fault(update)
-    update.extra["labels"] = torch.tensor([[0.5, 0.5, 0.0]])
-    assert "2 bits" in model.client_fault(update)
-
-
-def test_kinds_of_settings_that_are_refused() -> None:
-    for cls, bad in [
-        (FedDF, {"distil_steps": -1}),
-        (FedDF, {"patience": 0}),
-        (CFD, {"bits_up": 0}),
-        (CFD, {"bits_down": 17}),
-        (FedAUX, {"epsilon": 0.0}),
-        (FedAUX, {"negatives": 1.0}),
-    ]:
-        with pytest.raises(SettingError, match=next(iter(bad))):
-            cls(build("FedAvg").net, **bad)  # type: ignore[arg-type]
-
-
-def test_inputs_get_the_type_of_the_weights() -> None:
-    like = torch.zeros(1, dtype=torch.float64)
-    assert as_input(torch.ones(2), like).dtype == torch.float64
-    assert as_input(torch.ones(2, dtype=torch.int64), like).dtype == torch.int64

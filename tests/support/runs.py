@@ -29,7 +29,7 @@ def of_families(names: Iterable[str], *more: str) -> list[Any]:
         more: methods that `make test` has, too, beside those of :data:`FAMILIES`.
     """
     short = {*FAMILIES, *map(str.lower, more)}
-    long = pytest.mark.long
+    long = pytest.mark.nightly
     return [pytest.param(n, marks=[] if n.lower() in short else long) for n in names]
 
 
