@@ -9,14 +9,15 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from enum import Enum
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import numpy as np
+import torch
 import yaml
 from fedgkd_pl.data.examples import digest
 from fedgkd_pl.federation.server import FederatedServer
@@ -76,17 +77,10 @@ def describe(value: Any) -> Any:
     if isinstance(value, partial) and not value.args and inspect.isclass(value.func):
         return _call(value.func, value.keywords, skip=("params", "optimizer"))
     if isinstance(value, Tensor | np.ndarray) and value.nbytes <= LARGEST:
-        return _array(value)
+        with suppress(TypeError):  # torch has no strings
+            tensor = torch.as_tensor(value)
+            return f"{tensor.dtype} {tuple(tensor.shape)} {digest(tensor.reshape(-1))}"
     return {"class_path": _path_of(type(value)), "not_known": uuid4().hex[:12]}
-
-
-def _array(value: Tensor | np.ndarray[Any, Any]) -> str:
-    """The type, the shape and a digest of the content."""
-    if isinstance(value, Tensor):
-        known = digest(value.reshape(-1))
-    else:
-        known = sha256(value.tobytes()).hexdigest()
-    return f"{value.dtype} {tuple(value.shape)} {known}"
 
 
 def _call(made: Callable[..., Any], known: Settings, skip: Iterable[str] = ()) -> Settings:
