@@ -2,12 +2,11 @@
 
 import errno
 import os
-import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedgkd_pl.errors import SettingError, StorageError, require
+from fedgkd_pl.errors import SettingError, StorageError
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -64,20 +63,6 @@ def commit(
         reached("committed", target)
     except OSError as error:
         raise StorageError(target, error) from error
-
-
-def check_folder(folder: Path, key: str = "resume") -> None:
-    """Refuses a folder, maybe a stranger's, with links to elsewhere, or with pipes or devices."""
-    home = folder.resolve()
-    for parent, folders, files in os.walk(home):
-        for path in (Path(parent, name) for name in (*folders, *files)):
-            mode = path.lstat().st_mode
-            if stat.S_ISLNK(mode):
-                inside = Path(os.path.realpath(path)).is_relative_to(home)
-                require(inside, key, "has a link that leads out of the folder", path)
-            else:
-                plain = stat.S_ISREG(mode) or stat.S_ISDIR(mode)
-                require(plain, key, "has something in it that is neither file nor folder", path)
 
 
 def reached(step: str, target: Path) -> None:

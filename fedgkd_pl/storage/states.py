@@ -84,8 +84,11 @@ class StateStore(MutableMapping[int, State]):
         """Makes a folder beside a checkpoint hold every state, on the disk when this returns."""
         folder = folder.absolute()
         if folder != self._home:
-            for name in {name for name in self.names.values() if self._folder(name) != folder}:
-                commit(folder / name, [self._read(name)], sync=False)
+            # at first, what a file of this name holds is not known
+            known = set() if self._temporary else {file.name for file in folder.glob("*")}
+            for name in {*self.names.values()} - known:
+                if self._folder(name) != folder:
+                    commit(folder / name, [self._read(name)], sync=False)
             self.close()
             self._home, self._source = folder, None
         try:
