@@ -1,14 +1,7 @@
 """Ctrl-C in a notebook: a run ends in order, the process stays usable, the run goes on in it."""
 
 from pathlib import Path
-from typing import Any
 
-import pytest
-from fedgkd_pl import MLP, Digits, FedAvg, LocalEngine
-from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import ModelCheckpoint
-
-from tests.conftest import fit
 from tests.support.faults import warm_script
 
 # A timer's SIGINT, as a notebook's stop button sends it, or what a callback raises itself.
@@ -72,21 +65,3 @@ def test_a_run_that_is_interrupted_goes_on_in_the_same_process(tmp_path: Path) -
     done = warm_script(SCRIPT, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "stopped by SIGINT; go on" in done.stdout and "interrupted; go on" in done.stdout
-
-
-def test_the_hint_names_the_round_that_is_kept(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """``save_last`` follows the best round where one is monitored: the loss was highest after 1."""
-
-    class Ends(Callback):
-        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-            if pl_module.round == 4:
-                raise KeyboardInterrupt
-
-    best = ModelCheckpoint(tmp_path, monitor="val/loss", mode="max", save_last=True)
-    data = Digits(num_clients=2, batch_size=64)
-    model = FedAvg(MLP(hidden=[4]), engine=LocalEngine(workers=1))
-    with pytest.raises(SystemExit):
-        fit(model, data, 6, callbacks=[Ends(), best], enable_checkpointing=True)
-    assert f"ckpt_path='{tmp_path / 'last.ckpt'}') (after round 1)" in caplog.text
