@@ -19,10 +19,7 @@ from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 from typing_extensions import override
 
 # Constructor arguments: engines, nets, functions. A method is built from its config instead.
-_NEVER_READ = (
-    *("hyper_parameters", "hparams_name", "hparams_type"),
-    *("datamodule_hyper_parameters", "datamodule_hparams_name"),
-)
+_NEVER_READ = ("hyper_parameters", "hparams_", "datamodule_h")  # what their keys begin with
 HALF = "half_done"  # of our part of a checkpoint: the round that its server's step is within
 # Files in the state of a ModelCheckpoint, beside best_k_models.
 KEPT = ("best_model_path", "kth_best_model_path", "last_model_path")
@@ -54,7 +51,7 @@ class SafeCheckpointIO(CheckpointIO):
                 log.warning("round %d is half done: %s is not written; %s", ours[HALF], path, last)
             self.held = True
             return
-        kept = {key: value for key, value in checkpoint.items() if key not in _NEVER_READ}
+        kept = {key: value for key, value in checkpoint.items() if not key.startswith(_NEVER_READ)}
         path = Path(path)
         stores = stores_of(kept)
         try:
