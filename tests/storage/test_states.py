@@ -177,8 +177,8 @@ def test_a_commit_stopped_at_any_step_is_whole_or_absent(
         save(store, last, value)
     where, point = ("last.ckpt", step) if step in STEPS else step.split()
 
-    def reached(now: str, target: Path) -> None:
-        if now == point and where in (target.name, target.parent.name):
+    def reached(step: str, target: Path) -> None:
+        if step == point and where in (target.name, target.parent.name):
             if fault == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             raise OSError(errno.ENOSPC, "No space left on device")
