@@ -129,7 +129,7 @@ def run_keepers(clients: int) -> None:
     with open("/proc/self/statm", encoding="ascii") as file:
         resident = int(file.read().split()[1]) * resource.getpagesize()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    found = {"states": len(model._client_states), "disk": sum(files), "seconds": commits[-20:]}
+    found = {"states": len(model.client_states), "disk": sum(files), "seconds": commits[-20:]}
     print(json.dumps(found | {"resident": resident, "peak": peak}))
 
 

@@ -21,7 +21,7 @@ from fedgkd_pl.processes.start import context, ending_with_parent
 from fedgkd_pl.runs.folder import RunFolder
 from fedgkd_pl.runs.settings import fixed_settings
 from fedgkd_pl.settings.suggest import check_flags
-from fedgkd_pl.storage.files import check_folder, lock, write_text
+from fedgkd_pl.storage.files import lock, write_text
 
 if TYPE_CHECKING:
     from fedgkd_pl.settings.experiment import Experiment
@@ -70,7 +70,6 @@ def compare(
     top = Path(output_dir) / whole.name
     for folder in (top, top.parent):
         require(not folder.is_file(), "output_dir", "is not a folder", folder)
-    check_folder(top, "output_dir")  # maybe a stranger's, with links to elsewhere
     if not quiet:
         print(f"{whole.name}: checking the settings of {len(part.cells())} cells", flush=True)
     tasks = _plan(part, top, extra, f"give the study another name ({its_name})")

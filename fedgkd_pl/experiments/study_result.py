@@ -10,7 +10,7 @@ from fedgkd_pl.experiments.runs import Run
 from fedgkd_pl.experiments.study import Study
 from fedgkd_pl.experiments.table import Table
 from fedgkd_pl.experiments.tables import Results, every_run, make_tables
-from fedgkd_pl.runs.events import how_to_look
+from fedgkd_pl.runs.folder import how_to_look
 
 
 @dataclass(frozen=True)

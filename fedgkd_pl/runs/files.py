@@ -4,11 +4,9 @@ import csv
 import io
 import json
 import logging
-import os
 import platform
 import time
 from collections import Counter
-from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from traceback import format_exception
@@ -29,7 +27,6 @@ from fedgkd_pl.runs.described import as_yaml, settings_of
 from fedgkd_pl.runs.folder import (
     CONFIG,
     ERROR,
-    EVENTS,
     FAILURES,
     METRICS,
     MODEL,
@@ -39,10 +36,11 @@ from fedgkd_pl.runs.folder import (
 from fedgkd_pl.runs.inputs import inputs_files
 from fedgkd_pl.runs.settings import fixed_settings
 from fedgkd_pl.storage.checkpoint import RECORD
-from fedgkd_pl.storage.files import check_held, commit, write_text
+from fedgkd_pl.storage.files import commit, write_text
 from fedgkd_pl.storage.tensors import to_safetensors
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from typing_extensions import override
 
 log = logging.getLogger("fedgkd_pl")
 COLUMNS = ["round", "client", "reason", "traceback"]  # of failures.csv
@@ -77,8 +75,8 @@ class RunFiles(FederatedCallback):
         """Its key in a checkpoint, whatever this class is called."""
         return RECORD
 
+    @override
     def state_dict(self) -> dict[str, Any]:
-        """For the checkpoint."""
         return {
             "config": self.config,
             "rows": list(self.rows.values()),
@@ -87,19 +85,19 @@ class RunFiles(FederatedCallback):
             "seconds": self.elapsed(),
         }
 
+    @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """From the checkpoint."""
         self.rows = {int(row["round"]): row for row in state_dict["rows"]}
         self.failures = state_dict["failures"]
-        self.trainings = state_dict.get("trainings", 0)
+        self.trainings = state_dict["trainings"]
         self.seconds = state_dict["seconds"]
 
     def elapsed(self) -> float:
         """Seconds of training, over all sessions of the run."""
         return self.seconds + time.perf_counter() - self.started
 
+    @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes who owns what, and drops the rows of rounds that were never committed."""
         self.started = time.perf_counter()
         for logger in trainer.loggers:
             taken = isinstance(logger, CSVLogger) and Path(logger.log_dir) == self._folder(trainer)
@@ -112,11 +110,15 @@ class RunFiles(FederatedCallback):
         self._write_rows(trainer)
         begun = (self._folder(trainer) / PARTITION).exists()
         summary = _server(pl_module).datamodule.summary()
-        if isinstance(trainer.logger, TensorBoardLogger) and not begun:
-            names = summary.get("class_names", ())
-            chart = opaque(bubble_chart(summary["counts"], summary["dataset"], names))
-            trainer.logger.experiment.add_figure("partition", chart)
-            for row in self.rows.values():  # of the run that this one goes on from
+        if isinstance(trainer.logger, TensorBoardLogger):
+            rows = [*self.rows.values()]  # of the run that this one goes on from
+            if begun:
+                rows = rows[-1:]  # Lightning logs a part of them after the round is committed
+            else:
+                names = summary.get("class_names", ())
+                chart = opaque(bubble_chart(summary["counts"], summary["dataset"], names))
+                trainer.logger.experiment.add_figure("partition", chart)
+            for row in rows:
                 values = {name: value for name, value in row.items() if name != "round"}
                 trainer.logger.log_metrics(values, int(row["round"]))
             trainer.logger.experiment.flush()
@@ -125,10 +127,10 @@ class RunFiles(FederatedCallback):
         for name, text in inputs_files(server, server.datamodule).items():
             self._write(trainer, name, text)
 
+    @override
     def on_client_failed(
-        self, trainer: Trainer, pl_module: LightningModule, failure: ClientFailure, _: int
+        self, trainer: Trainer, pl_module: LightningModule, failure: ClientFailure, cohort_size: int
     ) -> None:
-        """Records who was left out and why."""
         number = _server(pl_module).round
         values = (number, failure.client, failure.reason, failure.traceback[-2000:])
         self.failures.append(dict(zip(COLUMNS, values, strict=True)))
@@ -157,7 +159,6 @@ class RunFiles(FederatedCallback):
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Writes TensorBoard's values of the round to disk before the round is committed."""
-        check_held(self._folder(trainer))  # TensorBoard would write to whatever is there
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 logger.experiment.flush()
@@ -166,13 +167,6 @@ class RunFiles(FederatedCallback):
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Writes who failed in the round that was not finished, and an unexpected error."""
-        try:
-            check_held(self._folder(trainer))
-        except StorageError:
-            for logger in trainer.loggers:
-                if isinstance(logger, TensorBoardLogger):
-                    _leave(logger)
-            return
         if isinstance(exception, StorageError | OSError):
             return
         if self.failures:
@@ -236,15 +230,6 @@ class RunFiles(FederatedCallback):
         self._write(trainer, METRICS, csv_text(columns, rows))
         if self.failures or (self._folder(trainer) / FAILURES).exists():
             self._write(trainer, FAILURES, csv_text(COLUMNS, self.failures))
-
-
-def _leave(logger: TensorBoardLogger) -> None:
-    """Closes a logger whose folder is gone; removes what it wrote to another of that name."""
-    with suppress(OSError):
-        logger.experiment.close()
-    logger._experiment = None  # the Trainer would close it once more
-    for file in Path(logger.log_dir).glob(f"{EVENTS}.{os.getpid()}.*"):
-        file.unlink(missing_ok=True)
 
 
 def _no_classes(values: Row) -> Row:

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from itertools import count
 from os.path import exists, isdir  # which, unlike Path's, take a name of any length
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from fedgkd_pl.errors import SettingError, StorageError, require
 from fedgkd_pl.storage.files import CHECKPOINTS, PART, home_of, lock, previous
-from fedgkd_pl.storage.html import facts
 from fedgkd_pl.storage.reading import MB, read_bytes, read_json
 
 if TYPE_CHECKING:
@@ -70,18 +70,6 @@ class RunFolder:
         """The runs of one name, the oldest first."""
         names = [(re.fullmatch(r"version_(\d+)", p.name), p) for p in parent.glob("version_*")]
         return [cls(path) for _, path in sorted((int(m[1]), path) for m, path in names if m)]
-
-    def _repr_html_(self) -> str:
-        """For a notebook: where it is and how far it is."""
-        try:
-            summary = read_json(self.summary)
-            score = summary.get("score", "acc")
-            names = ("method", "dataset", "seed", "rounds", f"best_test_{score}")
-            values = {name: summary.get(name, "") for name in (*names, f"final_test_{score}")}
-            values["method"] = summary.get("title", values["method"])
-        except (OSError, ValueError, AttributeError):
-            values = {"state": "not finished" if self.is_begun() else "no run was begun there"}
-        return facts(str(self.path), values)
 
     @property
     def config(self) -> Path:
@@ -150,3 +138,9 @@ class RunFolder:
         for file in self.checkpoints.glob("*.ckpt"):
             if (round_of(file) or 0) > rounds:
                 file.unlink()
+
+
+def how_to_look(folder: Path) -> str:
+    """The command, and the address of the charts: TensorBoard opens on Time Series, tag by tag."""
+    address = "http://localhost:6006/#custom_scalars"
+    return f"look:  tensorboard --logdir {quote(str(folder))}\n       {address}"

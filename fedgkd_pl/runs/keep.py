@@ -12,6 +12,7 @@ from fedgkd_pl.storage.checkpoint import CheckpointDamaged, read_checkpoint
 from fedgkd_pl.storage.checkpoint_io import copy_checkpoint
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from typing_extensions import override
 
 
 class BestRound(ModelCheckpoint):
@@ -25,18 +26,16 @@ class BestRound(ModelCheckpoint):
         if self.monitor == "val/acc" and "acc" not in scores:
             self.monitor, self.mode, self.kth_value = "val/loss", "min", torch.tensor(torch.inf)
 
+    @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over the best rounds so far with their files; Lightning would start anew.
-
-        Files come from :attr:`source` only, wherever a stranger's checkpoint says that they are.
-        """
+        # Lightning would start anew in another folder. Files come from `source` only, wherever a
+        # stranger's checkpoint says that they are.
         if self.dirpath:
             kept: dict[str, Any] = state_dict["best_k_models"]
             here = {path: str(Path(self.dirpath) / Path(path).name) for path in kept}
             for path, new in here.items():
-                there = self.source / Path(path).name if self.source else None
-                if there is not None and not os.path.lexists(new) and _is_checkpoint(there):
-                    copy_checkpoint(there, Path(new))
+                if self.source is not None and not os.path.lexists(new):
+                    _take(self.source / Path(path).name, Path(new))
             state_dict = state_dict | {
                 "dirpath": self.dirpath,
                 "best_model_path": here.get(state_dict["best_model_path"], ""),
@@ -46,24 +45,25 @@ class BestRound(ModelCheckpoint):
             }
         super().load_state_dict(state_dict)
 
+    @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Remembers that this round has a score."""
         self.scored = trainer.current_epoch
         super().on_validation_end(trainer, pl_module)
 
+    @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Skips a round without validation, which has only an older score."""
+        # a round without validation has only an older score
         if self.scored == trainer.current_epoch or not str(self.monitor).startswith(SCORES):
             super().on_train_epoch_end(trainer, pl_module)
 
 
-def _is_checkpoint(path: Path) -> bool:
-    """Whether a file may be taken over; a hostile checkpoint may name any."""
+def _take(source: Path, target: Path) -> None:
+    """Copies a checkpoint that is sound; a hostile one may name any file."""
     try:
-        read_checkpoint(path, states=True)
+        read_checkpoint(source, states=True)
     except CheckpointDamaged:
-        return False
-    return True
+        return
+    copy_checkpoint(source, target)
 
 
 class LastRound(ModelCheckpoint):
@@ -76,5 +76,6 @@ class LastRound(ModelCheckpoint):
         name = Path(LAST).stem
         super().__init__(filename=name, save_on_train_epoch_end=True, enable_version_counter=False)
 
+    @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes nothing from an earlier run; Lightning would warn of its folder."""
+        pass  # nothing of an earlier run, of whose folder Lightning would warn

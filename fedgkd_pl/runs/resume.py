@@ -10,10 +10,8 @@ from fedgkd_pl.runs.settings import short
 from fedgkd_pl.storage.checkpoint import RECORD, CheckpointDamaged
 from fedgkd_pl.storage.checkpoint_io import load_newest
 from fedgkd_pl.storage.files import CHECKPOINTS, previous
-from torch import Tensor, nn
+from torch import nn
 
-NOT_OURS = "not a checkpoint of fedgkd_pl"
-MOST_NAMED = 5  # settings beside the first that differ
 Checkpoint = dict[str, Any]
 
 
@@ -44,9 +42,8 @@ def checkpoint_of(folder: RunFolder, name: str) -> Path:
     if name == "last":
         return last
     states = load_checkpoint(last)[0]["callbacks"].items()
-    kept = [state for key, state in states if str(key).startswith("BestRound")]
-    paths = [str(state.get("best_model_path") or "") for state in kept if isinstance(state, dict)]
-    files = [folder.checkpoints / Path(path).name for path in paths if path]
+    kept = [state["best_model_path"] for key, state in states if key.startswith("BestRound")]
+    files = [folder.checkpoints / Path(path).name for path in kept if path]
     known = [file for file in files if isfile(file)]
     text = "the run kept no best round: give last, or a checkpoint file"
     require(len(known) > 0, "ckpt_path", text, name)
@@ -69,35 +66,11 @@ def load_checkpoint(
         checkpoint, path = load_newest(path, states)
     except CheckpointDamaged as error:
         if resumed:
-            raise StorageError(path, f"{error}, nor is the one before it sound") from error
-        raise SettingError("ckpt_path", str(error), str(path)) from error
+            raise StorageError(path.parent, f"nothing sound to go on from; {error}") from error
+        raise SettingError("ckpt_path", str(error)) from error
     whole = {"state_dict", "callbacks", "global_step", "fedgkd_pl"} <= checkpoint.keys()
-    require(whole and _is_plausible(checkpoint), "ckpt_path", NOT_OURS, str(path))
+    require(whole, "ckpt_path", "not a checkpoint of fedgkd_pl", str(path))
     return checkpoint, path
-
-
-def _is_plausible(checkpoint: Checkpoint) -> bool:
-    """Whether what is read before Lightning restores it has the right types."""
-    record = checkpoint["callbacks"].get(RECORD, {"config": {}})
-    rows, config = record.get("rows", []), record.get("config")
-    return (
-        type(checkpoint["global_step"]) is int
-        and 0 <= checkpoint["global_step"] < 2**31
-        and isinstance(checkpoint["fedgkd_pl"], dict)
-        and isinstance(config, dict | None)
-        and isinstance(checkpoint["state_dict"], dict)
-        and all(isinstance(value, Tensor) for value in checkpoint["state_dict"].values())
-        and isinstance(rows, list)
-        and all(isinstance(row, dict) and type(row.get("round")) is int for row in rows)
-        and all(isinstance(value, int | float) for row in rows for value in row.values())
-        and all(isinstance(name, str) for row in rows for name in row)
-    )
-
-
-def rows_of(checkpoint: Checkpoint) -> list[dict[str, float]]:
-    """The rounds before a checkpoint, as rows of ``metrics.csv``; none without a checkpoint."""
-    rows: list[dict[str, float]] = checkpoint.get("callbacks", {}).get(RECORD, {}).get("rows", [])
-    return rows
 
 
 def check_settings(checkpoint: Checkpoint, settings: dict[str, Any]) -> None:
@@ -114,12 +87,9 @@ def compare_settings(saved: dict[str, Any], settings: dict[str, Any]) -> None:
     if changed:
         key, *others = changed
         text = f"the run began with {saved.get(key)}"
-        if not others:
-            raise SettingError(short(key), text, settings.get(key))
-        some = [short(other) for other in others[:MOST_NAMED]]
-        some += [f"{len(others) - MOST_NAMED} more"] if len(others) > MOST_NAMED else []
-        more = f"{', '.join(some)} {'differ' if others[1:] else 'differs'}, too"
-        raise SettingError(short(key), f"{text} (got {settings.get(key)}); {more}")
+        if others:
+            text += f"; also changed: {', '.join(map(short, others[:5]))}"
+        raise SettingError(short(key), text, settings.get(key))
 
 
 def check_net(checkpoint: Checkpoint, model: nn.Module) -> None:

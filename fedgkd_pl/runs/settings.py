@@ -13,18 +13,7 @@ FREE = (
     "data.init_args.test_path",
     "data.init_args.download",
     "data.init_args.eval_batch_size",
-    "data.init_args.loader_workers",
 )
-# Settings that older runs do not have, and the value at which nothing changes for them: there they
-# are left out, so that such runs can be resumed and stand beside new ones.
-ADDED = {
-    "data.init_args.client_test_fraction": 0,
-    "data.init_args.client_val_fraction": 0,
-    "data.init_args.public.init_args.labelled": False,
-    "model.init_args.teacher_precision": "same",
-    "model.init_args.nets": None,
-    "model.init_args.nets_of": None,
-}
 
 
 def fixed_settings(settings: Any) -> dict[str, Any]:
@@ -32,8 +21,7 @@ def fixed_settings(settings: Any) -> dict[str, Any]:
     return {
         key: value
         for key, value in flatten(settings).items()
-        if (key == THREADS or (key.startswith(FIXED) and not key.startswith(FREE)))
-        and not (key in ADDED and value == ADDED[key])
+        if key == THREADS or (key.startswith(FIXED) and not key.startswith(FREE))
     }
 
 

@@ -20,23 +20,23 @@ from fedgkd_pl.federation.checks import check_resumed
 from fedgkd_pl.federation.own_module import is_own_module
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.processes.signals import Interrupted, Stopped, stop_behind
-from fedgkd_pl.runs.events import how_to_look, rewind
 from fedgkd_pl.runs.files import RunFiles
-from fedgkd_pl.runs.folder import PREDICTIONS, RunFolder
+from fedgkd_pl.runs.folder import PREDICTIONS, RunFolder, how_to_look
 from fedgkd_pl.runs.keep import BestRound, LastRound
-from fedgkd_pl.runs.resume import check_net, check_settings, compare_settings, rows_of
+from fedgkd_pl.runs.resume import check_net, check_settings, compare_settings
 from fedgkd_pl.runs.settings import fixed_settings, flatten, short
 from fedgkd_pl.settings import strict_yaml
 from fedgkd_pl.settings.checks import check_monitors
-from fedgkd_pl.settings.loggers import RunLogger, with_the_run
+from fedgkd_pl.settings.loggers import with_the_run
 from fedgkd_pl.settings.messages import setting_error
 from fedgkd_pl.settings.told import what_begins, who_ended
-from fedgkd_pl.storage.files import check_held, write_text
+from fedgkd_pl.storage.files import write_text
 from fedgkd_pl.storage.html import facts
 from fedgkd_pl.storage.reading import printable
 from filelock import BaseFileLock
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 SPLITS = ("val", "test")
@@ -206,7 +206,6 @@ class Experiment:
             start.lock = start.folder.lock()
         else:
             start.folder.drop_uncommitted(start.checkpoint.get("global_step", 0))
-            rewind(start.folder.path, rows_of(start.checkpoint))
         folder = start.folder
         write_text(folder.config, self.text)
         for callback in self.callbacks:
@@ -220,8 +219,12 @@ class Experiment:
                 callback.dirpath = str(folder.checkpoints)
         path = folder.path
         if self.own_logger:
-            self.trainer.logger = RunLogger(
-                path.parent.parent, path.parent.name, path.name, default_hp_metric=False
+            self.trainer.logger = TensorBoardLogger(
+                path.parent.parent,
+                path.parent.name,
+                path.name,
+                default_hp_metric=False,
+                purge_step=start.checkpoint.get("global_step", 0) + 1,  # hides rounds not committed
             )
         given = self.settings["trainer"]["logger"]
         given = given if isinstance(given, list) else [given]
@@ -296,10 +299,6 @@ class Experiment:
         except SystemExit as error:
             if isinstance(error.__context__, KeyboardInterrupt):  # Lightning's answer to one
                 self._interrupt("interrupted")
-            raise
-        except Exception:
-            if self.start.folder is not None:
-                check_held(self.start.folder.path)  # if the folder is gone, that is why
             raise
         finally:
             self.start.release()

@@ -15,7 +15,6 @@ from fedgkd_pl.runs.folder import CONFIG, RunFolder
 from fedgkd_pl.settings import strict_yaml
 from fedgkd_pl.settings.files import expand
 from fedgkd_pl.settings.suggest import NO_VALUE, check_file, check_flags
-from fedgkd_pl.storage.files import check_folder
 
 EVALUATES = ("validate", "test", "predict")
 NOTHING = {
@@ -55,7 +54,6 @@ def read_request(command: str, argv: Sequence[str], modules: Sequence[str] = ())
             resume = _begun("resume", value or next(waiting, ""))
             text = "was trained in Python: go on with trainer.fit(model, data, ckpt_path=...)"
             require(not resume.is_of_python(), "resume", text, resume.path)
-            check_folder(resume.path)
             rest[0:0] = ["--config", str(resume.config)]
         else:
             rest.append(word)

@@ -2,12 +2,11 @@
 
 import errno
 import os
-import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedgkd_pl.errors import SettingError, StorageError, require
+from fedgkd_pl.errors import SettingError, StorageError
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -18,7 +17,6 @@ NO_FOLDERS = (errno.EINVAL, errno.ENOTSUP)  # of a filesystem that cannot sync a
 PART = ".part"  # ends the name of a file that is being written
 LOCK = ".lock"
 CHECKPOINTS = "checkpoints"  # a run's folder of them
-_held: dict[Path, tuple["BaseFileLock", tuple[int, int]]] = {}  # with the folder's identity
 
 
 def commit(
@@ -32,7 +30,7 @@ def commit(
     It is written beside its target, forced to the disk, and then takes the target's name.
 
     Args:
-        target: its folder is made, unless this process has locked that.
+        target: its folder is made where it is missing.
         keep_previous: keep what was there as :func:`previous`.
         sync: force the file's name to the disk, too; one of many leaves that to the last.
 
@@ -40,7 +38,6 @@ def commit(
         StorageError: it could not be written; what was there before is there, or kept.
     """
     part = target.with_name(f".{target.name}.{os.getpid()}{PART}")
-    check_held(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -66,20 +63,6 @@ def commit(
         reached("committed", target)
     except OSError as error:
         raise StorageError(target, error) from error
-
-
-def check_folder(folder: Path, key: str = "resume") -> None:
-    """Refuses a folder, maybe a stranger's, with links to elsewhere, or with pipes or devices."""
-    home = folder.resolve()
-    for parent, folders, files in os.walk(home):
-        for path in (Path(parent, name) for name in (*folders, *files)):
-            mode = path.lstat().st_mode
-            if stat.S_ISLNK(mode):
-                inside = Path(os.path.realpath(path)).is_relative_to(home)
-                require(inside, key, "has a link that leads out of the folder", path)
-            else:
-                plain = stat.S_ISREG(mode) or stat.S_ISDIR(mode)
-                require(plain, key, "has something in it that is neither file nor folder", path)
 
 
 def reached(step: str, target: Path) -> None:
@@ -109,36 +92,11 @@ def lock(folder: Path, key: str = "resume", seconds: float = 0) -> "BaseFileLock
     holder = FileLock(folder / LOCK)
     try:
         holder.acquire(timeout=seconds)
-        _held[folder.absolute()] = holder, _identity(folder)
     except Timeout as error:
-        raise SettingError(key, "another process is at this run", str(folder)) from error
+        raise SettingError(key, "the run is in use by another process", str(folder)) from error
     except OSError as error:
         raise StorageError(folder, error) from error
     return holder
-
-
-def check_held(path: Path) -> None:
-    """Raises if a locked folder, ``path`` or around it, was renamed, removed or replaced."""
-    path = path.absolute()
-    for folder in (path, *path.parents):
-        holder, identity = _held.get(folder, (None, None))
-        if holder is None:
-            continue
-        if not holder.is_locked:
-            del _held[folder]
-            continue
-        try:
-            same = _identity(folder) == identity
-        except OSError:
-            same = False
-        if not same:
-            text = "the folder was moved or removed during the run; what it had committed is in it"
-            raise StorageError(folder, text)
-
-
-def _identity(folder: Path) -> tuple[int, int]:
-    status = folder.stat()
-    return status.st_dev, status.st_ino
 
 
 def sync_folder(folder: Path) -> None:

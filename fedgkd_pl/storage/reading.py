@@ -1,25 +1,21 @@
-"""Reads files that others may have written: never blocks, and never reads more than a limit."""
+"""Readers for files that others may have written: they never block and have a limit."""
 
 import errno
 import json
-import os
 import stat
 from pathlib import Path
 from typing import Any
 
 MB = 1_000_000
-_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
 def read_bytes(path: str | Path, limit: int) -> bytes:
     """The content of a regular file of at most ``limit`` bytes; OSError for any other."""
-    with open(os.open(path, _FLAGS), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "is not a file", str(path))
-        content = file.read(limit + 1) or b""
-    if len(content) > limit:
-        raise OSError(errno.EFBIG, f"is larger than {limit // MB} MB", str(path))
-    return content
+    info = Path(path).stat()
+    if not stat.S_ISREG(info.st_mode) or info.st_size > limit:
+        text = f"must be a file of at most {limit // MB} MB"
+        raise OSError(errno.EINVAL, text, str(path))
+    return Path(path).read_bytes()
 
 
 def read_json(path: str | Path, limit: int = MB) -> Any:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 
-def to_safetensors(state: Mapping[str, Tensor]) -> bytes:
+def to_safetensors(state: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
     """Tensors of any device as one safetensors blob; tied weights are written once per name."""
     from safetensors.torch import save
 
@@ -16,4 +16,4 @@ def to_safetensors(state: Mapping[str, Tensor]) -> bytes:
         pointer = tensor.untyped_storage().data_ptr()
         plain[name] = tensor.clone() if pointer in seen else tensor
         seen.add(pointer)
-    return bytes(save(plain))
+    return bytes(save(plain, metadata))

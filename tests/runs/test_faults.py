@@ -1,6 +1,5 @@
 """Processes killed, stopped and cut short, and what a resume makes of what they left."""
 
-import contextlib
 import json
 import os
 import random
@@ -9,35 +8,30 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import pytest
 from fedgkd_pl import read_checkpoint
-from fedgkd_pl.storage.checkpoint import referred_states
 from fedgkd_pl.storage.files import previous
 
 from tests.conftest import REPO
 from tests.support.faults import Launcher
-from tests.support.runs import FEW_STEPS, of_families
+from tests.support.runs import FEW_STEPS
 
 METHODS = sorted(file.stem for file in (REPO / "configs" / "methods").glob("*.yaml"))
-TRIALS = int(os.environ.get("FEDGKD_TRIALS", "2"))  # 50 by `make test-faults`
-ROUNDS = 8 if TRIALS == 2 else 20
+KILLS = int(os.environ.get("FEDGKD_TRIALS", "10"))  # 50 by `make test-faults`
+ROUNDS = 8
 SMALL = (
     *("--rounds", str(ROUNDS), "--data.participation", "0.1", "--model.local_steps", "2"),
     *("--model.engine.workers", "1", "--output_dir", ".", "--name", "run"),
 )
-STEPS = ("opened", "writing", "written", "synced", "rotated", "replaced", "committed")
+RESUME = ("fit", "--resume", "run/version_0")
 
 
 def words(method: str) -> tuple[str, ...]:
-    extra = ("--model.buffer_size", "5") if method in ("fedgkd", "fedgkd_vote") else ()
-    few = FEW_STEPS.get(method, ())
-    return ("fit", "--config", f"digits/{method}.yaml", *SMALL, *extra, *few)
+    return ("fit", "--config", f"digits/{method}.yaml", *SMALL, *FEW_STEPS.get(method, ()))
 
 
 def outcome(folder: Path) -> dict[str, Any]:
@@ -46,7 +40,7 @@ def outcome(folder: Path) -> dict[str, Any]:
 
     summary = json.loads((folder / "summary.json").read_text())
     del summary["wall_seconds"]
-    events = EventAccumulator(str(folder), purge_orphaned_data=False)
+    events = EventAccumulator(str(folder))
     events.Reload()
     return {
         "weights": (folder / "global.safetensors").read_bytes(),
@@ -56,52 +50,37 @@ def outcome(folder: Path) -> dict[str, Any]:
         "summary": summary,
         "files": sorted(f.name for f in folder.rglob("*") if "tfevents" not in f.name),
         "curves": {
-            tag: sorted((event.step, event.value) for event in events.Scalars(tag))
+            tag: {(event.step, event.value) for event in events.Scalars(tag)}
             for tag in events.Tags()["scalars"]
         },
     }
 
 
+def go_on(folder: Path, method: str) -> tuple[str, ...]:
+    """The command that goes on with a run, or begins it where it was killed before it began."""
+    if (folder / "run" / "version_0" / "config.yaml").exists():
+        return RESUME
+    shutil.rmtree(folder / "run", ignore_errors=True)
+    return words(method)
+
+
 def resume(launcher: Launcher, folder: Path, method: str) -> None:
-    """Goes on with a run, or begins it where it was killed before it began."""
-    begun = (folder / "run" / "version_0" / "config.yaml").exists()
-    again = ("fit", "--resume", "run/version_0") if begun else words(method)
-    if not begun:
-        shutil.rmtree(folder / "run", ignore_errors=True)
-    assert launcher.run(folder, *again) == 0, (folder / "output.txt").read_text()
+    code = launcher.run(folder, *go_on(folder, method))
+    assert code == 0, (folder / "output.txt").read_text()
+
+
+def kill(launcher: Launcher, pid: int, after: float, number: int = signal.SIGKILL) -> int:
+    """Sends a signal after a while; the exit code."""
+    time.sleep(after)
+    os.kill(pid, number)
+    return launcher.wait()
 
 
 @pytest.fixture(scope="module")
-def launchers() -> Iterator[list[Launcher]]:
-    """One per core."""
-    started = [Launcher(), Launcher()]
+def launcher() -> Iterator[Launcher]:
+    started = Launcher()
     yield started
-    for launcher in started:
-        launcher.close()
-
-
-@pytest.fixture(scope="module")
-def launcher(launchers: list[Launcher]) -> Launcher:
-    return launchers[0]
-
-
-def in_parallel(
-    launchers: list[Launcher], trial: Callable[[Launcher, int], object], trials: int = TRIALS
-) -> list[Any]:
-    """The results of all trials, two at a time."""
-    free: SimpleQueue[Launcher] = SimpleQueue()
-    for launcher in launchers:
-        free.put(launcher)
-
-    def run(number: int) -> object:
-        launcher = free.get()
-        try:
-            return trial(launcher, number)
-        finally:
-            free.put(launcher)
-
-    with ThreadPoolExecutor(len(launchers)) as pool:
-        return list(pool.map(run, range(trials)))
+    started.close()
 
 
 class Whole:
@@ -115,9 +94,7 @@ class Whole:
     def __call__(self, method: str) -> tuple[dict[str, Any], float]:
         if method not in self.done:
             start = time.monotonic()
-            assert self.launcher.run(self.folder / method, *words(method)) == 0, (
-                self.folder / method / "output.txt"
-            ).read_text()
+            resume(self.launcher, self.folder / method, method)
             seconds = time.monotonic() - start
             self.done[method] = outcome(self.folder / method / "run" / "version_0"), seconds
         return self.done[method]
@@ -128,217 +105,77 @@ def whole(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Whole
     return Whole(launcher, tmp_path_factory.mktemp("whole"))
 
 
-def test_the_same_run_in_fresh_processes_has_one_hash(
-    launcher: Launcher, whole: Whole, tmp_path: Path
-) -> None:
-    """R10."""
-    expected = whole("fedgkd")[0]
-    for number in range(2):
-        assert launcher.run(tmp_path / str(number), *words("fedgkd")) == 0
-        assert outcome(tmp_path / str(number) / "run" / "version_0") == expected
+SHORT = ("fedgkd", "scaffold")  # nothing but the server's state, and the clients' own
 
 
-@pytest.mark.parametrize("method", of_families(METHODS))
+@pytest.mark.parametrize(
+    "method", [pytest.param(m, marks=[] if m in SHORT else pytest.mark.faults) for m in METHODS]
+)
 def test_a_killed_run_resumes_to_the_same_result(
-    launchers: list[Launcher], whole: Whole, method: str, tmp_path: Path
+    launcher: Launcher, whole: Whole, method: str, tmp_path: Path
 ) -> None:
-    """R1: ``kill -9`` at random times, sometimes twice; a single trial is always killed twice."""
+    """``kill -9`` at random times, again and again, until the run is through all the same."""
     expected, seconds = whole(method)
-    trials = 1 if TRIALS == 2 else TRIALS
-
-    def trial(launcher: Launcher, number: int) -> None:
-        chance = random.Random(f"{method} {number}")
-        folder = tmp_path / str(number)
-        run = folder / "run" / "version_0"
-        earliest = seconds / 4 if trials == 1 else 0  # it has begun
-        kill(launcher, launcher.start(folder, *words(method)), chance.uniform(earliest, seconds))
-        if (trials == 1 or chance.random() < 0.3) and (run / "config.yaml").exists():
-            pid = launcher.start(folder, "fit", "--resume", "run/version_0")
+    chance, left = random.Random(method), KILLS
+    while left:
+        run = tmp_path / str(left) / "run" / "version_0"
+        while left and not (run / "summary.json").exists():
+            pid = launcher.start(run.parents[1], *go_on(run.parents[1], method))
             kill(launcher, pid, chance.uniform(0, seconds))
+            left -= 1
         if not (run / "summary.json").exists():
-            resume(launcher, folder, method)
-        assert outcome(run) == expected, f"trial {number}"
-        shutil.rmtree(folder)
-
-    in_parallel(launchers, trial, trials)
-
-
-def kill(launcher: Launcher, pid: int, after: float, number: int = signal.SIGKILL) -> int:
-    """Sends a signal after a while; the exit code."""
-    time.sleep(after)
-    os.kill(pid, number)
-    return launcher.wait()
+            resume(launcher, run.parents[1], method)
+        assert outcome(run) == expected
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
 def test_a_stopped_run_says_so_and_resumes(
-    launchers: list[Launcher], whole: Whole, name: str, tmp_path: Path
+    launcher: Launcher, whole: Whole, name: str, tmp_path: Path
 ) -> None:
-    """R8, every fifth time with a pool of workers."""
     expected, seconds = whole("fedgkd")
-
-    def trial(launcher: Launcher, number: int) -> bool:
-        chance = random.Random(f"{name} {number}")
-        folder = tmp_path / str(number)
-        pooled = number % 5 == min(4, TRIALS - 1)
-        workers = ("--model.engine.workers", "2" if pooled else "1")
-        pid = launcher.start(folder, *words("fedgkd"), *workers)
-        time.sleep(chance.uniform(0, 2 * seconds if pooled else seconds))
-        start = time.monotonic()
-        code = kill(launcher, pid, 0, getattr(signal, name))
-        assert time.monotonic() - start < 10
-        text = (folder / "output.txt").read_text()
-        if code:  # else it was done before the signal came
-            assert code == 128 + getattr(signal, name), text
-            assert text.splitlines()[-1].startswith(f"stopped by {name}"), text
-            assert "Traceback" not in text
-            if not (folder / "run" / "version_0" / "summary.json").exists():  # else it was late
-                resume(launcher, folder, "fedgkd")
-        config = {"config": ""}  # it names the number of workers
-        assert outcome(folder / "run" / "version_0") | config == expected | config, f"{number}"
-        shutil.rmtree(folder)
-        return code != 0
-
-    assert sum(in_parallel(launchers, trial)) >= TRIALS / 2
-
-
-IN_A_DESTRUCTOR = """
-import os, signal
-from lightning.pytorch import Callback
-
-class Sender:
-    def __init__(self, name): self.name = name
-    def __del__(self):
-        os.kill(os.getpid(), getattr(signal, self.name))
-        for _ in range(1000): pass
-
-class Send(Callback):
-    def __init__(self, name: str) -> None: self.name = name
-    def on_train_batch_end(self, trainer, *_):
-        if trainer.current_epoch == 2:
-            Sender(self.name)
-"""
-
-
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-def test_a_signal_that_comes_in_a_destructor_is_not_lost(
-    launcher: Launcher, name: str, tmp_path: Path
-) -> None:
-    """Python drops what a destructor raises; Lightning then ended the run with exit code 0."""
-    (tmp_path / "send.py").write_text(IN_A_DESTRUCTOR)
-    callback = ("--import", "send", "--trainer.callbacks+=send.Send", "--trainer.callbacks.name")
-    code = launcher.run(tmp_path, *words("fedgkd"), *callback, name)
+    pid = launcher.start(tmp_path, *words("fedgkd"), "--model.engine.workers", "2")
+    code = kill(launcher, pid, 0.7 * seconds, getattr(signal, name))
     text = (tmp_path / "output.txt").read_text()
-    assert code == 128 + getattr(signal, name), text
-    assert text.splitlines()[-1].startswith(f"stopped by {name}; go on with: "), text
-    assert len(re.findall(rf"round (\d+)/{ROUNDS}", text)) < ROUNDS
-
-
-@pytest.mark.parametrize("name", ["last.ckpt"])
-@pytest.mark.parametrize("step", STEPS)
-def test_a_commit_stopped_at_any_step_loses_at_most_a_round(
-    launcher: Launcher, whole: Whole, step: str, name: str, tmp_path: Path
-) -> None:
-    """R2."""
-    expected = whole("fedgkd_vote")[0]
-    times = 12 if step == "writing" else 5
-    code = launcher.run(tmp_path, *words("fedgkd_vote"), stop_at=(step, name, times))
-    assert code == -signal.SIGKILL
-    resume(launcher, tmp_path, "fedgkd_vote")
-    shown = re.findall(rf"round (\d+)/{ROUNDS}", (tmp_path / "output.txt").read_text())
-    assert len(shown) - ROUNDS <= 1, "more than the round in the making was run again"
-    assert outcome(tmp_path / "run" / "version_0") == expected
+    assert code == 128 + getattr(signal, name) and "Traceback" not in text, text
+    assert text.splitlines()[-1].startswith(f"stopped by {name}"), text
+    resume(launcher, tmp_path, "fedgkd")
+    config = {"config": ""}  # it names the number of workers
+    assert outcome(tmp_path / "run" / "version_0") | config == expected | config
 
 
 @pytest.mark.parametrize(
-    "step",
+    ("method", "step", "name", "times"),
     [
-        *("written", "removed"),
-        *(pytest.param(s, marks=pytest.mark.long) for s in ("opened", "synced", "replaced")),
+        *[("fedgkd", step, "last.ckpt", 5) for step in ("written", "rotated", "committed")],
+        ("scaffold", "replaced", "states", 4),  # between two clients of a round
+        ("scaffold", "replaced", "last.ckpt", 5),
+        ("scaffold", "removed", "states", 1),
     ],
 )
-def test_a_run_stopped_between_its_clients_states_goes_on(
-    launcher: Launcher, whole: Whole, step: str, tmp_path: Path
+def test_a_commit_stopped_at_any_step_loses_at_most_a_round(
+    launcher: Launcher, whole: Whole, method: str, step: str, name: str, times: int, tmp_path: Path
 ) -> None:
-    """R2: some states of a round are written, or removed, and the checkpoint is not there yet."""
-    expected = whole("moon")[0]
-    assert any(len(name) == 64 + len(".safetensors") for name in expected["files"])
-    code = launcher.run(
-        tmp_path, *words("moon"), stop_at=(step, "states", 1 if step == "removed" else 4)
-    )
+    """Every step of a commit is in tests/storage."""
+    code = launcher.run(tmp_path, *words(method), stop_at=(step, name, times))
     assert code == -signal.SIGKILL
-    resume(launcher, tmp_path, "moon")
+    resume(launcher, tmp_path, method)
     shown = re.findall(rf"round (\d+)/{ROUNDS}", (tmp_path / "output.txt").read_text())
     assert len(shown) - ROUNDS <= 1, "more than the round in the making was run again"
-    assert outcome(tmp_path / "run" / "version_0") == expected
+    assert outcome(tmp_path / "run" / "version_0") == whole(method)[0]
 
 
-def test_a_run_killed_while_it_spills_states_goes_on(
-    launcher: Launcher, whole: Whole, tmp_path: Path
-) -> None:
-    """R2, with no memory for what clients keep: killed between two clients of a round, twice.
-
-    What the first of them keeps is beside the checkpoints by then, and its round never ends.
-    """
-    expected = whole("moon")[0] | {"config": ""}  # it names state_memory
-    none = (*words("moon"), "--model.state_memory", "0")
-    run, temporary = tmp_path / "run" / "version_0", {"TMPDIR": str(tmp_path)}
-    code = launcher.run(tmp_path, *none, stop_at=("replaced", "states", 3), env=temporary)
-    assert code == -signal.SIGKILL
-    last = run / "checkpoints" / "last.ckpt"
-    there = {bytes.fromhex(file.stem) for file in (last.parent / "states").iterdir()}
-    assert len(there - (referred_states(last) or set())) == 1  # more than any checkpoint lists
-    again = ("fit", "--resume", "run/version_0")
-    code = launcher.run(tmp_path, *again, stop_at=("replaced", "states", 4), env=temporary)
-    assert code == -signal.SIGKILL
-    assert launcher.run(tmp_path, *again, env=temporary) == 0, (tmp_path / "output.txt").read_text()
-    assert outcome(run) | {"config": ""} == expected
-
-
-def test_two_processes_cannot_be_at_one_run(launchers: list[Launcher], tmp_path: Path) -> None:
-    launcher, other = launchers
+def test_two_processes_cannot_be_at_one_run(launcher: Launcher, tmp_path: Path) -> None:
+    other = Launcher()
     pid = launcher.start(tmp_path, *words("fedavg"), "--rounds", "100000")
     run = tmp_path / "run" / "version_0"
     while not previous(run / "checkpoints" / "last.ckpt").exists():
         time.sleep(0.05)
-    assert other.run(tmp_path, "fit", "--resume", "run/version_0") == 2
-    assert (
-        "error: resume: another process is at this run (got run/version_0)"
-        in (tmp_path / "output.txt").read_text()
-    )
-    os.kill(pid, signal.SIGKILL)
-    launcher.wait()
-    pid = other.start(tmp_path, "fit", "--resume", "run/version_0")  # the dead hold no lock
-    time.sleep(1)
-    os.kill(pid, signal.SIGTERM)
-    assert other.wait() == 143
-
-
-def test_workers_end_with_their_parent(launcher: Launcher, tmp_path: Path) -> None:
-    """In the middle of a client, too."""
-
-    def processes() -> list[str]:
-        """Those that run in the folder, zombies excepted."""
-        found = []
-        for process in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                if (process / "cwd").readlink() == tmp_path:
-                    found.append(process.name)
-        return found
-
-    endless = ("--model.local_epochs", "100000", "--model.engine.workers", "2")
-    long = [word for word in words("fedavg") if word not in ("--model.local_steps", "2")]
-    pid = launcher.start(tmp_path, *long, *endless)
-    deadline = time.monotonic() + 60
-    while len(processes()) < 5 and time.monotonic() < deadline:  # run, tracker, server, 2 workers
-        time.sleep(0.1)
-    time.sleep(3)
-    assert len(processes()) >= 5
-    assert kill(launcher, pid, 0) == -signal.SIGKILL
-    deadline = time.monotonic() + 10
-    while processes() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not processes()
+    assert other.run(tmp_path, *RESUME, output="other.txt") == 2
+    assert (tmp_path / "other.txt").read_text().startswith("error: resume: ")
+    kill(launcher, pid, 0)
+    pid = other.start(tmp_path, *RESUME)  # the dead hold no lock
+    assert kill(other, pid, 1, signal.SIGTERM) == 143
+    other.close()
 
 
 @pytest.fixture
@@ -355,40 +192,30 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-FULL = [(free, tmpdir) for free in (4, 40, 150, 600, 2048) for tmpdir in ("same", "other")]
-FAST = [(4, "same"), (2048, "other")]
-
-
 @pytest.mark.parametrize(
-    ("free", "tmpdir"),  # free in KB
-    [pytest.param(*case, marks=[] if case in FAST else pytest.mark.faults) for case in FULL],
+    "free", [4, 2048, *(pytest.param(n, marks=pytest.mark.faults) for n in (40, 150, 600))]
 )
 def test_a_full_disk_ends_a_run_and_loses_nothing(
-    launcher: Launcher, small_disk: Path, free: int, tmpdir: str, tmp_path: Path
+    launcher: Launcher, small_disk: Path, free: int, tmp_path: Path
 ) -> None:
-    """R4: at the first files, at a checkpoint, in the middle; then with room, it goes on."""
+    """At the first files, at a checkpoint, in the middle (KB); then with room, it goes on."""
     filler = small_disk / "filler"
     filler.write_bytes(bytes(max(0, 2048 - free) * 1024))
-    wide = (*words("fedgkd"), "--model.net.hidden", "[512]", "--output_dir", str(small_disk))
-    temporary = str(small_disk if tmpdir == "same" else tmp_path)
-    code = launcher.run(tmp_path, *wide, env={"TMPDIR": temporary})
+    wide = (*words("scaffold"), "--model.net.hidden", "[512]", "--output_dir", str(small_disk))
+    code = launcher.run(tmp_path, *wide, env={"TMPDIR": str(small_disk)})
     text = (tmp_path / "output.txt").read_text()
-    assert code == 4, text
+    assert code == 4 and "Traceback" not in text, text
     assert text.count("error: ") == 1 and "No space left on device" in text, text
-    assert "Traceback" not in text
-    assert not [f for f in small_disk.rglob("*") if ".part" in f.name], "litter"
+    assert not list(small_disk.rglob("*.part")), "litter"
     run = small_disk / "run" / "version_0"
     for file in (run / "checkpoints").glob("*.ckpt"):
-        read_checkpoint(file)
-    if free == 2048:  # several rounds fit
-        done = read_checkpoint(run / "checkpoints" / "last.ckpt")["global_step"]
-        assert 1 <= done < ROUNDS
-    if (run / "config.yaml").exists():
+        read_checkpoint(file, states=True)
+    assert (run / "checkpoints" / "last.ckpt").exists() == (free == 2048)
+    if free == 2048:
         filler.unlink()
-        subprocess.run(["mount", "-o", "remount,size=20m", str(small_disk)], check=True)
+        subprocess.run(["mount", "-o", "remount,size=40m", str(small_disk)], check=True)
         assert launcher.run(tmp_path, "fit", "--resume", str(run)) == 0
-        elsewhere = (*wide, "--output_dir", ".")
-        assert launcher.run(tmp_path, *elsewhere) == 0
+        assert launcher.run(tmp_path, *wide, "--output_dir", ".") == 0
         config = {"config": ""}  # it names the folder
         assert outcome(run) | config == outcome(tmp_path / "run" / "version_0") | config
 
@@ -396,71 +223,27 @@ def test_a_full_disk_ends_a_run_and_loses_nothing(
 def test_a_target_that_cannot_be_written(
     launcher: Launcher, small_disk: Path, tmp_path: Path
 ) -> None:
-    """R4: read-only."""
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     assert launcher.run(tmp_path, *words("fedgkd"), "--output_dir", str(small_disk)) == 4
     text = (tmp_path / "output.txt").read_text()
     assert text == f"error: {small_disk}/run/version_0: Read-only file system\n"
 
 
-@pytest.mark.parametrize("damage", ["cut", "flip", "gone"])
-def test_a_damaged_newest_checkpoint_is_reported_and_the_one_before_used(
-    launcher: Launcher, whole: Whole, damage: str, tmp_path: Path
+def test_a_damaged_checkpoint_is_reported_and_the_one_before_used(
+    launcher: Launcher, whole: Whole, tmp_path: Path
 ) -> None:
-    """R3."""
-    expected = whole("moon")[0]
-    assert launcher.run(tmp_path, *words("moon"), stop_at=("committed", "last.ckpt", 7)) < 0
-    run = tmp_path / "run" / "version_0"
-    last = run / "checkpoints" / "last.ckpt"
-    content = bytearray(last.read_bytes())
-    if damage == "gone":
-        last.unlink()
-    else:
-        content[len(content) // 2] ^= 4
-        last.write_bytes(content if damage == "flip" else content[: len(content) // 2])
-    resume(launcher, tmp_path, "moon")
+    assert launcher.run(tmp_path, *words("scaffold"), stop_at=("committed", "last.ckpt", 7)) < 0
+    last = tmp_path / "run" / "version_0" / "checkpoints" / "last.ckpt"
+    last.write_bytes(last.read_bytes()[:-1])
+    sound = previous(last).read_bytes()
+    previous(last).write_bytes(b"nothing")
+    (tmp_path / "output.txt").unlink()
+    assert launcher.run(tmp_path, *RESUME) == 4
+    text = (tmp_path / "output.txt").read_text()
+    assert text.startswith("error: ") and f"damaged: {RESUME[-1]}/checkpoints/last.ckpt" in text
+    assert len(text.splitlines()) == 1
+    previous(last).write_bytes(sound)
+    resume(launcher, tmp_path, "scaffold")
     text = (tmp_path / "output.txt").read_text()
     assert ": going on from last.previous.ckpt, the one before" in text
-    assert outcome(run) == expected
-
-
-def test_no_sound_checkpoint_is_a_storage_error(launcher: Launcher, tmp_path: Path) -> None:
-    """R3."""
-    assert launcher.run(tmp_path, *words("fedavg"), stop_at=("committed", "last.ckpt", 3)) < 0
-    run = tmp_path / "run" / "version_0"
-    for name in ("last.ckpt", "last.previous.ckpt"):
-        (run / "checkpoints" / name).write_bytes(b"nothing")
-    before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
-    (tmp_path / "output.txt").unlink()
-    assert launcher.run(tmp_path, "fit", "--resume", "run/version_0") == 4
-    text = (tmp_path / "output.txt").read_text()
-    assert text.startswith("error: run/version_0/checkpoints/last.ckpt: cannot be read")
-    assert len(text.splitlines()) == 1
-    assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == before
-
-
-@pytest.mark.faults
-def test_thousands_of_clients_leave_no_memory_and_no_files_open() -> None:
-    """R16: 2,000 client updates, in this process."""
-    import gc
-
-    from fedgkd_pl import FedGKD, LocalEngine
-    from lightning.pytorch import Callback
-
-    from tests.conftest import Table, fit, linear
-
-    seen: list[tuple[float, int]] = []
-
-    class Watch(Callback):
-        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-            gc.collect()
-            pages = int(Path("/proc/self/statm").read_text().split()[1])
-            seen.append(
-                (pages * os.sysconf("SC_PAGESIZE") / 2**20, len(os.listdir("/proc/self/fd")))
-            )
-
-    model = FedGKD(linear(64, 3), buffer_size=3, engine=LocalEngine(1))
-    fit(model, Table(sizes=(8,) * 20, features=64), 110, callbacks=[Watch()])
-    (before, open_before), (after, open_after) = seen[9], seen[-1]  # 2,000 updates apart
-    assert after - before < 50, f"grew by {after - before:.1f} MB"
-    assert open_after <= open_before
+    assert outcome(tmp_path / "run" / "version_0") == whole("scaffold")[0]

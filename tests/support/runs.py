@@ -1,8 +1,5 @@
 """Short runs of the command line, and the files that they leave."""
 
-import hashlib
-import json
-import struct
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -42,13 +39,3 @@ def no_picture(figure: Any, close: bool = True) -> Any:
 
 def version(folder: Path, name: str = "smoke", number: int = 0) -> Path:
     return folder / "runs" / name / f"version_{number}"
-
-
-def resealed(content: bytes, change: Any) -> bytes:
-    """A file with another header and a checksum that is right all the same."""
-    size = int.from_bytes(content[:8], "little")
-    header = json.loads(content[8 : 8 + size])
-    change(header)
-    text = json.dumps(header).encode()
-    body = struct.pack("<Q", len(text)) + text + content[8 + size : -32]
-    return body + hashlib.sha256(body).digest()
