@@ -19,6 +19,7 @@ from fedgkd_pl.federation.checks import (
     check_learned,
     check_method,
     check_resumed,
+    check_trainer,
     first_not_finite,
 )
 from fedgkd_pl.federation.evaluation import Evaluation
@@ -194,6 +195,8 @@ class FederatedServer(LightningModule, Recorded):
             self.check(data)
             self._checked = (data, None)
         if trainer is not None and self._checked[1] is not trainer:
+            if self._trainer is None:  # which a Trainer of its own has checked by now
+                check_trainer(trainer)
             check_fit(self, data, trainer)
             if reaches:
                 self.engine.check(self)
@@ -392,6 +395,8 @@ class FederatedServer(LightningModule, Recorded):
         writer, fits = self.trainer.strategy.checkpoint_io, self.trainer.state.fn == "fit"
         if isinstance(writer, SafeCheckpointIO):
             writer.resumes, writer.held = fits, False
+        if fits and self._checked[1] is not self.trainer:  # before callbacks are set up
+            check_trainer(self.trainer)
         self._clip = self.trainer.gradient_clip_val
         self.trainer.gradient_clip_val = None
         return [CloseOnError()]
