@@ -16,8 +16,7 @@ from fedgkd_pl.storage.files import commit
 from fedgkd_pl.storage.tensors import to_safetensors
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
-
-SIZE = 5  # as the paper's buffer
+from typing_extensions import override
 
 
 class AveragedModel(FederatedCallback):
@@ -46,7 +45,7 @@ class AveragedModel(FederatedCallback):
         require(decay is None or 0 < decay < 1, "decay", "must be between 0 and 1", decay)
         text = "is another average than that of decay: give one of them"
         require(size is None or decay is None, "size", text, size)
-        self.size = SIZE if size is None and decay is None else size
+        self.size = 5 if size is None and decay is None else size  # as the paper's buffer
         self.decay = decay
         self.export = export
         self.models: TeacherBuffer | MovingMean = (
@@ -122,6 +121,7 @@ class AveragedModel(FederatedCallback):
                         scores.pause(self.net.net)
                 self.scores[now].step(self.net.net, batch, batch_idx, now)
 
+    @override
     def on_evaluated(
         self,
         trainer: Trainer,

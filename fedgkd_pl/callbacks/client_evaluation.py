@@ -18,6 +18,7 @@ from fedgkd_pl.runs.folder import CLIENTS
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins import Precision
 from torch import nn
+from typing_extensions import override
 
 COLUMNS = ["round", "client", "samples", "global_acc", "global_loss", "local_acc", "local_loss"]
 
@@ -101,6 +102,7 @@ class ClientEvaluation(RowsFile, SplitCallback):
         self.rows: list[dict[str, float]] = []
         self.returned: dict[int, Score] = {}  # of this round, until it is done
 
+    @override
     def check(self, model: FederatedServer, data: FederatedDataModule) -> None:
         """Refuses data without classes, without the clients' own samples, or out of reach."""
         reason = "ClientEvaluation needs the clients' data, and theirs is not here (max_samples)"
@@ -117,12 +119,14 @@ class ClientEvaluation(RowsFile, SplitCallback):
         parts = (data.eval_batch_size, pl_module.device, trainer.precision_plugin)
         self.runner = OwnRunner(pl_module.net, data.client_splits[self.split], *parts, pl_module)
 
+    @override
     def on_broadcast(
         self, trainer: Trainer, pl_module: FederatedServer, message: Message, cohort: Any
     ) -> None:
         """Starts the round."""
         self.returned = {}
 
+    @override
     def on_client_end(
         self, trainer: Trainer, pl_module: FederatedServer, update: ClientUpdate, cohort_size: int
     ) -> None:

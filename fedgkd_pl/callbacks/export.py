@@ -17,6 +17,7 @@ from fedgkd_pl.storage.files import commit
 from fedgkd_pl.storage.tensors import to_safetensors
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
+from typing_extensions import override
 
 Format = Literal["safetensors", "onnx", "torchscript", "torch_export"]
 FILES: dict[Format, str] = {
@@ -52,6 +53,7 @@ class ModelExport(FederatedCallback):
         self.formats = tuple(formats)
         self.checked = False
 
+    @override
     def check(self, model: FederatedServer, data: FederatedDataModule) -> None:
         """Refuses a net that a format cannot hold."""
         for form in self.formats:

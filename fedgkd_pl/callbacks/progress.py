@@ -11,6 +11,7 @@ from fedgkd_pl.federation.message import ClientFailure, ClientUpdate
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from typing_extensions import override
 
 SHOWN = ("val/acc", "test/acc")
 OTHERWISE = ("val/loss", "test/loss")  # where there is no accuracy
@@ -63,18 +64,21 @@ class RoundProgress(ProgressBar, FederatedCallback):
         if self.live:
             self.live.reset(self.tasks["clients"])
 
+    @override
     def on_client_end(
         self, trainer: Trainer, pl_module: LightningModule, update: ClientUpdate, cohort_size: int
     ) -> None:
         """Counts a client."""
         self._count(cohort_size)
 
+    @override
     def on_client_failed(
         self, trainer: Trainer, pl_module: LightningModule, failure: ClientFailure, cohort_size: int
     ) -> None:
         """Counts a client that is left out, too."""
         self._count(cohort_size)
 
+    @override
     def on_server_step(self, trainer: Trainer, pl_module: Any, step: int, total: int) -> None:
         """Shows how far the server's own training is."""
         if self.live:

@@ -14,6 +14,7 @@ from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.federation.task import require_classes
 from fedgkd_pl.runs.folder import TASKS
 from lightning.pytorch import LightningModule, Trainer
+from typing_extensions import override
 
 COLUMNS = ["round", "learned", "client", "place", "task", "acc"]
 Table = Mapping[tuple[int, int], Sequence[float]]  # (learned, place) → an accuracy a client
@@ -47,6 +48,7 @@ class TaskAccuracy(RowsFile):
         self.runner: SplitRunner | None = None
         self.parts: list[slice] = []  # the rows of every task
 
+    @override
     def check(self, model: FederatedServer, data: FederatedDataModule) -> None:
         """Refuses data without tasks, a split that lacks one, and clients' models out of reach."""
         require_classes(model, data, self)
