@@ -1,6 +1,6 @@
 """What a model is worth to every client: evaluated on the clients' own samples."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,11 +48,11 @@ class OwnRunner(SplitRunner):
     def everyone(self, model: State) -> dict[int, Score]:
         """What one model is worth to every client, in one pass over the samples of all."""
         logits = self.logits(model)
-        parts = {client: self.split.rows(client) for client in self.split.clients}
-        return {
-            client: Score(*self.score(logits[rows], self.targets[rows]))
-            for client, rows in parts.items()
-        }
+        scores = {}
+        for client in self.split.clients:
+            rows = self.split.rows(client)
+            scores[client] = Score(*self.score(logits[rows], self.targets[rows]))
+        return scores
 
     def one(self, model: State, client: int) -> Score | None:
         """What a client's model is worth to it; None if it has no samples of its own."""
@@ -108,9 +108,7 @@ class ClientEvaluation(RowsFile, SplitCallback):
         reason = "ClientEvaluation needs the clients' data, and theirs is not here (max_samples)"
         require(model.engine.max_samples is None, "callbacks", reason)
         require_classes(model, data, self)
-        reason = (
-            "ClientEvaluation needs samples that a client has not trained on: 0.2 keeps a fifth"
-        )
+        reason = "ClientEvaluation needs samples that no client trains on: 0.2 keeps a fifth"
         require(self.split in data.client_splits, f"client_{self.split}_fraction", reason)
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
@@ -146,18 +144,11 @@ class ClientEvaluation(RowsFile, SplitCallback):
         for kind, scores in found.items():
             values = spread(list(scores.values())) if scores else {}
             pl_module.log_round({f"clients/{kind}_{name}": v for name, v in values.items()})
-        self.rows += [_row(pl_module.round, client, runner, found) for client in found["global"]]
-
-
-def _row(
-    number: int, client: int, runner: OwnRunner, found: Mapping[str, Mapping[int, Score]]
-) -> dict[str, float]:
-    row: dict[str, float] = {
-        "round": number,
-        "client": client,
-        "samples": runner.split.index.size(client),
-    }
-    for kind, scores in found.items():
-        if client in scores:
-            row |= {f"{kind}_acc": scores[client].acc, f"{kind}_loss": scores[client].loss}
-    return row
+        for client in found["global"]:
+            samples = runner.split.index.size(client)
+            row: dict[str, float] = {"round": pl_module.round, "client": client, "samples": samples}
+            for kind, scores in found.items():
+                if client in scores:
+                    acc, loss = scores[client]
+                    row |= {f"{kind}_acc": acc, f"{kind}_loss": loss}
+            self.rows.append(row)
