@@ -1,4 +1,4 @@
-"""How often clients decide as the teacher that they were sent."""
+"""Agreement of the clients with their teacher."""
 
 from typing import Any
 

@@ -83,16 +83,12 @@ class AveragedModel(FederatedCallback):
         """Takes the new global model in, if the round counts."""
         if pl_module.round not in pl_module.failed_rounds:
             state = pl_module.global_state()
-            self.models.append(
-                Ensemble.trained(state) if pl_module.client_nets.one_per_client else state
-            )
+            own = pl_module.client_nets.one_per_client
+            self.models.append(Ensemble.trained(state) if own else state)
 
     def average(self, server: FederatedServer) -> State:
         """The average so far; before the first round that counts, what the run starts from."""
-        if not self.models:
-            return server.global_state()
-        mean = self.models.mean()
-        return server.global_state() | mean if server.client_nets.one_per_client else mean
+        return server.global_state() | (self.models.mean() if self.models else {})
 
     def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Makes ready to evaluate in a round, and not in ``validate`` or the sanity check."""

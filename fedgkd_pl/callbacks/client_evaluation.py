@@ -1,4 +1,4 @@
-"""What a model is worth to every client: evaluated on the clients' own samples."""
+"""Models evaluated on the clients' own samples."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -46,7 +46,7 @@ class OwnRunner(SplitRunner):
         self.split = own
 
     def everyone(self, model: State) -> dict[int, Score]:
-        """What one model is worth to every client, in one pass over the samples of all."""
+        """The scores of one model for every client, in one pass over the samples of all."""
         logits = self.logits(model)
         scores = {}
         for client in self.split.clients:
@@ -55,7 +55,7 @@ class OwnRunner(SplitRunner):
         return scores
 
     def one(self, model: State, client: int) -> Score | None:
-        """What a client's model is worth to it; None if it has no samples of its own."""
+        """The scores of a client's model; None if the client has no samples of its own."""
         rows = self.split.rows(client)
         if rows.start == rows.stop:
             return None
@@ -63,7 +63,7 @@ class OwnRunner(SplitRunner):
 
 
 def spread(scores: Sequence[Score]) -> dict[str, float]:
-    """How clients differ: each counts once, whatever its samples."""
+    """The spread of the clients' scores; each client counts once."""
     accs = [score.acc for score in scores]
     return {
         "acc_mean": float(np.mean(accs)),

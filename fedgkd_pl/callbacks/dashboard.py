@@ -1,4 +1,4 @@
-"""What TensorBoard shows of a run: charts for the paper's questions, figures, features."""
+"""A run in TensorBoard: charts for the paper's questions, figures, features."""
 
 import json
 from collections.abc import Collection
@@ -147,7 +147,7 @@ def as_yaml(settings: dict[str, Any]) -> str:
 
 
 def even_sample(index: ClientIndex, samples: int) -> tuple[Indices, Indices]:
-    """As many samples of every client, as far as it has them: their numbers, and their owners."""
+    """Takes as many samples of every client; returns their numbers and their owners."""
     owners = np.repeat(np.arange(len(index)), index.sizes)
     turns = np.arange(len(owners)) - index.offsets[owners]
     chosen = np.sort(np.lexsort((owners, turns))[:samples])
@@ -155,7 +155,7 @@ def even_sample(index: ClientIndex, samples: int) -> tuple[Indices, Indices]:
 
 
 def features_of(server: FederatedServer, rows: Tensor) -> Tensor:
-    """What the global model's last layer sees of training samples; a net that hides it: logits.
+    """The features of training samples in the global model; logits where a net has none.
 
     Features that still have a height and a width, as those of torchvision's VGG, are averaged over
     them.

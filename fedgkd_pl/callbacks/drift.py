@@ -1,4 +1,4 @@
-"""How far, and in which directions, clients move away from the global model."""
+"""Distance and direction of the clients' updates."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What callbacks that evaluate models share: a net run over a split."""
+"""The base of callbacks that evaluate models: a net run over a split."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -42,8 +42,8 @@ class SplitRunner:
         server: FederatedServer | None = None,
     ) -> None:
         several = server is not None and server.client_nets.index is not None
-        self.own = [FrozenNet(kind) for kind in server.nets] if server and several else []
-        self.kind = server.net_index if server else lambda client: 0
+        self.own = [FrozenNet(each) for each in server.nets] if server and several else []
+        self.net_index = server.net_index if server else lambda client: 0
         # where there are some, that of a sample is known
         self.tasks = server.datamodule.client_data.tasks if server else None
         self.targets = examples.targets.cpu()
@@ -65,11 +65,11 @@ class SplitRunner:
     def features(
         self, model: State, rows: Tensor | None = None, client: int | None = None
     ) -> Tensor:
-        """What a model's last layer sees of every sample, or of some; see :meth:`logits`."""
+        """The inputs of a model's last layer, for every sample or for some, as :meth:`logits`."""
         return self._outputs(self._net(model, client).features, rows)
 
     def _net(self, model: State, client: int | None) -> FrozenNet:
-        net = self.own[self.kind(client)] if self.own and client is not None else self.net
+        net = self.own[self.net_index(client)] if self.own and client is not None else self.net
         net.load(model, self.device)
         return net
 

@@ -1,4 +1,4 @@
-"""How much of what the global model once knew it has lost."""
+"""Forgetting of classes by the global model."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What each client's own model is worth after local training."""
+"""Each client's own model, evaluated after local training."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""How good each net is, where clients have nets of their own."""
+"""Accuracy of each net, where clients have different nets."""
 
 from collections import Counter
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Where a round's time goes."""
+"""The seconds of each part of a round."""
 
 import time
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What clients know of their tasks: of those they have learned, and of the one that comes next."""
+"""Accuracy of the clients on the tasks that they have learned, and on the next one."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -123,7 +123,7 @@ def table_of(rows: Sequence[Mapping[str, float]]) -> dict[tuple[int, int], list[
 
 
 def scores(table: Table, learned: int) -> dict[str, float]:
-    """What is logged when so many tasks are learned; see :class:`TaskAccuracy`."""
+    """The values logged when so many tasks are learned; see :class:`TaskAccuracy`."""
     a = {key: np.array(values, dtype=np.float64) for key, values in table.items()}
     places = range(1, learned + 1)
     acc = {i: a[learned, i].mean() for i in places}

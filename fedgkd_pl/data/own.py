@@ -1,4 +1,4 @@
-"""What every client keeps of its own samples to test on: never trained on, by nobody."""
+"""The part of its own samples that a client tests on; nobody trains on it."""
 
 import logging
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ class OwnSplit:
         return clients
 
     def rows(self, client: int) -> slice:
-        """Where a client's samples are."""
+        """The rows of a client's samples."""
         first, end = self.index.offsets[client : client + 2]
         return slice(int(first), int(end))
 

@@ -41,7 +41,7 @@ class TextClassifier(nn.Module, Recorded):
         self.classifier = nn.Linear(width, num_classes)
 
     def features(self, ids: Tensor) -> Tensor:
-        """What the classifier sees of token ids, batch × length, padded on the right."""
+        """The input of the classifier for token ids, batch × length, padded on the right."""
         mask = (ids != self.pad_id).long()
         first = self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state[:, 0]
         features: Tensor = self.projection(self.dropout(self.pre_classifier(first).relu()))
