@@ -79,7 +79,7 @@ def keep_own(
     rows = np.sort(np.concatenate(training))
     left = ClientIndex([np.searchsorted(rows, part) for part in training])
     splits = {split: OwnSplit.of(owned, parts) for split, parts in taken.items()}
-    have = np.count_nonzero(index.sizes)
+    have = int(np.count_nonzero(index.sizes))
     for split, own in splits.items():
         key, empty = f"client_{split}_fraction", have - len(own.clients)
         reason = "takes nothing: no client has enough samples of a class to give one away"
