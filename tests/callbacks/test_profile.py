@@ -8,53 +8,19 @@ from typing import Any
 import pytest
 from fedgkd_pl import FedGKD, LocalEngine, RoundProfile
 from fedgkd_pl.callbacks.profile import CLIENTS, SERVER, profile_table
-from fedgkd_pl.methods.fedgkd import FedGKDClient
 
 from tests.conftest import Table, fit, linear
 
-SLOW = 0.05
-
-
-class SlowClient(FedGKDClient):
-    def teach(self, x: Any) -> Any:
-        if self.distil:
-            time.sleep(SLOW)
-        return super().teach(x)
-
-    def receive(self, *args: Any) -> None:
-        time.sleep(2 * SLOW)
-        super().receive(*args)
-
-
-class Slow(FedGKD):
-    def client(self) -> SlowClient:
-        settings = {"gamma": self.gamma, "distance": "kl", "temperature": 1.0}
-        return SlowClient(self.net, self.optimizer, self.scheduler, **settings)
-
-    def server_step(self, mean: Any) -> None:
-        time.sleep(3 * SLOW)
-        super().server_step(mean)
-
-    def on_validation_epoch_end(self) -> None:
-        time.sleep(4 * SLOW)
-        super().on_validation_epoch_end()
-
 
 def test_every_part_is_seen(tmp_path: Path, capsys: Any) -> None:
-    profile = RoundProfile(str(tmp_path))
-    start = time.perf_counter()
+    profile, start = RoundProfile(str(tmp_path)), time.perf_counter()
     data = Table(sizes=(8, 8), val_fraction=0.2)
-    fit(Slow(linear(), engine=LocalEngine(workers=1)), data, rounds=3, callbacks=[profile])
-    whole = time.perf_counter() - start
-    assert len(profile.rows) == 3
-    assert profile.rows[0]["teacher"] < SLOW / 2, "nobody teaches in round 1"
-    for row in profile.rows[1:]:
-        # two clients, each with one batch
-        clients = {"teacher": 2 * SLOW, "student": 4 * SLOW}
-        for name, least in {**clients, "aggregation": 3 * SLOW, "evaluation": 4 * SLOW}.items():
-            assert 0.9 * least <= row[name] < least + 6 * SLOW, (name, row)
+    fit(FedGKD(linear(), engine=LocalEngine(1)), data, 3, callbacks=[profile])
+    assert sum(sum(row.values()) for row in profile.rows) < time.perf_counter() - start
+    for number, row in enumerate(profile.rows, start=1):
         assert all(seconds >= 0 for seconds in row.values())
-    assert sum(sum(row.values()) for row in profile.rows) < whole
+        assert min(row[name] for name in ("student", "aggregation", "evaluation")) > 0
+        assert bool(row["teacher"]) is (number > 1), "nobody teaches in round 1"
     rows = list(csv.DictReader((tmp_path / "profile.csv").open()))
     assert [row["round"] for row in rows] == ["1", "2", "3"]
     for row, kept in zip(rows, profile.rows, strict=True):
