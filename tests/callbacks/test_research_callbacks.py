@@ -494,10 +494,15 @@ class KnowsItsBatch(nn.Linear):
 
 
 def test_a_net_that_a_format_cannot_hold_is_refused_before_training() -> None:
-    model = FedAvg(KnowsItsBatch(4, 3), engine=Scripted(random_model))
+    engine = Scripted(random_model)
     with pytest.raises(SettingError, match=r"formats: torchscript cannot hold this net: ."):
-        fit(model, wide(), 1, callbacks=[ModelExport(["torchscript"])])
-    assert not model.engine.messages
+        fit(
+            FedAvg(KnowsItsBatch(4, 3), engine=engine),
+            wide(),
+            1,
+            callbacks=[ModelExport(["torchscript"])],
+        )
+    assert not engine.messages
 
 
 @pytest.mark.parametrize("settings", [{"every_n_rounds": 0}, {"split": "train"}])
