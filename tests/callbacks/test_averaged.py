@@ -162,12 +162,6 @@ def test_a_failed_round_adds_no_model(form: dict[str, Any]) -> None:
     assert values[0] == [first[n] for n in ("test/acc", "test/loss", "val/acc", "val/loss")]
 
 
-AVERAGE_MEASURES = [
-    *("average_best", "average_final", "average_last10", "average_at_best_val"),
-    "average_round3",
-]
-
-
 @pytest.mark.parametrize(
     ("settings", "key"),
     [({"size": 0}, "size"), ({"decay": 1.0}, "decay"), ({"size": 5, "decay": 0.9}, "size")],
