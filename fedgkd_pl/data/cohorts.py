@@ -1,4 +1,4 @@
-"""Who takes part in a round: one class per way to draw.
+"""The clients of a round: one class per way to draw.
 
 A draw is a function of the round and the population, without state of its own, so a resumed run
 draws the clients that it would have drawn. A class of one's own::
@@ -11,23 +11,23 @@ draws the clients that it would have drawn. A class of one's own::
 A method may change what was drawn: :meth:`FederatedServer.choose_clients`.
 """
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from fedgkd_pl.data.partition import Partition
-from fedgkd_pl.data.published import AuthorsDirichlet, read_bounded
+from fedgkd_pl.data.published import LARGEST, AuthorsDirichlet
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.seeds import derive
+from fedgkd_pl.storage.reading import read_json
 from fedgkd_pl.storage.recorded import Recorded
+from typing_extensions import override
 
 
 @dataclass(frozen=True)
 class Population:
-    """Whom a cohort is drawn from.
+    """The clients that a cohort is drawn from.
 
     Attributes:
         clients: the ids that may be drawn, ascending.
@@ -50,7 +50,7 @@ Choose = Callable[[list[int], Population], Sequence[int]]
 
 
 class Cohorts(Recorded, ABC):
-    """How the clients of a round are drawn."""
+    """A way to draw the clients of a round."""
 
     rounds: int | None = None  # how many rounds it knows; None for any number
 
@@ -63,10 +63,10 @@ class Cohorts(Recorded, ABC):
 
 
 class UniformCohorts(Cohorts):
-    """As many as the participation says, uniformly and without replacement: the default."""
+    """Uniformly and without replacement, as many as the participation says: the default."""
 
+    @override
     def draw(self, round: int, population: Population) -> Sequence[int]:
-        """See :meth:`Cohorts.draw`."""
         slots = population.random(round).choice(
             len(population.clients), population.size, replace=False
         )
@@ -76,8 +76,8 @@ class UniformCohorts(Cohorts):
 class WeightedCohorts(Cohorts):
     """Without replacement; a client with twice the samples is twice as likely to come next."""
 
+    @override
     def draw(self, round: int, population: Population) -> Sequence[int]:
-        """See :meth:`Cohorts.draw`."""
         sizes = np.array([population.sizes[client] for client in population.clients], dtype=float)
         slots = population.random(round).choice(
             len(sizes), population.size, replace=False, p=sizes / sizes.sum()
@@ -95,8 +95,8 @@ class CyclicCohorts(Cohorts):
     def __init__(self, shuffle: bool = True) -> None:
         self.shuffle = shuffle
 
+    @override
     def draw(self, round: int, population: Population) -> Sequence[int]:
-        """See :meth:`Cohorts.draw`."""
         order = np.array(population.clients)
         order = population.random(0).permutation(order) if self.shuffle else order
         first = (round - 1) * population.size
@@ -110,8 +110,8 @@ class BernoulliCohorts(Cohorts):
     A round that nobody would come to is drawn again.
     """
 
+    @override
     def draw(self, round: int, population: Population) -> Sequence[int]:
-        """See :meth:`Cohorts.draw`."""
         chance = population.size / len(population.clients)
         random = population.random(round)
         while not (comes := random.random(len(population.clients)) < chance).any():
@@ -130,37 +130,35 @@ class CohortsFromFile(Cohorts):
     def __init__(self, path: str) -> None:
         self.path = path
         try:
-            content = json.loads(read_bounded(Path(path)))
-        except (ValueError, RecursionError) as error:
-            raise SettingError("path", "not a JSON file of cohorts", path) from error
-        cohorts = content.get("cohorts") if isinstance(content, dict) else content
-        well_formed = isinstance(cohorts, list) and all(
-            isinstance(cohort, list) and all(type(client) is int for client in cohort)
-            for cohort in cohorts
-        )
-        if not well_formed or not cohorts:
-            raise SettingError("path", "must hold a list of lists of ids", path)
-        self.cohorts: list[list[int]] = cohorts
+            content = read_json(path, LARGEST)
+            cohorts = content["cohorts"] if isinstance(content, dict) else content
+            self.cohorts = [list(cohort) for cohort in cohorts]
+        except (OSError, ValueError, TypeError, LookupError) as error:
+            reason = getattr(error, "strerror", None) or "must hold a list of lists of ids"
+            raise SettingError("path", reason, path) from error
         self.rounds = len(self.cohorts)
+        ids = [client for cohort in self.cohorts for client in cohort]
+        fits = self.rounds > 0 and all(type(client) is int for client in ids)
+        require(fits, "path", "must hold a list of lists of ids", path)
 
+    @override
     def check(self, population: Population) -> None:
-        """Every id must be that of a client that may be drawn, once a round."""
         known = set(population.clients)
         for number, cohort in enumerate(self.cohorts, start=1):
             fits = bool(cohort) and len(set(cohort)) == len(cohort) and set(cohort) <= known
             reason = f"round {number} of {self.path} must name clients that can be drawn, each once"
             require(fits, "cohorts", reason, cohort)
 
+    @override
     def draw(self, round: int, population: Population) -> Sequence[int]:
-        """See :meth:`Cohorts.draw`."""
         return self.cohorts[round - 1]
 
 
 class AuthorsCohorts(Cohorts):
     """The cohorts of the FedGKD paper's runs, which follow :class:`AuthorsDirichlet`'s draws."""
 
+    @override
     def check(self, population: Population) -> None:
-        """The same random numbers cut the data, for all clients there are."""
         if not isinstance(population.partition, AuthorsDirichlet):
             name = type(population.partition).__name__
             raise SettingError("cohorts", "AuthorsCohorts needs partition AuthorsDirichlet", name)
@@ -168,8 +166,8 @@ class AuthorsCohorts(Cohorts):
         reason = "AuthorsCohorts needs all clients: unseen_clients must be 0"
         require(clients == list(range(len(population.sizes))), "cohorts", reason)
 
+    @override
     def draw(self, round: int, population: Population) -> Sequence[int]:
-        """See :meth:`Cohorts.draw`."""
         assert isinstance(population.partition, AuthorsDirichlet)
         return population.partition.cohort(round, len(population.clients), population.size)
 

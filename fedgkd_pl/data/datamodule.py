@@ -11,11 +11,11 @@ from fedgkd_pl.data.card import card
 from fedgkd_pl.data.cohorts import CohortLoader, Cohorts, CohortSampler, Population, UniformCohorts
 from fedgkd_pl.data.examples import Batches, ClientData, Examples, Splits, digest
 from fedgkd_pl.data.heterogeneity import heterogeneity
-from fedgkd_pl.data.index import ClientIndex, Indices, stratified
+from fedgkd_pl.data.index import ClientIndex, stratified
 from fedgkd_pl.data.own import OwnSplits, keep_own, own_of_owners
 from fedgkd_pl.data.partition import IID, Partition
 from fedgkd_pl.data.public import PublicData
-from fedgkd_pl.data.published import export
+from fedgkd_pl.data.published import OTHERS, export
 from fedgkd_pl.data.raw import Reading
 from fedgkd_pl.data.tasks import ClassTasks
 from fedgkd_pl.data.validation import check_splits, warn_of_missing, warn_of_owners
@@ -25,6 +25,7 @@ from fedgkd_pl.storage.checkpoint_io import load_newest
 from fedgkd_pl.storage.recorded import Recorded
 from lightning.pytorch import LightningDataModule
 from torch import Tensor, nn
+from typing_extensions import override
 
 
 class FederatedDataModule(LightningDataModule, Recorded):
@@ -79,24 +80,25 @@ class FederatedDataModule(LightningDataModule, Recorded):
         tasks: ClassTasks | None = None,
     ) -> None:
         super().__init__()
-        require(num_clients >= 1, "num_clients", "must be at least 1", num_clients)
-        require(0 < participation <= 1, "participation", "must be in (0, 1]", participation)
+        self.client_fractions = {"test": client_test_fraction, "val": client_val_fraction}
+        counts = {"num_clients": num_clients, "batch_size": batch_size}
+        for key, count in (counts | {"eval_batch_size": eval_batch_size}).items():
+            require(count >= 1, key, "must be at least 1", count)
+        fractions = {
+            f"client_{name}_fraction": part for name, part in self.client_fractions.items()
+        }
+        for key, fraction in ({"val_fraction": val_fraction} | fractions).items():
+            require(0 <= fraction < 1, key, "must be in [0, 1)", fraction)
+        reason = "must leave something to train on beside client_test_fraction"
+        require(sum(fractions.values()) < 1, "client_val_fraction", reason)
+        for key, value in ("seed", seed), ("partition_seed", partition_seed):
+            require(value is None or value >= 0, key, "must not be negative", value)
         reason = f"must leave some of {num_clients} clients"
         require(0 <= unseen_clients < num_clients, "unseen_clients", reason, unseen_clients)
+        require(0 < participation <= 1, "participation", "must be in (0, 1]", participation)
         self.cohort_size = round(participation * (num_clients - unseen_clients))
         reason = f"leaves no client of {num_clients - unseen_clients} in a round"
         require(self.cohort_size >= 1, "participation", reason, participation)
-        require(batch_size >= 1, "batch_size", "must be at least 1", batch_size)
-        require(eval_batch_size >= 1, "eval_batch_size", "must be at least 1", eval_batch_size)
-        require(0 <= val_fraction < 1, "val_fraction", "must be in [0, 1)", val_fraction)
-        self.client_fractions = {"test": client_test_fraction, "val": client_val_fraction}
-        for split, fraction in self.client_fractions.items():
-            key = f"client_{split}_fraction"
-            require(0 <= fraction < 1, key, "must be in [0, 1)", fraction)
-        reason = "leaves nothing to train on beside client_test_fraction"
-        require(sum(self.client_fractions.values()) < 1, "client_val_fraction", reason)
-        for key, value in ("seed", seed), ("partition_seed", partition_seed):
-            require(value is None or value >= 0, key, "must not be negative", value)
         self.num_clients = num_clients
         self.partition = partition
         self.unseen_clients = unseen_clients
@@ -132,91 +134,106 @@ class FederatedDataModule(LightningDataModule, Recorded):
     def check_net(self, net: nn.Module) -> None:
         """Raises a clear error where a net cannot take this data though its shapes fit."""
 
+    @override
     def setup(self, stage: str | None = None) -> None:
         """Loads, checks and cuts the data, once and for all stages."""
         if self.clients is not None:
             return
         splits = self.load()
-        check_splits(splits, getattr(self, "num_classes", None), self.class_names)
-        owned, self.test = splits.train, splits.test
-        self._everything = splits.train
-        keys, rows = splits.keys, torch.arange(len(owned))
-        warn_of_owners(keys, self.partition)
-        if splits.val is None:
-            kept, held = self._hold_out(owned, keys)
-            owned, self.val = owned.view(kept), owned.view(held)
-            held_rows = rows[held]
-            keys, rows = None if keys is None else keys[kept], rows[kept]
-        else:
-            held_rows = rows[:0]
-            self.val = splits.val
-            reason = f"{self.name} has its own validation set: the file must name none"
-            require(self.partition.validation is None, "partition", reason)
-        for split, examples in ("validation", self.val), ("test", self.test):
-            warn_of_missing(split, examples, owned, self.class_names)
-        if self.public_source is not None:
-            rng = np.random.default_rng(derive(self.partition_seed, "public"))
-            kept, self.public = self.public_source.take(owned, self.num_classes, rng)
-            owned = owned if len(kept) == len(owned) else owned.view(kept)
-            keys, rows = None if keys is None else keys[kept], rows[kept]
-        rng = np.random.default_rng(derive(self.partition_seed, "partition"))
-        by_label = owned.targets.ndim == 1 and bool(self.num_classes)
-        reason = f"cuts by class, which {self.name} does not have: IID, QuantitySkew or ByKey"
-        name = type(self.partition).__name__
-        require(by_label or not self.partition.by_label, "partition", reason, name)
-        taken = {"clients": rows.numpy(), "validation": held_rows.numpy()}
-        everybody = np.arange(len(splits.train))
-        public = np.setdiff1d(everybody, np.concatenate(list(taken.values())))
-        self.rows = taken | {"public": public}  # whose are which rows of all training data
-        index = self._cut(owned, taken["clients"], rng, keys)
-        if keys is not None and self.partition.by_owner:
-            self.owners_of = [np.unique(keys[samples]).tolist() for samples in index]
-            if splits.test_keys is not None:
-                self.client_splits = own_of_owners(self.test, splits.test_keys, self.owners_of)
-        owned, index, kept = keep_own(owned, index, self.client_fractions, self.partition_seed)
-        self.client_splits |= kept
-        seen = index.sizes[: self.num_clients - self.unseen_clients]
-        self.eligible = np.flatnonzero(seen).tolist()
-        reason = f"only {len(self.eligible)} clients have data, a round needs {self.cohort_size}"
-        require(len(self.eligible) >= self.cohort_size, "participation", reason)
-        sizes = dict(enumerate(index.sizes.tolist()))
-        self.population = Population(
-            self.eligible, sizes, self.cohort_size, self.seed, self.partition
+        self._check(splits)
+        owned, rows = self._keep_validation(splits)
+        owned, rows = self._take_public(owned, rows)
+        index = self._cut(owned, rows, splits)
+        owned, index, self._kept = keep_own(
+            owned, index, self.client_fractions, self.partition_seed
         )
-        self.cohorts.check(self.population)
+        self.client_splits |= self._kept
+        self.population = self._population(index)
         sequences = None
         if self.tasks is not None:
-            require(by_label, "tasks", f"are groups of classes, which {self.name} does not have")
             sequences = self.tasks.sequences(self.num_classes, self.partition_seed)
             sequences.check_clients(index, owned.labels.numpy(), self.eligible)
         self.clients = ClientData(owned, index, self.batch_size, self.seed, sequences)
 
-    def _cut(
-        self, owned: Examples, rows: Indices, rng: np.random.Generator, keys: Any
-    ) -> ClientIndex:
-        """Who owns which of the samples that are left to the clients, ``rows`` of all."""
-        if not self.partition.of_all:
-            return self.partition(owned.labels.numpy(), self.num_clients, rng, keys)
-        labels = self._everything.labels.numpy()
-        index = self.partition(labels, self.num_clients, rng, keys).among(rows)
-        reason = "has a public part that data.public does not draw here: partition_seed differs?"
-        require(len(index.samples) == len(rows), "partition", reason, self.partition)
+    def _check(self, splits: Splits) -> None:
+        check_splits(splits, getattr(self, "num_classes", None), self.class_names)
+        warn_of_owners(splits.keys, self.partition)
+        self._everything, self.test = splits.train, splits.test
+        own = splits.val is not None and self.partition.validation is not None
+        reason = f"{self.name} has its own validation set: the file must name none"
+        require(not own, "partition", reason)
+        by_label = splits.train.targets.ndim == 1 and bool(self.num_classes)
+        reason = f"cuts by class, which {self.name} does not have; use IID, QuantitySkew or ByKey"
+        name = type(self.partition).__name__
+        require(by_label or not self.partition.by_label, "partition", reason, name)
+        reason = f"{self.name} has no classes to make groups of"
+        require(by_label or self.tasks is None, "tasks", reason)
+
+    def _keep_validation(self, splits: Splits) -> tuple[Examples, Tensor]:
+        """Sets the validation data; what it leaves to the clients, and its rows of all."""
+        owned, rows = splits.train, torch.arange(len(splits.train))
+        self.rows = {"validation": rows[:0].numpy()}  # whose are which rows of all training data
+        if splits.val is None:
+            kept, held = self._hold_out(owned, splits.keys)
+            self.rows["validation"] = rows[held].numpy()
+            owned, self.val, rows = owned.view(kept), owned.view(held), rows[kept]
+        else:
+            self.val = splits.val
+        for split, examples in ("validation", self.val), ("test", self.test):
+            warn_of_missing(split, examples, owned, self.class_names)
+        return owned, rows
+
+    def _take_public(self, owned: Examples, rows: Tensor) -> tuple[Examples, Tensor]:
+        """Sets the public data; what it leaves to the clients, and its rows of all."""
+        self.rows["public"] = rows[:0].numpy()
+        if self.public_source is None:
+            return owned, rows
+        rng = np.random.default_rng(derive(self.partition_seed, "public"))
+        kept, self.public = self.public_source.take(owned, self.num_classes, rng)
+        self.rows["public"] = np.setdiff1d(rows.numpy(), rows[kept].numpy())
+        return (owned if len(kept) == len(owned) else owned.view(kept)), rows[kept]
+
+    def _cut(self, owned: Examples, rows: Tensor, splits: Splits) -> ClientIndex:
+        """Shares out the samples that are left to the clients, ``rows`` of all."""
+        self.rows["clients"] = rows.numpy()
+        keys = None if splits.keys is None else splits.keys[rows.numpy()]
+        rng = np.random.default_rng(derive(self.partition_seed, "partition"))
+        if self.partition.of_all:
+            labels = splits.train.labels.numpy()
+            index = self.partition(labels, self.num_clients, rng, splits.keys).among(rows.numpy())
+            reason = "has a public part that data.public does not draw; use its partition_seed"
+            require(len(index.samples) == len(rows), "partition", reason, self.partition)
+        else:
+            index = self.partition(owned.labels.numpy(), self.num_clients, rng, keys)
+        if keys is not None and self.partition.by_owner:
+            self.owners_of = [np.unique(keys[samples]).tolist() for samples in index]
+            if splits.test_keys is not None:
+                self.client_splits = own_of_owners(self.test, splits.test_keys, self.owners_of)
         return index
+
+    def _population(self, index: ClientIndex) -> Population:
+        seen = index.sizes[: self.num_clients - self.unseen_clients]
+        self.eligible: list[int] = np.flatnonzero(seen).tolist()
+        reason = f"only {len(self.eligible)} clients have data, a round needs {self.cohort_size}"
+        require(len(self.eligible) >= self.cohort_size, "participation", reason)
+        sizes = dict(enumerate(index.sizes.tolist()))
+        population = Population(self.eligible, sizes, self.cohort_size, self.seed, self.partition)
+        self.cohorts.check(population)
+        return population
 
     def _hold_out(self, owned: Examples, keys: Any) -> tuple[Any, Any]:
         """The clients' part and the server's, as slices or row numbers."""
-        if (rows := self.partition.validation) is not None:
-            reason = f"the validation part must be some of {len(owned)} training samples"
-            outside = rows[(rows < 0) | (rows >= len(owned))].tolist()
-            fits = len(rows) < len(owned) and not outside
-            require(fits, "partition", reason, outside[:3] or self.partition)
-            rest = np.setdiff1d(np.arange(len(owned)), rows)
-            return torch.from_numpy(rest), torch.from_numpy(rows)
-        held = round(self.val_fraction * len(owned))
-        if self.val_split == "last" or not held:
-            return slice(len(owned) - held), slice(len(owned) - held, None)
-        rng = np.random.default_rng(derive(self.partition_seed, "validation"))
-        return self._draw(owned, keys, held, rng)
+        held = self.partition.validation
+        if held is None:
+            size = round(self.val_fraction * len(owned))
+            if self.val_split == "last" or not size:
+                return slice(len(owned) - size), slice(len(owned) - size, None)
+            rng = np.random.default_rng(derive(self.partition_seed, "validation"))
+            return self._draw(owned, keys, size, rng)
+        rest = np.setdiff1d(np.arange(len(owned)), held)
+        reason = f"the validation part must be some of {len(owned)} training samples"
+        require(0 < len(rest) == len(owned) - len(held), "partition", reason, self.partition)
+        return torch.from_numpy(rest), torch.from_numpy(held)
 
     def _draw(
         self, owned: Examples, keys: Any, size: int, rng: np.random.Generator
@@ -227,8 +244,8 @@ class FederatedDataModule(LightningDataModule, Recorded):
         rest = np.setdiff1d(np.arange(len(owned)), rows)
         return torch.from_numpy(rest), torch.from_numpy(rows)
 
+    @override
     def teardown(self, stage: str) -> None:
-        """Ends what reads samples for this process; it starts again when it is needed."""
         if self.clients is not None:
             for examples in (self.clients.examples, self.val, self.test, self.public):
                 if examples is not None:
@@ -236,13 +253,9 @@ class FederatedDataModule(LightningDataModule, Recorded):
 
     def check_rounds(self, rounds: int) -> None:
         """Raises a clear error if the cohorts or the tasks are not known for so many rounds."""
-        known = self.cohorts.rounds
-        reason = f"must be at most {known}, the rounds that its cohorts are known for"
-        require(known is None or rounds <= known, "rounds", reason, rounds)
-        if self.tasks is not None:
-            each = self.tasks.rounds_per_task
-            reason = f"must be at most {self.tasks.rounds}: {self.tasks.tasks} tasks of {each}"
-            require(rounds <= self.tasks.rounds, "rounds", reason, rounds)
+        for known in (self.cohorts.rounds, None if self.tasks is None else self.tasks.rounds):
+            reason = f"must be at most {known}, the rounds of its cohorts or tasks"
+            require(known is None or rounds <= known, "rounds", reason, rounds)
 
     @property
     def client_data(self) -> ClientData:
@@ -253,15 +266,14 @@ class FederatedDataModule(LightningDataModule, Recorded):
         return self.clients
 
     def all_training_examples(self) -> Examples:
-        """What the clients share, with the validation part if that was taken from it."""
+        """All training samples, with the validation and public parts taken from them."""
         self.client_data  # noqa: B018  (loads it)
         return self._everything
 
     def export_partition(self, path: str | Path) -> None:
         """Writes who owns which sample to a .json or .npz file, for :class:`FromFile`."""
-        index = self.client_data.index
-        owned, others = self.rows["clients"], {k: v for k, v in self.rows.items() if k != "clients"}
-        parts = ClientIndex([owned[part] for part in index])
+        parts = ClientIndex([self.rows["clients"][part] for part in self.client_data.index])
+        others = {name: self.rows[name] for name in OTHERS}
         export(parts, self._everything.labels.numpy(), Path(path), others)
 
     def fingerprint(self) -> str:
@@ -274,7 +286,7 @@ class FederatedDataModule(LightningDataModule, Recorded):
             splits = [data.examples, self.val, self.test]
             splits += [] if self.public is None else [self.public]
             index = [torch.from_numpy(part) for part in (data.index.offsets, data.index.samples)]
-            for own in self._kept().values():
+            for own in self._kept.values():
                 splits.append(own.examples)
                 index.append(torch.from_numpy(own.index.offsets))
             if data.tasks is not None:
@@ -284,7 +296,7 @@ class FederatedDataModule(LightningDataModule, Recorded):
         return self._fingerprint
 
     def summary(self) -> dict[str, Any]:
-        """How many samples of each class every client has, for ``partition.json``."""
+        """The content of ``partition.json``: the samples of each class of every client."""
         data = self.client_data
         dealt = self.num_classes if data.examples.targets.ndim == 1 else 0
         counts = data.index.label_counts(data.examples.labels.numpy(), dealt or 1)
@@ -296,7 +308,7 @@ class FederatedDataModule(LightningDataModule, Recorded):
             "num_val": len(self.val),
             "num_test": len(self.test),
             **({} if self.public is None else {"num_public": len(self.public)}),
-            **{f"num_client_{name}": len(own.examples) for name, own in self._kept().items()},
+            **{f"num_client_{name}": len(own.examples) for name, own in self._kept.items()},
             "heterogeneity": heterogeneity(counts),
             "counts": counts,
         }
@@ -305,11 +317,7 @@ class FederatedDataModule(LightningDataModule, Recorded):
         """For a notebook: who holds what, once that is known."""
         return card(self)
 
-    def _kept(self) -> OwnSplits:
-        """The splits that were taken out of what clients would train on."""
-        wanted = [split for split, fraction in self.client_fractions.items() if fraction]
-        return {split: self.client_splits[split] for split in wanted}
-
+    @override
     def train_dataloader(self) -> CohortLoader:
         """One cohort per epoch."""
         module = self.trainer.lightning_module if self.trainer else None
@@ -324,17 +332,17 @@ class FederatedDataModule(LightningDataModule, Recorded):
         splits = ["val"] if len(self.val) else []
         return [*splits, "test"] if fitting or not splits else splits
 
+    @override
     def val_dataloader(self) -> list[Batches]:
         """The server's validation set, and beside it the test set that curves are drawn from."""
         return [self._eval(getattr(self, split)) for split in self.eval_splits()]
 
+    @override
     def test_dataloader(self) -> Batches:
         """The official test set."""
         return self._eval(self.test)
 
-    def predict_dataloader(self) -> Batches:
-        """The official test set."""
-        return self._eval(self.test)
+    predict_dataloader = test_dataloader
 
     def _eval(self, examples: Examples) -> Batches:
         device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")

@@ -1,4 +1,4 @@
-"""What every client keeps of its own samples to test on: never trained on, by nobody."""
+"""The part of its own samples that a client tests on; nobody trains on it."""
 
 import logging
 from collections.abc import Mapping
@@ -25,10 +25,9 @@ class OwnSplit:
     @classmethod
     def of(cls, examples: Examples, parts: list[Indices]) -> "OwnSplit":
         """Some of the examples; ``parts`` has their numbers, by client."""
-        ends = np.cumsum([len(part) for part in parts])
-        numbers = [np.arange(end - len(p), end) for p, end in zip(parts, ends, strict=True)]
         rows = torch.from_numpy(np.concatenate(parts).astype(np.int64))
-        return cls(examples.view(rows), ClientIndex(numbers))
+        ends = np.cumsum([len(part) for part in parts])
+        return cls(examples.view(rows), ClientIndex(np.split(np.arange(len(rows)), ends[:-1])))
 
     @property
     def clients(self) -> list[int]:
@@ -37,7 +36,7 @@ class OwnSplit:
         return clients
 
     def rows(self, client: int) -> slice:
-        """Where a client's samples are."""
+        """The rows of a client's samples."""
         first, end = self.index.offsets[client : client + 2]
         return slice(int(first), int(end))
 
@@ -77,23 +76,18 @@ def keep_own(
             taken[split].append(ordered[rows])
             rest = rest[~np.isin(rest, ordered[rows])]  # in the order that the partition gave
         training.append(rest)
-    splits = {split: OwnSplit.of(owned, parts) for split, parts in taken.items()}
-    for split, own in splits.items():
-        _tell_empty(split, own, index, wanted[split])
     rows = np.sort(np.concatenate(training))
     left = ClientIndex([np.searchsorted(rows, part) for part in training])
+    splits = {split: OwnSplit.of(owned, parts) for split, parts in taken.items()}
+    have = int(np.count_nonzero(index.sizes))
+    for split, own in splits.items():
+        key, empty = f"client_{split}_fraction", have - len(own.clients)
+        reason = "takes nothing: no client has enough samples of a class to give one away"
+        require(empty < have, key, reason, wanted[split])
+        if empty:
+            text = "%s: %d of %d clients are too small for a %s split of their own, and not counted"
+            log.warning(text, key, empty, have, split)
     return owned.view(torch.from_numpy(rows)), left, splits
-
-
-def _tell_empty(split: str, own: OwnSplit, index: ClientIndex, fraction: float) -> None:
-    have = np.flatnonzero(index.sizes)
-    empty = len(have) - len(own.clients)
-    key = f"client_{split}_fraction"
-    reason = "takes nothing: no client has enough samples of a class to give one away"
-    require(empty < len(have), key, reason, fraction)
-    if empty:
-        text = "%s: %d of %d clients are too small for a %s split of their own, and not counted"
-        log.warning(text, key, empty, len(have), split)
 
 
 def own_of_owners(test: Examples, test_keys: Indices, owners: list[list[int]]) -> OwnSplits:

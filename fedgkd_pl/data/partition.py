@@ -1,4 +1,4 @@
-"""Who owns which sample: one class per way to cut.
+"""The owners of the samples: one class per way to cut.
 
 A partition is a function of (labels, number of clients, generator) and can be used without the
 rest of the package::
@@ -15,6 +15,7 @@ from fedgkd_pl.data.index import ClientIndex, Indices, Labels
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.storage.recorded import Recorded
 from numpy.random import Generator
+from typing_extensions import override
 
 
 class Partition(Recorded, ABC):
@@ -29,7 +30,7 @@ class Partition(Recorded, ABC):
     validation: Indices | None = None  # of ``of_all``: the server's part, where it says which
 
     def take_source(self, samples: int, training: Indices, names: Sequence[str] = ()) -> None:
-        """What own data tells before it is cut; for partitions that name samples.
+        """Takes the names of the samples before the data is cut, for partitions that use them.
 
         Args:
             samples: how many there are, with those that were drawn as the test set.
@@ -51,8 +52,8 @@ class Partition(Recorded, ABC):
         require(num_clients <= len(labels), "num_clients", reason, num_clients)
         if self.by_owner:
             if keys is None:
-                hint = "one folder per client does: ClientFiles (docs/data.md)"
-                raise SettingError("partition", f"this dataset names no owners to cut by; {hint}")
+                reason = "this dataset names no owners to cut by; ClientFiles has a folder for each"
+                raise SettingError("partition", reason)
             labels = keys
         parts = list(self.split(labels, num_clients, generator))
         return ClientIndex(parts if self.ordered else [generator.permutation(p) for p in parts])
@@ -65,8 +66,8 @@ class Partition(Recorded, ABC):
 class IID(Partition):
     """Equal random shares."""
 
+    @override
     def split(self, labels: Labels, num_clients: int, generator: Generator) -> Iterator[Indices]:
-        """See :meth:`Partition.split`."""
         yield from np.array_split(generator.permutation(len(labels)), num_clients)
 
 
@@ -99,8 +100,8 @@ class Dirichlet(Partition):
         self.min_size = min_size
         self.max_tries = max_tries
 
+    @override
     def split(self, labels: Labels, num_clients: int, generator: Generator) -> Iterator[Indices]:
-        """See :meth:`Partition.split`."""
         if not self.balanced:
             reason = f"{num_clients} clients cannot hold that many of {len(labels)} samples each"
             require(self.min_size * num_clients <= len(labels), "min_size", reason, self.min_size)
@@ -154,13 +155,13 @@ class Pathological(Partition):
     by_label = True
 
     def __init__(self, classes_per_client: int = 2) -> None:
+        self.classes_per_client = classes_per_client
         require(
             classes_per_client >= 1, "classes_per_client", "must be at least 1", classes_per_client
         )
-        self.classes_per_client = classes_per_client
 
+    @override
     def split(self, labels: Labels, num_clients: int, generator: Generator) -> Iterator[Indices]:
-        """See :meth:`Partition.split`."""
         classes = generator.permutation(np.unique(labels))
         each = self.classes_per_client
         reason = f"there are {len(classes)} classes"
@@ -196,8 +197,8 @@ class Shards(Partition):
         )
         self.shards_per_client = shards_per_client
 
+    @override
     def split(self, labels: Labels, num_clients: int, generator: Generator) -> Iterator[Indices]:
-        """See :meth:`Partition.split`."""
         count = num_clients * self.shards_per_client
         reason = f"{num_clients} clients would need {count} shards of {len(labels)} samples"
         require(count <= len(labels), "shards_per_client", reason, self.shards_per_client)
@@ -225,8 +226,8 @@ class QuantitySkew(Partition):
         self.min_size = min_size
         self.max_tries = max_tries
 
+    @override
     def split(self, labels: Labels, num_clients: int, generator: Generator) -> Iterator[Indices]:
-        """See :meth:`Partition.split`."""
         reason = f"{num_clients} clients cannot each have this many of {len(labels)} samples"
         require(self.min_size * num_clients <= len(labels), "min_size", reason, self.min_size)
         for _ in range(self.max_tries):
@@ -250,8 +251,8 @@ class ByKey(Partition):
 
     by_owner = True
 
+    @override
     def split(self, labels: Labels, num_clients: int, generator: Generator) -> Iterator[Indices]:
-        """See :meth:`Partition.split`."""
         owners, where, sizes = np.unique(labels, return_inverse=True, return_counts=True)
         reason = f"the data has {len(owners)} owners"
         require(num_clients <= len(owners), "num_clients", reason, num_clients)

@@ -1,6 +1,5 @@
 """Public data: inputs that the server and every client may see, mostly without labels."""
 
-import logging
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -12,15 +11,14 @@ from fedgkd_pl.data.index import stratified
 from fedgkd_pl.errors import require
 from fedgkd_pl.storage.recorded import Recorded
 from torch import Tensor
+from typing_extensions import override
 
 if TYPE_CHECKING:
     from fedgkd_pl.data.datamodule import FederatedDataModule
 
-log = logging.getLogger("fedgkd_pl")
-
 
 class PublicData(Recorded, ABC):
-    """Where public data comes from."""
+    """A source of public data."""
 
     from_training = False  # whether it is cut from what the clients would share
     labelled = False  # whether its labels are public, too; they are all 0 otherwise
@@ -50,10 +48,10 @@ class HeldOut(PublicData):
         self.fraction = fraction
         self.labelled = labelled
 
+    @override
     def take(
         self, train: Examples, num_classes: int, generator: np.random.Generator
     ) -> tuple[Tensor, Examples]:
-        """Draws it without a look at the labels."""
         size = round(self.fraction * len(train))
         require(0 < size < len(train), "fraction", f"leaves {size} of {len(train)}", self.fraction)
         drawn = torch.from_numpy(generator.permutation(len(train)))
@@ -79,26 +77,22 @@ class OtherData(PublicData):
         self.samples = samples
         self.labelled = labelled
 
+    @override
     def take(
         self, train: Examples, num_classes: int, generator: np.random.Generator
     ) -> tuple[Tensor, Examples]:
-        """Loads it, and refuses inputs of other shapes."""
         other = self.data.load().train
-        ours, theirs = (_form(examples) for examples in (train, other))
-        text = f"the inputs of {self.data.name} are {theirs}, the clients' are {ours}"
-        require(ours == theirs, "public", text)
+        ours, theirs = (
+            f"{tuple(each.inputs.shape[1:])} of {each.inputs.dtype}" for each in (train, other)
+        )
+        reason = f"the inputs of {self.data.name} are {theirs}, the clients' are {ours}"
+        require(ours == theirs, "public", reason)
         classes = self.data.num_classes
-        text = f"{self.data.name} has {classes} classes, the clients' data {num_classes}"
-        require(not self.labelled or 0 < classes <= num_classes, "labelled", text, True)
-        if classes != num_classes and not self.labelled:
-            log.info(
-                "public: %s has %d classes, the clients' data %d; nobody reads its labels",
-                *(self.data.name, classes, num_classes),
-            )
+        reason = f"{self.data.name} has {classes} classes, the clients' data {num_classes}"
+        require(not self.labelled or 0 < classes <= num_classes, "labelled", reason, True)
         if self.samples is not None:
-            enough = self.samples <= len(other)
-            reason = f"must be at most {len(other)}, which {self.data.name} has"
-            require(enough, "samples", reason, self.samples)
+            reason = f"must be at most {len(other)}, the samples of {self.data.name}"
+            require(self.samples <= len(other), "samples", reason, self.samples)
             rows = np.sort(generator.permutation(len(other))[: self.samples])
             other = other.portable(torch.from_numpy(rows))
         public = replace(other, transform=train.transform)
@@ -120,7 +114,3 @@ def sampled_rows(public: Examples, samples: int, labelled: bool, seed: int) -> T
     else:
         rows = np.sort(rng.choice(len(public), samples, replace=False))
     return torch.from_numpy(rows)
-
-
-def _form(examples: Examples) -> str:
-    return f"{tuple(examples.inputs.shape[1:])} of {examples.inputs.dtype}"

@@ -3,9 +3,7 @@
 import hashlib
 import io
 import json
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +11,12 @@ import numpy as np
 from fedgkd_pl.data.index import ClientIndex, Indices, Labels
 from fedgkd_pl.data.partition import Partition
 from fedgkd_pl.errors import SettingError, require
-from fedgkd_pl.storage.reading import MB, printable, read_bytes
+from fedgkd_pl.storage.files import commit
+from fedgkd_pl.storage.reading import MB, read_json
 from numpy.random import Generator, RandomState
+from typing_extensions import override
 
-LARGEST_FILE = 1000 * MB
+LARGEST = 1000 * MB
 GROUP = 10  # clients that share a draw
 OTHERS = ("validation", "public")  # whose samples no client of a file owns
 
@@ -51,8 +51,8 @@ class AuthorsDirichlet(Partition):
         self._after_split: Any = None
         self._cohorts: list[list[int]] = []
 
+    @override
     def split(self, labels: Labels, num_clients: int, generator: Generator) -> Iterator[Indices]:
-        """See :meth:`Partition.split`; the generator is not used."""
         reason = "must be a multiple of ten: the authors cut groups of ten"
         require(num_clients % GROUP == 0, "num_clients", reason, num_clients)
         random = RandomState(1000 * self.seed)
@@ -117,56 +117,55 @@ class FromFile(Partition):
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._written, self._labels = _read(Path(path))
-        self._by_name = any(part.dtype.kind == "U" for part in self._written.all())
-        self._numbered = None if self._by_name else self._written
+        self._clients, self._others, self._labels = _read(Path(path))
+        self._by_name = any(
+            part.dtype.kind == "U" for part in (*self._clients, *self._others.values())
+        )
         self._names: list[str] = []  # of the training samples
+        self._places: dict[str, int] = {}  # by name; -1 in the test set
         self._hint = ""
-        self.validation = None if self._by_name else self._written.others.get("validation")
+        self.validation = None if self._by_name else self._others.get("validation")
 
+    @override
     def take_source(self, samples: int, training: Indices, names: Sequence[str] = ()) -> None:
-        """See :meth:`Partition.take_source`: a file's names become numbers here."""
         self._names = [names[row] for row in training] if names else []
-        if self._by_name:
-            numbers = dict.fromkeys(names, -1) | {name: n for n, name in enumerate(self._names)}
-            self._numbered = self._written.numbered(numbers, self.path) if names else None
-            self.validation = self._numbered.others.get("validation") if self._numbered else None
-        elif drawn := samples - len(training):
-            text = f"; {drawn} of all {samples} samples are the test set (test_fraction) and not "
-            ways = "name files, " if names else ""
-            ways += "give a test set of your own, or begin with fedgkd-pl partition --export"
-            self._hint = f"{text}counted: {ways}"
+        self._places = dict.fromkeys(names, -1) | {name: n for n, name in enumerate(self._names)}
+        if self._by_name and names and "validation" in self._others:
+            self.validation = self._numbered(self._others["validation"])
+        if drawn := samples - len(training):
+            self._hint = (
+                f"; {drawn} of {samples} samples are the test set (test_fraction), not counted"
+            )
 
+    @override
     def split(self, labels: Labels, num_clients: int, generator: Generator) -> Iterator[Indices]:
-        """See :meth:`Partition.split`; nothing is drawn."""
-        reason = f"{self.path} names files, and this data has none to each sample: give numbers"
-        require(self._numbered is not None, "partition", reason)
-        assert self._numbered is not None
-        count = len(self._numbered.clients)
+        count = len(self._clients)
         require(count == num_clients, "num_clients", f"{self.path} has {count}", num_clients)
-        if wrong := self._wrong(np.concatenate(self._numbered.all()), len(labels)):
+        clients = [self._numbered(part) for part in self._clients]
+        samples = np.concatenate([*clients, *map(self._numbered, self._others.values())])
+        inside = (samples >= 0) & (samples < len(labels))
+        times = np.bincount(samples[inside], minlength=len(labels))
+        faults = {"twice": np.flatnonzero(times > 1), "missing": np.flatnonzero(times == 0)}
+        for fault, rows in ({"unknown": samples[~inside]} | faults).items():
+            first = [self._names[row] if self._by_name else int(row) for row in rows[:3]]
             reason = f"{self.path} must name each of {len(labels)} training samples once, those of "
-            raise SettingError("partition", f"{reason}the validation part too: {wrong}{self._hint}")
+            reason += f"the validation part too; {fault}: {first}{self._hint}"
+            require(not first, "partition", reason)
         reason = f"{self.path} was made for other data: the labels differ"
         require(self._labels in ("", labels_digest(labels)), "partition", reason)
-        yield from self._numbered.clients
+        yield from clients
 
-    def _wrong(self, samples: Indices, count: int) -> str:
-        """Which samples are at fault, and how; empty where each is there once."""
-        inside = (samples >= 0) & (samples < count)
-        times = np.bincount(samples[inside], minlength=count)
-        faults = {
-            f"not among 0 to {count - 1}": samples[~inside],
-            "named twice": np.flatnonzero(times > 1),
-            "missing": np.flatnonzero(times == 0),
-        }
-        for fault, rows in faults.items():
-            if len(rows):
-                first = [printable(self._names[row] if self._by_name else row) for row in rows[:3]]
-                more = f" and {len(rows) - 3} more" if len(rows) > 3 else ""
-                some = f"samples {', '.join(first)}{more} are" if len(rows) > 1 else ""
-                return f"{some or f'sample {first[0]} is'} {fault}"
-        return ""
+    def _numbered(self, part: Any) -> Indices:
+        """The numbers of a part's training samples."""
+        if not self._by_name:
+            return part.astype(np.int64)  # type: ignore[no-any-return]
+        reason = f"{self.path} names files, and this data has none to each sample; give numbers"
+        require(bool(self._places), "partition", reason)
+        unknown = [name for name in part.tolist() if name not in self._places]
+        reason = f"{self.path} names {unknown[:1]}, which is not there; a file is class/file"
+        require(not unknown, "partition", reason)
+        rows = np.array([self._places[name] for name in part.tolist()], dtype=np.int64)
+        return rows[rows >= 0]
 
 
 def export(
@@ -178,19 +177,15 @@ def export(
         labels: of all training samples, which the index counts.
         others: samples that no client owns: ``validation``, ``public``.
     """
-    from fedgkd_pl.storage.files import commit
-
-    made_for = labels_digest(labels)
-    rest = {name: rows for name, rows in (others or {}).items() if len(rows)}
+    content: dict[str, Any] = {name: rows for name, rows in (others or {}).items() if len(rows)}
+    content["labels_sha256"] = labels_digest(labels)
     if path.suffix == ".npz":
         buffer = io.BytesIO()
-        arrays: dict[str, Any] = {"samples": index.samples, "offsets": index.offsets, **rest}
-        np.savez_compressed(buffer, **arrays, labels_sha256=np.array(made_for))
+        np.savez_compressed(buffer, samples=index.samples, offsets=index.offsets, **content)
         commit(path, [buffer.getvalue()])
     else:
-        content = {"labels_sha256": made_for, "clients": [part.tolist() for part in index]}
-        content |= {name: rows.tolist() for name, rows in rest.items()}
-        commit(path, [json.dumps(content).encode()])
+        content["clients"] = list(index)
+        commit(path, [json.dumps(content, default=np.ndarray.tolist).encode()])
 
 
 def labels_digest(labels: Labels) -> str:
@@ -198,78 +193,28 @@ def labels_digest(labels: Labels) -> str:
     return hashlib.sha256(labels.astype("<i8").tobytes()).hexdigest()
 
 
-def read_bounded(path: Path) -> bytes:
-    """The bytes of a file that a setting names."""
-    require(path.exists(), "path", "no such file", str(path))
+def _read(path: Path) -> tuple[list[Any], dict[str, Any], str]:
+    """Reads the samples of every client, those of nobody by name, and the labels' digest."""
     try:
-        return read_bytes(path, LARGEST_FILE)
-    except OSError as error:
-        raise SettingError("path", str(error.strerror), str(path)) from error
+        if path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as arrays:
+                content = dict(arrays)
+            samples, offsets = content["samples"], content["offsets"]
+            if offsets[0] != 0 or offsets[-1] != len(samples):
+                raise ValueError("offsets do not cut samples")
+            content["clients"] = np.split(samples, offsets[1:-1])
+        else:
+            content = read_json(path, LARGEST)
+            content = content if isinstance(content, dict) else {"clients": content}
+        clients = [_part(samples) for samples in content["clients"]]
+        others = {name: _part(content[name]) for name in OTHERS if name in content}
+    except Exception as error:  # a damaged file fails in any way
+        raise SettingError("path", f"not a partition: {error!s:.120}", str(path)) from error
+    return clients, others, str(content.get("labels_sha256", ""))
 
 
-@dataclass(frozen=True)
-class _Written:
-    """The samples of every client, and by name those of nobody: numbers, or all names of files."""
-
-    clients: Sequence[Any]
-    others: dict[str, Any]
-
-    def all(self) -> list[Any]:
-        """Every list of samples."""
-        return [*self.clients, *self.others.values()]
-
-    def numbered(self, numbers: Mapping[str, int], path: str) -> "_Written":
-        """The numbers of named samples, without those that have none (below 0)."""
-
-        def of(part: Any) -> Indices:
-            for name in part.tolist():
-                reason = f"{path} names {name!r:.80}, which is not there: a file is class/file"
-                require(name in numbers, "partition", reason)
-            rows = np.array([numbers[name] for name in part.tolist()], dtype=np.int64)
-            return rows[rows >= 0]
-
-        others = {name: of(part) for name, part in self.others.items()}
-        return _Written([of(part) for part in self.clients], others)
-
-
-def _read(path: Path) -> tuple[_Written, str]:
-    """What a file says, and the labels' digest."""
-    content = read_bounded(path)
-    try:
-        return _arrays(content) if path.suffix == ".npz" else _lists(json.loads(content))
-    except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
-        raise SettingError("path", f"not a partition: {str(error)[:120]}", str(path)) from error
-    except (zipfile.BadZipFile, OSError, EOFError) as error:
-        raise SettingError("path", "not a partition: damaged", str(path)) from error
-
-
-def _arrays(content: bytes) -> tuple[_Written, str]:
-    with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-        samples, offsets = (np.asarray(arrays[n]) for n in ("samples", "offsets"))
-        others = {name: np.asarray(arrays[name]) for name in OTHERS if name in arrays}
-        made_for = str(arrays["labels_sha256"]) if "labels_sha256" in arrays else ""
-    whole = offsets.ndim == samples.ndim == 1 and len(offsets) > 1
-    whole = whole and offsets[0] == 0 and offsets[-1] == len(samples)
-    if not whole or not (np.diff(offsets) >= 0).all():
-        raise ValueError("offsets do not cut samples")
-    if any(a.dtype.kind not in "iu" or a.ndim != 1 for a in (samples, *others.values())):
-        raise ValueError("a sample is a whole number")
-    others = {name: rows.astype(np.int64) for name, rows in others.items()}
-    return _Written(np.split(samples.astype(np.int64), offsets[1:-1]), others), made_for
-
-
-def _lists(parsed: Any) -> tuple[_Written, str]:
-    if not isinstance(parsed, dict):
-        parsed = {"clients": parsed}
-    clients = parsed.get("clients")
-    named = {name: parsed[name] for name in OTHERS if name in parsed}
-    lists = [*(clients if isinstance(clients, list) else [None]), *named.values()]
-    if not lists or not all(isinstance(part, list) for part in lists):
+def _part(samples: Any) -> Any:
+    rows = np.asarray(samples)
+    if rows.ndim != 1 or not (rows.dtype.kind in "iuU" or rows.size == 0):
         raise ValueError('expected {"clients": [[0, 2, 5], [1, 3]], "validation": [4]}')
-    kinds = {type(sample) for part in lists for sample in part}
-    if not (kinds <= {int} or kinds <= {str}):
-        raise ValueError("a sample is a whole number, or all are names of files")
-    kind = str if str in kinds else np.int64
-    others = {name: np.array(rows, dtype=kind) for name, rows in named.items()}
-    made_for = str(parsed.get("labels_sha256", ""))
-    return _Written([np.array(part, dtype=kind) for part in clients], others), made_for
+    return rows if rows.size else np.zeros(0, dtype=np.int64)

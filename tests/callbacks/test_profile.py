@@ -2,63 +2,25 @@
 
 import csv
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fedgkd_pl import FedGKD, LocalEngine, RoundProfile
 from fedgkd_pl.callbacks.profile import CLIENTS, SERVER, profile_table
-from fedgkd_pl.methods.fedgkd import FedGKDClient
 
 from tests.conftest import Table, fit, linear
 
-SLOW = 0.05
 
-
-class SlowClient(FedGKDClient):
-    def teach(self, x: Any) -> Any:
-        if self.distil:
-            time.sleep(SLOW)
-        return super().teach(x)
-
-    def receive(self, *args: Any) -> None:
-        time.sleep(2 * SLOW)
-        super().receive(*args)
-
-
-class Slow(FedGKD):
-    def client(self) -> SlowClient:
-        settings = {"gamma": self.gamma, "distance": "kl", "temperature": 1.0}
-        return SlowClient(self.net, self.optimizer, self.scheduler, **settings)
-
-    def server_step(self, mean: Any) -> None:
-        time.sleep(3 * SLOW)
-        super().server_step(mean)
-
-    def on_validation_epoch_end(self) -> None:
-        time.sleep(4 * SLOW)
-        super().on_validation_epoch_end()
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_every_part_is_seen(workers: int, tmp_path: Path, capsys: Any) -> None:
-    profile = RoundProfile(str(tmp_path))
-    start = time.perf_counter()
+def test_every_part_is_seen(tmp_path: Path, capsys: Any) -> None:
+    profile, start = RoundProfile(str(tmp_path)), time.perf_counter()
     data = Table(sizes=(8, 8), val_fraction=0.2)
-    fit(Slow(linear(), engine=LocalEngine(workers=workers)), data, rounds=3, callbacks=[profile])
-    whole = time.perf_counter() - start
-    assert len(profile.rows) == 3
-    assert profile.rows[0]["teacher"] < SLOW / 2, "nobody teaches in round 1"
-    for row in profile.rows[1:]:
-        # two clients, each with one batch
-        clients = {"teacher": SLOW, "student": 2 * SLOW}
-        if workers == 1:
-            clients = {name: 2 * seconds for name, seconds in clients.items()}
-        for name, least in {**clients, "aggregation": 3 * SLOW, "evaluation": 4 * SLOW}.items():
-            assert 0.9 * least <= row[name] < least + 6 * SLOW, (name, row)
+    fit(FedGKD(linear(), engine=LocalEngine(1)), data, 3, callbacks=[profile])
+    assert sum(sum(row.values()) for row in profile.rows) < time.perf_counter() - start
+    for number, row in enumerate(profile.rows, start=1):
         assert all(seconds >= 0 for seconds in row.values())
-    assert sum(sum(row.values()) for row in profile.rows) < whole
+        assert min(row[name] for name in ("student", "aggregation", "evaluation")) > 0
+        assert number == 1 or row["teacher"] > 0
     rows = list(csv.DictReader((tmp_path / "profile.csv").open()))
     assert [row["round"] for row in rows] == ["1", "2", "3"]
     for row, kept in zip(rows, profile.rows, strict=True):
@@ -91,14 +53,3 @@ def test_the_table_is_the_mean_without_the_first_round() -> None:
     assert "3.000 s" in student and "25.0%" in student  # (1 + 5) / 2 of 3 + 6 · 1.5 = 12
     assert "12.000 s; the first round took 70.000 s" in text
     assert "1.000 s  14.3%" in profile_table(rows[1:2])
-
-
-def test_on_the_command_line(run: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
-    words = ("fit", "--config", "quickstart.yaml", "--rounds", "2", "--profile")
-    code, out, err = run(*words)
-    assert code == 0, err
-    assert "teacher" in out and "evaluation" in out
-    (file,) = tmp_path.rglob("profile.csv")
-    assert len(file.read_text().splitlines()) == 3
-    code, out, _ = run(*words, "false")
-    assert code == 0 and "where a round's time goes" not in out

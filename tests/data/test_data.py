@@ -1,16 +1,22 @@
 """Resident data, batches, augmentation, cohorts."""
 
+import hashlib
+import io
 import pickle
+import tarfile
+import urllib.error
+import urllib.request
+import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from fedgkd_pl import CIFAR10, CIFAR100, IID, SST5, AGNews, Digits, TinyImageNet, Toy2D
-from fedgkd_pl.data.cohorts import CohortSampler, Population, UniformCohorts
-from fedgkd_pl.data.examples import Batches, Examples
-from fedgkd_pl.data.transforms import ImageTransform, Scale
+from fedgkd_pl import CIFAR10, CIFAR100, SST5, AGNews, Digits, TinyImageNet
+from fedgkd_pl.data.downloads import extract
+from fedgkd_pl.data.transforms import ImageTransform
 from fedgkd_pl.errors import SettingError
 
 from tests.conftest import Table
@@ -33,17 +39,6 @@ def test_digits_splits() -> None:
     )
 
 
-def test_validation_is_the_last_part_and_does_not_move_with_the_seed() -> None:
-    a, b = Digits(seed=0), Digits(seed=1)
-    a.setup()
-    b.setup()
-    assert torch.equal(a.val.inputs, b.val.inputs) and torch.equal(a.test.inputs, b.test.inputs)
-    assert not np.array_equal(a.client_data.index.samples, b.client_data.index.samples)
-    c = Digits(seed=1, partition_seed=0)
-    c.setup()
-    assert np.array_equal(a.client_data.index.samples, c.client_data.index.samples)
-
-
 def test_batches_cover_a_client_once_per_pass_in_new_orders() -> None:
     data = Table(sizes=(10, 7), batch_size=4)
     x, _ = data.arrays()[1]
@@ -53,21 +48,6 @@ def test_batches_cover_a_client_once_per_pass_in_new_orders() -> None:
     for rows in passes:
         assert sorted(map(tuple, rows)) == sorted(map(tuple, x))
     assert not np.array_equal(*passes)
-
-
-def test_batches_are_a_function_of_seed_round_and_client() -> None:
-    def order(seed: int, round: int, client: int) -> list[Any]:
-        data = Table(sizes=(10, 10), seed=seed)
-        data.setup()
-        return [rows.tolist() for rows, _ in data.client_data.batches(client, round)]
-
-    assert order(0, 1, 0) == order(0, 1, 0)
-    assert len({str(order(*key)) for key in [(0, 1, 0), (1, 1, 0), (0, 2, 0), (0, 1, 1)]}) == 4
-
-
-def test_evaluation_keeps_the_order() -> None:
-    examples = Examples(torch.arange(5.0), torch.arange(5), Scale(1))
-    assert [y.tolist() for _, y in Batches(examples, 2)] == [[0, 1], [2, 3], [4]]
 
 
 def test_augmentation_is_a_crop_and_flip_of_each_image() -> None:
@@ -93,65 +73,37 @@ def test_augmentation_is_a_crop_and_flip_of_each_image() -> None:
     assert len(places) > 25 and flips == {False, True}  # each image on its own
 
 
-def test_normalisation_by_hand() -> None:
-    image = torch.tensor([[[[0, 255]], [[51, 102]]]], dtype=torch.uint8)
-    out = ImageTransform((0.5, 0.2), (0.5, 0.1))(image, None)
-    torch.testing.assert_close(out, torch.tensor([[[[-1.0, 1.0]], [[0.0, 2.0]]]]))
-
-
-def test_cohorts_are_uniform_without_replacement_and_need_no_state() -> None:
-    population = Population(range(20), dict.fromkeys(range(20), 5), size=4, seed=0, partition=IID())
-    sampler = CohortSampler(UniformCohorts(), population, None)
-    drawn = []
-    for epoch in range(500):
-        sampler.set_epoch(epoch)
-        cohort = sampler.cohort()
-        assert len(set(cohort)) == 4 and cohort == sorted(cohort)
-        drawn.append(cohort)
-    counts = np.bincount(np.concatenate(drawn), minlength=20)
-    assert counts.min() > 70 and counts.max() < 130  # 100 expected, σ ≈ 9
-    sampler.set_epoch(17)
-    assert sampler.cohort() == drawn[17]
-
-
 @pytest.mark.parametrize(
-    ("settings", "key"),
-    [
-        ({"num_clients": 0}, "num_clients"),
-        ({"participation": 0.0}, "participation"),
-        ({"participation": 1.1}, "participation"),
-        ({"num_clients": 20, "participation": 0.01}, "participation"),
-        ({"batch_size": 0}, "batch_size"),
-        ({"val_fraction": 1.0}, "val_fraction"),
-        ({"seed": -1}, "seed"),
-    ],
+    "key",
+    ["num_clients", "participation", "batch_size", "val_fraction", "seed", "client_val_fraction"],
 )
-def test_bad_settings(settings: dict[str, Any], key: str) -> None:
-    with pytest.raises(SettingError) as error:
-        Digits(**settings)
-    assert error.value.key == key
+def test_bad_settings(key: str) -> None:
+    with pytest.raises(SettingError, match=f"^{key}: "):
+        Digits(**{key: -1})
 
 
-def test_cifar_reads_torchvisions_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_cifar(tmp_path, monkeypatch)
-    data = CIFAR10(data_dir=str(tmp_path), num_clients=4, partition=IID(), batch_size=16)
-    data.prepare_data()
+def test_fractions_leave_something_to_train_on() -> None:
+    with pytest.raises(SettingError, match=r"^client_val_fraction: "):
+        Digits(client_test_fraction=0.5, client_val_fraction=0.5)
+    with pytest.raises(SettingError, match=r"^participation: "):
+        Digits(num_clients=20, participation=0.01)
+
+
+@pytest.mark.parametrize("cls", [CIFAR10, CIFAR100])
+def test_cifar_reads_the_published_files(
+    cls: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_cifar(tmp_path, monkeypatch, cls.num_classes)
+    data = cls(data_dir=str(tmp_path), num_clients=4, batch_size=16, download=False)
     data.setup()
     assert data.client_data.index.sizes.tolist() == [45] * 4
     assert (len(data.val), len(data.test)) == (20, 40)
-    first = pickle.loads((tmp_path / "cifar-10-batches-py" / "train_1").read_bytes())
+    assert int(data.client_data.examples.targets.max()) == cls.num_classes - 1
+    first = pickle.loads(next(tmp_path.glob("*/train_1")).read_bytes())
     image = data.client_data.examples.inputs[0]
     assert torch.equal(image, torch.from_numpy(first["data"][0].reshape(3, 32, 32)))
     x, _ = next(iter(data.client_data.batches(0, 1)))
     assert x.shape == (16, 3, 32, 32) and x.dtype == torch.float32
-
-
-def test_cifar100_has_its_own_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_cifar(tmp_path, monkeypatch, classes=100)
-    data = CIFAR100(data_dir=str(tmp_path), num_clients=4, download=False)
-    data.setup()
-    assert data.client_data.examples.targets.max() > 9 and data.num_classes == 100
-    assert data.client_data.examples.inputs.dtype == torch.uint8
 
 
 class Evil:
@@ -159,71 +111,72 @@ class Evil:
         return (Path.touch, (Path("canary"),))
 
 
-@pytest.mark.parametrize(
-    ("damage", "reason"),
-    [
-        (lambda blob: blob[:-1], "is damaged or not the original"),
-        (lambda blob: blob[:500] + b"\0" + blob[501:], "is damaged or not the original"),
-        (lambda blob: pickle.dumps(Evil()), "it names pathlib.Path.touch"),
-        (
-            lambda blob: pickle.dumps({"data": np.zeros((2, 9), np.uint8), "labels": [1, 2]}),
-            "32 × 32",
-        ),
-        (
-            lambda blob: pickle.dumps({"data": np.zeros((2, 3072), np.uint8), "labels": [1, 10]}),
-            "label outside 0..9",
-        ),
-        (lambda blob: pickle.dumps({"data": np.zeros((2, 3072), np.uint8)})[:-9], "cannot be read"),
-    ],
-    ids=["truncated", "flipped", "hostile", "shape", "label", "cut pickle"],
-)
-def test_damaged_cifar_is_refused_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Any, reason: str
+@pytest.mark.parametrize("name", ["train_3", "test", "batches.meta"])
+def test_cifar_unpickles_nothing_whose_checksum_differs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hashlib import md5
-
-    from torchvision.datasets import CIFAR10 as Source
-
     monkeypatch.chdir(tmp_path)
     write_cifar(tmp_path, monkeypatch)
-    file = tmp_path / "cifar-10-batches-py" / "train_3"
-    blob = damage(file.read_bytes())
-    file.write_bytes(blob)
-    if "original" not in reason:  # the checksum is right, the content is not
-        checked = [
-            (n, md5(blob).hexdigest() if n == "train_3" else c) for n, c in Source.train_list
-        ]
-        monkeypatch.setattr(Source, "train_list", checked)
-    with pytest.raises(SettingError) as error:
-        CIFAR10(data_dir=str(tmp_path), num_clients=4).setup()
-    assert error.value.key == "data_dir"
-    assert "train_3" in str(error.value) and reason in str(error.value)
+    data = CIFAR10(data_dir=str(tmp_path), num_clients=4)
+    (tmp_path / "cifar-10-batches-py" / name).write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(SettingError, match=r"^data_dir: .*cifar-10-batches-py is damaged"):
+        data.setup()
     assert not (tmp_path / "canary").exists()
 
 
-def test_a_failed_download_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("cls", [CIFAR10, CIFAR100, TinyImageNet, SST5, AGNews])
+def test_without_a_network_one_line_says_what_to_put_where(
+    cls: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*args: Any, **kwargs: Any) -> None:
-        raise OSError("no network")
-
-    monkeypatch.setattr("torchvision.datasets.utils.download_url", fail)
-    folder = tmp_path / "new" / "data"
-    for data in (
-        CIFAR10(data_dir=str(folder)),
-        CIFAR100(data_dir=str(folder)),
-        TinyImageNet(data_dir=str(folder)),
-        SST5(data_dir=str(folder)),
-        AGNews(data_dir=str(folder)),
-    ):
-        with pytest.raises(SettingError, match=r"no network.*put .* into"):
-            data.prepare_data()
-        assert not folder.exists(), data.name
+    with pytest.raises(SettingError, match=r"^data_dir: .*put .*"):
+        cls(data_dir=str(tmp_path / "data"), download=False).prepare_data()
+    monkeypatch.setattr(urllib.request, "urlopen", refuse)  # as without a network
+    with pytest.raises(SettingError, match=r"^data_dir: .*no network.*put .*"):
+        cls(data_dir=str(tmp_path / "data")).prepare_data()
+    assert not [file for file in tmp_path.rglob("*") if file.is_file()]
 
 
-def test_missing_cifar_says_what_to_put_where(tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match="cifar-10-batches-py"):
-        CIFAR10(data_dir=str(tmp_path), download=False).setup()
+def refuse(*args: Any, **kwargs: Any) -> None:
+    raise urllib.error.URLError("no network")
+
+
+def pack(archive: Path, names: list[str], link: str = "") -> None:
+    if archive.suffix == ".zip":
+        with zipfile.ZipFile(archive, "w") as zipped:
+            for name in names:
+                zipped.writestr(name, "content")
+        return
+    with tarfile.open(archive, "w:gz") as tar:
+        for name in names:
+            member = tarfile.TarInfo(name)
+            member.size = 7
+            tar.addfile(member, io.BytesIO(b"content"))
+        if link:
+            member = tarfile.TarInfo(link)
+            member.type, member.linkname = tarfile.SYMTYPE, "/etc/passwd"
+            tar.addfile(member)
+
+
+@pytest.mark.parametrize("suffix", [".zip", ".tar.gz"])
+def test_archives_are_unpacked_within_their_folder(suffix: str, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    archive = folder / f"archive{suffix}"
+    pack(archive, ["top/a.txt", "top/b.txt"])
+    checksum = hashlib.md5(archive.read_bytes()).hexdigest()
+    extract(archive, checksum, ["top"], folder)
+    assert (folder / "top" / "b.txt").read_text() == "content"
+    for names, link in (["../out.txt"], ""), (["top/c.txt"], "linked"), (["other"], ""):
+        pack(archive, names, link)
+        with suppress(SettingError):  # or the name is made harmless
+            extract(archive, None, ["c"], folder)
+        with pytest.raises(SettingError, match=r"data_dir: .* damaged"):
+            extract(archive, checksum, ["top"], folder)
+    archive.write_bytes(archive.read_bytes()[:-20])
+    with pytest.raises(SettingError, match=r"data_dir: .* damaged"):
+        extract(archive, None, ["top"], folder)
+    found = {file.relative_to(tmp_path).as_posix() for file in tmp_path.rglob("*.*")}
+    assert found == {f"data/{archive.name}", "data/top/a.txt", "data/top/b.txt"}
 
 
 def test_real_cifar_normalisation(real_data: Path) -> None:
@@ -232,19 +185,6 @@ def test_real_cifar_normalisation(real_data: Path) -> None:
     pixels = data.load().train.inputs.double() / 255
     assert pixels.mean((0, 2, 3)).tolist() == pytest.approx(CIFAR10.MEAN, abs=5e-5)
     assert pixels.std((0, 2, 3)).tolist() == pytest.approx(CIFAR10.STD, abs=1e-4)
-
-
-def test_toy_clients_see_sectors() -> None:
-    data = Toy2D(num_clients=4)
-    data.setup()
-    points, labels = data.client_data.examples.inputs, data.client_data.examples.targets
-    assert points.abs().max() < 4 and (len(points), len(data.test)) == (800, 2000)
-    assert torch.equal(labels, (points[:, 0] < 0).long() + 2 * (points[:, 1] < 0).long())
-    for client, rows in enumerate(data.client_data.index):
-        x, y = points[torch.from_numpy(rows)].T
-        side = [y > x.abs(), -x > y.abs(), -y > x.abs(), x > y.abs()][client]
-        assert side.all(), "a point outside the client's quarter between the diagonals"
-        assert len(labels[torch.from_numpy(rows)].unique()) == 2
 
 
 def test_unseen_clients_are_never_drawn() -> None:

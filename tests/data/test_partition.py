@@ -1,14 +1,11 @@
 """Every sample to exactly one client, whatever is asked."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from fedgkd_pl import IID, ByKey, Dirichlet, Pathological, QuantitySkew, Shards
 from fedgkd_pl.data.heterogeneity import effective_classes, heterogeneity
 from fedgkd_pl.data.partition import ClientIndex, Partition
 from fedgkd_pl.errors import SettingError
-from fedgkd_pl.plots.partition import bubble_chart
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -68,28 +65,6 @@ def test_union_is_everything_and_nothing_is_shared(
         assert index.sizes.min() >= partition.min_size
 
 
-@pytest.mark.parametrize("balanced", [True, False])
-def test_another_seed_is_another_partition(balanced: bool) -> None:
-    y = labels(1000, 10)
-    a, b = (cut(Dirichlet(1.0, balanced), y, 10, seed) for seed in (0, 1))
-    assert not np.array_equal(a.samples, b.samples)
-
-
-def test_min_size_is_kept() -> None:
-    y = labels(3000, 10)
-    for seed in range(5):
-        assert cut(Dirichlet(0.3, min_size=40), y, 20, seed).sizes.min() >= 40
-
-
-def test_balanced_clients_hold_half_a_share_of_their_group_before_the_cut() -> None:
-    """The re-cut makes sizes equal; skew must survive it."""
-    y = np.repeat(np.arange(10), 450)
-    counts = np.array(cut(Dirichlet(0.1, balanced=True), y, 20).label_counts(y, 10))
-    assert (counts.sum(1) == 225).all()
-    top = np.sort(counts, axis=1)[:, -3:].sum(1) / 225
-    assert top.mean() > 0.85  # about 2.8 effective classes each
-
-
 @pytest.mark.parametrize(("alpha", "expected"), [(1.0, 6.4), (0.5, 5.1), (0.1, 2.8)])
 def test_skew_is_the_papers(alpha: float, expected: float) -> None:
     y = np.repeat(np.arange(10), 4500)  # CIFAR-10 is this, but for the order
@@ -109,39 +84,23 @@ def test_when_all_of_a_class_goes_to_full_clients_it_is_drawn_again(balanced: bo
     assert sorted(index.samples.tolist()) == list(range(300))
 
 
-def test_large_alpha_tends_to_iid() -> None:
-    y = np.repeat(np.arange(10), 500)
-    index = cut(Dirichlet(1e6), y, 5)
-    shares = np.array(index.label_counts(y, 10)) / 500
-    assert np.abs(shares - 0.2).max() < 0.02
-
-
 @pytest.mark.parametrize(
     ("partition", "clients", "key"),
     [
-        (lambda: Dirichlet(0.0), 5, "alpha"),
-        (lambda: Dirichlet(-1.0), 5, "alpha"),
         (lambda: Dirichlet(float("nan")), 5, "alpha"),
-        (lambda: Dirichlet(float("inf")), 5, "alpha"),
         (lambda: Dirichlet(1.0, min_size=30), 5, "min_size"),
         (lambda: Dirichlet(0.01, min_size=18, max_tries=20), 5, "alpha"),
         (lambda: Pathological(11), 5, "classes_per_client"),
         (lambda: Pathological(1), 5, "classes_per_client"),
-        (lambda: Pathological(0), 5, "classes_per_client"),
         (lambda: Shards(21), 5, "shards_per_client"),
-        (lambda: Shards(0), 5, "shards_per_client"),
-        (lambda: QuantitySkew(0.0), 5, "beta"),
         (lambda: QuantitySkew(0.01, min_size=15, max_tries=20), 5, "beta"),
         (lambda: ByKey(), 5, "partition"),
         (lambda: IID(), 101, "num_clients"),
-        (lambda: IID(), 0, "num_clients"),
     ],
 )
 def test_impossible_requests_are_answered(partition: object, clients: int, key: str) -> None:
-    with pytest.raises(SettingError) as error:
+    with pytest.raises(SettingError, match=f"^{key}: "):
         cut(partition(), labels(100, 10), clients)  # type: ignore[operator]
-    assert error.value.key == key
-    assert "\n" not in str(error.value)
 
 
 def test_pathological_gives_each_client_its_classes() -> None:
@@ -192,36 +151,9 @@ def test_heterogeneity_by_hand() -> None:
     assert with_empty["effective_classes"] == pytest.approx(1) and with_empty["size_min"] == 0
 
 
-def test_bubble_chart_has_a_bubble_for_every_count() -> None:
-    figure = bubble_chart([[4, 0, 1], [0, 16, 0]], "title")
-    (axes,) = figure.axes
-    (bubbles,) = axes.collections
-    assert sorted(map(tuple, bubbles.get_offsets().tolist())) == [(0, 0), (0, 2), (1, 1)]
-    areas = dict(zip(map(tuple, bubbles.get_offsets().tolist()), bubbles.get_sizes(), strict=True))
-    assert areas[(1, 1)] == pytest.approx(4 * areas[(0, 0)])  # area, not radius
-    many = bubble_chart([[1, 1]] * 500)
-    assert "first" in many.axes[0].get_xlabel()
-
-
 def test_label_counts_by_hand() -> None:
     index = ClientIndex([np.array([0, 3]), np.array([1, 2, 4])])
     assert index.label_counts(np.array([0, 1, 1, 2, 0]), 3) == [[1, 0, 1], [1, 2, 0]]
     assert index.sizes.tolist() == [2, 3]
     with pytest.raises(IndexError):
         index[2]
-
-
-def test_real_cifar_is_cut_as_the_paper_cuts_it(real_data: Path) -> None:
-    from fedgkd_pl import CIFAR10
-
-    for alpha, expected in ((1.0, 6.4), (0.5, 5.2), (0.1, 2.8)):
-        found = []
-        for seed in range(5):
-            data = CIFAR10(
-                data_dir=str(real_data), partition=Dirichlet(alpha, balanced=True), seed=seed
-            )
-            data.setup()
-            assert data.client_data.index.sizes.tolist() == [2250] * 20
-            assert (len(data.val), len(data.test)) == (5000, 10000)
-            found.append(data.summary()["heterogeneity"]["effective_classes"])
-        assert np.mean(found) == pytest.approx(expected, abs=0.5)

@@ -1,17 +1,16 @@
 """Text: parsing, tokenising once, padding per batch, the classifier."""
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fedgkd_pl import IID, SST5, AGNews, Dirichlet, FedGKD, LocalEngine, TextClassifier
+from fedgkd_pl import IID, SST5, AGNews, FedGKD, LocalEngine, TextClassifier
 from fedgkd_pl.data.datasets.sst5 import parse_tree
-from fedgkd_pl.data.datasets.text import TrimPadding, load_tokenizer
+from fedgkd_pl.data.datasets.text import TrimPadding
 from fedgkd_pl.errors import SettingError
 
-from tests.conftest import fit, quiet_trainer
+from tests.conftest import fit
 from tests.support.datasets import TINY, WORDS, write_ag_news, write_sst5
 
 
@@ -32,12 +31,6 @@ def vocab(tmp_path: Path) -> str:
 )
 def test_trees(tree: str, sentence: str, label: int) -> None:
     assert parse_tree(tree, "x:1") == (sentence, label)
-
-
-@pytest.mark.parametrize("tree", ["(7 (2 a))", "a good film", "(3 (2 cut", "()", "(3 )"])
-def test_what_is_no_tree_is_refused(tree: str) -> None:
-    with pytest.raises(SettingError, match=r"dev\.txt:7"):
-        parse_tree(tree, "dev.txt:7")
 
 
 def test_sst5(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vocab: str) -> None:
@@ -91,26 +84,6 @@ def test_tokenised_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vocab: 
     assert sum(changed.client_data.index.sizes) == 50
 
 
-def test_damaged_texts_are_refused_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vocab: str
-) -> None:
-    write_sst5(tmp_path / "sst", monkeypatch)
-    dev = tmp_path / "sst" / "dev.txt"
-    dev.write_bytes(dev.read_bytes()[:-20])
-    with pytest.raises(SettingError, match=r"dev.txt is damaged"):
-        SST5(data_dir=str(tmp_path / "sst"), tokenizer=vocab).setup()
-    dev.unlink()
-    with pytest.raises(SettingError, match=r"dev.txt is missing: put the treebank"):
-        SST5(data_dir=str(tmp_path / "sst"), tokenizer=vocab, download=False).setup()
-    write_ag_news(tmp_path / "ag", monkeypatch)
-    (tmp_path / "ag" / "mine.csv").write_text('"1","a","b"\n"5","a","b"\n')
-    settings: dict[str, Any] = {"train_samples": 1, "val_samples": 1, "num_clients": 1}
-    with pytest.raises(SettingError, match=r"mine.csv:2 is not label"):
-        AGNews(
-            data_dir=str(tmp_path / "ag"), train_file="mine.csv", tokenizer=vocab, **settings
-        ).setup()
-
-
 def test_batches_are_as_long_as_their_longest_text() -> None:
     ids = torch.tensor([[2, 5, 3, 0, 0], [2, 5, 6, 3, 0]], dtype=torch.int32)
     out = TrimPadding(0)(ids, None)
@@ -127,37 +100,6 @@ def test_padding_does_not_change_the_logits() -> None:
     torch.testing.assert_close(net.classifier(net.features(ids)), net(ids))
 
 
-def test_projection_and_parameters() -> None:
-    net = TextClassifier(4, encoder_config=TINY, projection=256)
-    assert net.features(torch.tensor([[2, 3]])).shape == (1, 256)
-    with torch.device("meta"):
-        distilbert = TextClassifier(4, encoder_config={"model_type": "distilbert"})
-    # DistilBERT 66,362,880; pre-classifier 768² + 768; classifier 4 · 768 + 4
-    assert sum(p.numel() for p in distilbert.parameters()) == 66_362_880 + 590_592 + 3_076
-    with torch.device("meta"):
-        bert = TextClassifier(4, encoder_config={"model_type": "bert"})
-    assert not any("pooler" in name for name, _ in bert.named_parameters())
-
-
-@pytest.mark.parametrize(
-    ("settings", "key"),
-    [
-        ({"encoder": "/nowhere/at/all"}, "encoder"),
-        ({"encoder_config": {"model_type": "nonsense"}}, "encoder_config"),
-        ({"encoder_config": {}}, "encoder_config"),
-    ],
-)
-def test_unknown_encoders(settings: dict[str, Any], key: str) -> None:
-    with pytest.raises(SettingError) as error:
-        TextClassifier(4, **settings)
-    assert error.value.key == key and "\n" not in str(error.value)
-
-
-def test_unknown_tokenizer() -> None:
-    with pytest.raises(SettingError, match=r"vocab\.txt"):
-        load_tokenizer("/nowhere/at/all")
-
-
 def test_a_tokenizer_with_more_words_than_the_net_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vocab: str
 ) -> None:
@@ -166,86 +108,6 @@ def test_a_tokenizer_with_more_words_than_the_net_is_refused(
     net = TextClassifier(5, encoder_config=TINY | {"vocab_size": 9})
     with pytest.raises(SettingError, match="gives token 10, the net knows 9"):
         fit(FedGKD(net, engine=LocalEngine(1)), data, 1)
-
-
-def test_two_rounds_learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vocab: str) -> None:
-    write_ag_news(tmp_path / "ag", monkeypatch)
-    data = AGNews(
-        data_dir=str(tmp_path / "ag"),
-        tokenizer=vocab,
-        train_samples=40,
-        val_samples=8,
-        num_clients=4,
-        batch_size=8,
-    )
-    torch.manual_seed(0)
-    model = FedGKD(TextClassifier(4, encoder_config=TINY), engine=LocalEngine(1), local_epochs=2)
-    before = {name: t.clone() for name, t in model.net.state_dict().items()}
-    trainer = fit(model, data, 2)
-    assert trainer.global_step == 2
-    moved = [n for n, t in model.net.state_dict().items() if not torch.equal(t, before[n])]
-    assert "encoder.embeddings.word_embeddings.weight" in moved and "classifier.weight" in moved
-
-
-@pytest.fixture
-def real_text(real_data: Path) -> Path:
-    if not (real_data / "sst5" / "train.txt").is_file():
-        pytest.skip("FEDGKD_DATA has no sst5")
-    return real_data
-
-
-def test_real_texts(real_text: Path, vocab: str) -> None:
-    sst = SST5(data_dir=str(real_text / "sst5"), tokenizer=vocab, num_clients=10)
-    texts = sst.texts()
-    assert [len(texts[split][0]) for split in ("train", "val", "test")] == [8544, 1101, 2210]
-    assert set(texts["train"][1]) == {0, 1, 2, 3, 4}
-    assert texts["train"][0][0].startswith("The Rock is destined to be the 21st Century 's new \"")
-    assert texts["train"][1][:2] == [3, 4]
-    news = AGNews(
-        data_dir=str(real_text / "ag_news"), tokenizer=vocab, train_file="train.partial.csv"
-    )
-    texts = news.texts()
-    assert [len(texts[split][0]) for split in ("train", "val", "test")] == [60000, 6000, 7600]
-    assert [texts["test"][1].count(label) for label in range(4)] == [1900] * 4
-    assert all(text.strip() for text in texts["train"][0])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dataset", ["sst5", "ag_news"])
-def test_two_rounds_of_a_real_encoder(real_text: Path, dataset: str, tmp_path: Path) -> None:
-    """FEDGKD_ENCODER names the folder of a pretrained encoder, such as all-MiniLM-L6-v2's."""
-    encoder = os.environ.get("FEDGKD_ENCODER")
-    if not encoder:
-        pytest.skip("FEDGKD_ENCODER does not name the folder of an encoder")
-    settings: dict[str, Any] = {
-        "data_dir": str(real_text / dataset),
-        "tokenizer": encoder,
-        "partition": Dirichlet(0.1, balanced=True),
-        "max_length": 64,
-    }
-    data: Any = (
-        SST5(num_clients=10, participation=0.4, **settings)
-        if dataset == "sst5"
-        else AGNews(
-            num_clients=20,
-            participation=0.2,
-            train_file="train.partial.csv",
-            train_samples=8000,
-            val_samples=1000,
-            **settings,
-        )
-    )
-    torch.manual_seed(0)
-    model = FedGKD(
-        TextClassifier(data.num_classes, encoder=encoder),
-        buffer_size=1,
-        optimizer=lambda p: torch.optim.Adam(p, lr=1e-4),
-    )
-    trainer = quiet_trainer(max_epochs=2)
-    trainer.fit(model, data)
-    accuracy = float(trainer.callback_metrics["test/acc"])
-    print(f"{dataset}: test accuracy {accuracy:.4f} after two rounds")
-    assert accuracy > 1 / data.num_classes
 
 
 def test_a_pretrained_encoder_trains_with_dropout(tmp_path: Path) -> None:

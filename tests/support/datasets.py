@@ -16,8 +16,6 @@ from PIL import Image
 
 def write_cifar(folder: Path, monkeypatch: pytest.MonkeyPatch, classes: int = 10) -> None:
     """The layout of the real files, with a few images, and their checksums."""
-    from hashlib import md5
-
     from torchvision import datasets
 
     Source = getattr(datasets, f"CIFAR{classes}")
@@ -41,6 +39,9 @@ def write_cifar(folder: Path, monkeypatch: pytest.MonkeyPatch, classes: int = 10
         for name in [f"train_{number}" for number in range(1, 6)] + ["test"]
     ]
     monkeypatch.setattr(Source, "train_list", batches[:5])
+    names = {"label_names": [], "fine_label_names": []}
+    _, checksum = write(Source.meta["filename"], names)
+    monkeypatch.setattr(Source, "meta", Source.meta | {"md5": checksum})
     monkeypatch.setattr(Source, "test_list", batches[5:])
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from fedgkd_pl.data.datasets.text import TextDataModule, Texts
 from fedgkd_pl.data.downloads import fetch, read_text
 from fedgkd_pl.errors import SettingError, require
+from typing_extensions import override
 
 
 class AGNews(TextDataModule):
@@ -54,14 +55,15 @@ class AGNews(TextDataModule):
         self.train_samples = train_samples
         self.val_samples = val_samples
 
+    @override
     def files(self) -> list[Path]:
-        """See :meth:`TextDataModule.files`."""
         return [self.data_dir / self.train_file, self.data_dir / "test.csv"]
 
+    @override
     def cut(self) -> Any:
-        """See :meth:`TextDataModule.cut`."""
         return self.train_samples, self.val_samples
 
+    @override
     def prepare_data(self) -> None:
         """Downloads the files that are missing, if that is allowed."""
         for file in self.files():
@@ -70,31 +72,33 @@ class AGNews(TextDataModule):
                 fetch(self.URL + file.name, file, self.MD5[file.name], instead)
             require(file.is_file(), "data_dir", f"{file.name} is missing: {instead}")
 
+    @override
     def texts(self) -> dict[str, Texts]:
-        """See :meth:`TextDataModule.texts`."""
-        texts, labels = self._read(self.train_file)
+        rows = self._read(self.train_file)
         wanted = self.train_samples + self.val_samples
-        rows = f"{len(texts)} rows, {self.val_samples} of them for validation"
-        reason = f"{self.train_file} has {rows}"
-        require(wanted <= len(texts), "train_samples", reason, self.train_samples)
-        order = np.random.default_rng(0).permutation(len(texts))[:wanted]  # the same for all seeds
-        mixed = [texts[row] for row in order], [labels[row] for row in order]
-        split = self.train_samples
-        splits = {"train": (mixed[0][:split], mixed[1][:split]), "test": self._read("test.csv")}
+        reason = (
+            f"{self.train_file} has {len(rows)} rows, {self.val_samples} of them to validate on"
+        )
+        require(wanted <= len(rows), "train_samples", reason, self.train_samples)
+        order = np.random.default_rng(0).permutation(len(rows))[:wanted]  # the same for all seeds
+        mixed = [rows[row] for row in order]
+        parts = {"train": mixed[: self.train_samples], "test": self._read("test.csv")}
         if self.val_samples:
-            splits["val"] = (mixed[0][split:], mixed[1][split:])
-        return splits
+            parts["val"] = mixed[self.train_samples :]
+        return {
+            split: ([text for text, _ in part], [label for _, label in part])
+            for split, part in parts.items()
+        }
 
-    def _read(self, name: str) -> Texts:
+    def _read(self, name: str) -> list[tuple[str, int]]:
         content = read_text(self.data_dir / name, self.MD5.get(name))
-        rows = csv.reader(io.StringIO(content), strict=True)
-        texts, labels = [], []
+        lines = csv.reader(io.StringIO(content), strict=True)
+        rows = []
         try:
-            for label, title, body in rows:
-                labels.append(("1", "2", "3", "4").index(label))
+            for label, title, body in lines:
                 text = f"{title} {body}".replace("\\", " ")  # a backslash stands for a line's end
-                texts.append(" ".join(text.split()))
+                rows.append((" ".join(text.split()), ("1", "2", "3", "4").index(label)))
         except (csv.Error, ValueError) as error:
-            where = f"{name}:{rows.line_num}"
+            where = f"{name}:{lines.line_num}"
             raise SettingError("data_dir", f"{where} is not label (1-4), title, text") from error
-        return texts, labels
+        return rows

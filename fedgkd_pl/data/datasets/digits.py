@@ -8,6 +8,7 @@ from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.examples import Examples, Splits
 from fedgkd_pl.data.raw import Pictures
 from fedgkd_pl.data.transforms import Scale
+from typing_extensions import override
 
 
 class Digits(FederatedDataModule):
@@ -30,8 +31,8 @@ class Digits(FederatedDataModule):
         super().__init__(**kwargs)
         self.flat = flat
 
+    @override
     def load(self) -> Splits:
-        """See :meth:`FederatedDataModule.load`."""
         from sklearn.datasets import load_digits
 
         pixels, labels = load_digits(return_X_y=True)

@@ -8,19 +8,12 @@ from typing import Any
 from fedgkd_pl.data.datasets.text import TextDataModule, Texts
 from fedgkd_pl.data.downloads import extract, fetch, read_text
 from fedgkd_pl.errors import SettingError, require
+from typing_extensions import override
 
 LEAF = re.compile(r"\([0-4] ([^()]+)\)")
 BRANCHES = re.compile(r"\(([0-4]) [0-4() ]*")  # what is left of a tree without its leaves
-ESCAPED = {
-    "``": '"',
-    "''": '"',
-    "-LRB-": "(",
-    "-RRB-": ")",
-    "-LSB-": "[",
-    "-RSB-": "]",
-    "\\/": "/",
-    "\\*": "*",
-}
+ESCAPED = {"``": '"', "''": '"', "\\/": "/", "\\*": "*"}
+ESCAPED |= {"-LRB-": "(", "-RRB-": ")", "-LSB-": "[", "-RSB-": "]"}
 
 
 class SST5(TextDataModule):
@@ -51,10 +44,11 @@ class SST5(TextDataModule):
         super().__init__(data_dir, **kwargs)
         self.download = download
 
+    @override
     def files(self) -> list[Path]:
-        """See :meth:`TextDataModule.files`."""
         return [self.data_dir / name for name in self.FILES.values()]
 
+    @override
     def prepare_data(self) -> None:
         """Downloads the treebank if it is missing and that is allowed."""
         if all(file.is_file() for file in self.files()):
@@ -68,8 +62,8 @@ class SST5(TextDataModule):
             reason = f"{file.name} is missing: {instead}"
             require(file.is_file(), "data_dir", reason, str(self.data_dir))
 
+    @override
     def texts(self) -> dict[str, Texts]:
-        """See :meth:`TextDataModule.texts`."""
         splits: dict[str, Texts] = {}
         for split, name in self.FILES.items():
             content = read_text(self.data_dir / name, self.SHA256[split])

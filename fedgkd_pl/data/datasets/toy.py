@@ -10,6 +10,7 @@ from fedgkd_pl.data.partition import ByKey, Partition
 from fedgkd_pl.data.transforms import Scale
 from fedgkd_pl.errors import require
 from numpy.typing import NDArray
+from typing_extensions import override
 
 
 class Toy2D(FederatedDataModule):
@@ -39,8 +40,8 @@ class Toy2D(FederatedDataModule):
         require(num_samples >= 1, "num_samples", "must be at least 1", num_samples)
         self.num_samples = num_samples
 
+    @override
     def load(self) -> Splits:
-        """See :meth:`FederatedDataModule.load`."""
         rng = np.random.default_rng(0)  # the same points whatever the seed
         train, val, test = (rng.uniform(-4, 4, (n, 2)) for n in (self.num_samples, 400, 2000))
         owners = sector(train, self.num_clients)
