@@ -50,16 +50,15 @@ def inject(model: Any, faults: list[Fault], seed: int = 0) -> Any:
     from fedgkd_pl.seeds import derive
 
     table = {derive(seed, "model", fault.round, fault.client): fault for fault in faults}
-    honest = model.clients
+    honest = model.client
 
-    def clients() -> Any:
-        halves = honest()
-        for half in halves:
-            half.__class__ = _faulty(type(half))
-            half.table = table
-        return halves
+    def client(number: int = 0) -> Any:
+        module = honest(number)
+        module.__class__ = _faulty(type(module))
+        module.table = table
+        return module
 
-    model.clients = clients
+    model.client = client
     return model
 
 
