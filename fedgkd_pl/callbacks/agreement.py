@@ -1,4 +1,4 @@
-"""How often clients decide as the teacher that they were sent."""
+"""Agreement of the clients with their teacher."""
 
 from typing import Any
 
@@ -8,6 +8,7 @@ from fedgkd_pl.federation.message import ClientUpdate, Message
 from fedgkd_pl.federation.server import FederatedServer
 from lightning.pytorch import Trainer
 from torch import Tensor
+from typing_extensions import override
 
 
 class TeacherAgreement(SplitCallback):
@@ -35,6 +36,7 @@ class TeacherAgreement(SplitCallback):
         self.acc = 0.0
         self.shares: list[float] = []
 
+    @override
     def on_broadcast(
         self, trainer: Trainer, pl_module: FederatedServer, message: Message, cohort: Any
     ) -> None:
@@ -46,6 +48,7 @@ class TeacherAgreement(SplitCallback):
             self.decisions = torch.stack(weighted).sum(0).argmax(1)
             self.acc = float((self.decisions == runner.targets).double().mean())
 
+    @override
     def on_client_end(
         self, trainer: Trainer, pl_module: FederatedServer, update: ClientUpdate, cohort_size: int
     ) -> None:

@@ -16,8 +16,7 @@ from fedgkd_pl.storage.files import commit
 from fedgkd_pl.storage.tensors import to_safetensors
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
-
-SIZE = 5  # as the paper's buffer
+from typing_extensions import override
 
 
 class AveragedModel(FederatedCallback):
@@ -46,7 +45,7 @@ class AveragedModel(FederatedCallback):
         require(decay is None or 0 < decay < 1, "decay", "must be between 0 and 1", decay)
         text = "is another average than that of decay: give one of them"
         require(size is None or decay is None, "size", text, size)
-        self.size = SIZE if size is None and decay is None else size
+        self.size = 5 if size is None and decay is None else size  # as the paper's buffer
         self.decay = decay
         self.export = export
         self.models: TeacherBuffer | MovingMean = (
@@ -84,16 +83,12 @@ class AveragedModel(FederatedCallback):
         """Takes the new global model in, if the round counts."""
         if pl_module.round not in pl_module.failed_rounds:
             state = pl_module.global_state()
-            self.models.append(
-                Ensemble.trained(state) if pl_module.client_nets.one_per_client else state
-            )
+            own = pl_module.client_nets.one_per_client
+            self.models.append(Ensemble.trained(state) if own else state)
 
     def average(self, server: FederatedServer) -> State:
         """The average so far; before the first round that counts, what the run starts from."""
-        if not self.models:
-            return server.global_state()
-        mean = self.models.mean()
-        return server.global_state() | mean if server.client_nets.one_per_client else mean
+        return server.global_state() | (self.models.mean() if self.models else {})
 
     def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Makes ready to evaluate in a round, and not in ``validate`` or the sanity check."""
@@ -122,6 +117,7 @@ class AveragedModel(FederatedCallback):
                         scores.pause(self.net.net)
                 self.scores[now].step(self.net.net, batch, batch_idx, now)
 
+    @override
     def on_evaluated(
         self,
         trainer: Trainer,

@@ -1,6 +1,6 @@
-"""What a model is worth to every client: evaluated on the clients' own samples."""
+"""Models evaluated on the clients' own samples."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ from fedgkd_pl.runs.folder import CLIENTS
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins import Precision
 from torch import nn
+from typing_extensions import override
 
 COLUMNS = ["round", "client", "samples", "global_acc", "global_loss", "local_acc", "local_loss"]
 
@@ -45,16 +46,16 @@ class OwnRunner(SplitRunner):
         self.split = own
 
     def everyone(self, model: State) -> dict[int, Score]:
-        """What one model is worth to every client, in one pass over the samples of all."""
+        """The scores of one model for every client, in one pass over the samples of all."""
         logits = self.logits(model)
-        parts = {client: self.split.rows(client) for client in self.split.clients}
-        return {
-            client: Score(*self.score(logits[rows], self.targets[rows]))
-            for client, rows in parts.items()
-        }
+        scores = {}
+        for client in self.split.clients:
+            rows = self.split.rows(client)
+            scores[client] = Score(*self.score(logits[rows], self.targets[rows]))
+        return scores
 
     def one(self, model: State, client: int) -> Score | None:
-        """What a client's model is worth to it; None if it has no samples of its own."""
+        """The scores of a client's model; None if the client has no samples of its own."""
         rows = self.split.rows(client)
         if rows.start == rows.stop:
             return None
@@ -62,7 +63,7 @@ class OwnRunner(SplitRunner):
 
 
 def spread(scores: Sequence[Score]) -> dict[str, float]:
-    """How clients differ: each counts once, whatever its samples."""
+    """The spread of the clients' scores; each client counts once."""
     accs = [score.acc for score in scores]
     return {
         "acc_mean": float(np.mean(accs)),
@@ -101,14 +102,13 @@ class ClientEvaluation(RowsFile, SplitCallback):
         self.rows: list[dict[str, float]] = []
         self.returned: dict[int, Score] = {}  # of this round, until it is done
 
+    @override
     def check(self, model: FederatedServer, data: FederatedDataModule) -> None:
         """Refuses data without classes, without the clients' own samples, or out of reach."""
         reason = "ClientEvaluation needs the clients' data, and theirs is not here (max_samples)"
         require(model.engine.max_samples is None, "callbacks", reason)
         require_classes(model, data, self)
-        reason = (
-            "ClientEvaluation needs samples that a client has not trained on: 0.2 keeps a fifth"
-        )
+        reason = "ClientEvaluation needs samples that no client trains on: 0.2 keeps a fifth"
         require(self.split in data.client_splits, f"client_{self.split}_fraction", reason)
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
@@ -117,12 +117,14 @@ class ClientEvaluation(RowsFile, SplitCallback):
         parts = (data.eval_batch_size, pl_module.device, trainer.precision_plugin)
         self.runner = OwnRunner(pl_module.net, data.client_splits[self.split], *parts, pl_module)
 
+    @override
     def on_broadcast(
         self, trainer: Trainer, pl_module: FederatedServer, message: Message, cohort: Any
     ) -> None:
         """Starts the round."""
         self.returned = {}
 
+    @override
     def on_client_end(
         self, trainer: Trainer, pl_module: FederatedServer, update: ClientUpdate, cohort_size: int
     ) -> None:
@@ -142,18 +144,11 @@ class ClientEvaluation(RowsFile, SplitCallback):
         for kind, scores in found.items():
             values = spread(list(scores.values())) if scores else {}
             pl_module.log_round({f"clients/{kind}_{name}": v for name, v in values.items()})
-        self.rows += [_row(pl_module.round, client, runner, found) for client in found["global"]]
-
-
-def _row(
-    number: int, client: int, runner: OwnRunner, found: Mapping[str, Mapping[int, Score]]
-) -> dict[str, float]:
-    row: dict[str, float] = {
-        "round": number,
-        "client": client,
-        "samples": runner.split.index.size(client),
-    }
-    for kind, scores in found.items():
-        if client in scores:
-            row |= {f"{kind}_acc": scores[client].acc, f"{kind}_loss": scores[client].loss}
-    return row
+        for client in found["global"]:
+            samples = runner.split.index.size(client)
+            row: dict[str, float] = {"round": pl_module.round, "client": client, "samples": samples}
+            for kind, scores in found.items():
+                if client in scores:
+                    acc, loss = scores[client]
+                    row |= {f"{kind}_acc": acc, f"{kind}_loss": loss}
+            self.rows.append(row)

@@ -1,4 +1,4 @@
-"""What a run costs: bytes sent so far, seconds per round."""
+"""The cost of a run: bytes sent so far, seconds per round."""
 
 import time
 from typing import Any

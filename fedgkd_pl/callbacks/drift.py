@@ -1,4 +1,4 @@
-"""How far, and in which directions, clients move away from the global model."""
+"""Distance and direction of the clients' updates."""
 
 from typing import Any
 
@@ -8,6 +8,7 @@ from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.federation.server import FederatedServer
 from lightning.pytorch import Trainer
 from torch import Tensor
+from typing_extensions import override
 
 
 class ClientDrift(FederatedCallback):
@@ -34,6 +35,7 @@ class ClientDrift(FederatedCallback):
         self.start: Tensor | None = None  # w_t
         self.norms: list[float] = []
 
+    @override
     def on_broadcast(
         self, trainer: Trainer, pl_module: FederatedServer, message: Message, cohort: Any
     ) -> None:
@@ -48,6 +50,7 @@ class ClientDrift(FederatedCallback):
         self.sum = torch.zeros_like(self.start)
         self.unit_sum = torch.zeros_like(self.start)
 
+    @override
     def on_client_end(
         self, trainer: Trainer, pl_module: FederatedServer, update: ClientUpdate, cohort_size: int
     ) -> None:

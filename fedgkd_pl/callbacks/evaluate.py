@@ -1,5 +1,6 @@
-"""What callbacks that evaluate models share: a net run over a split."""
+"""The base of callbacks that evaluate models: a net run over a split."""
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -17,6 +18,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.plugins import Precision
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from typing_extensions import override
 
 Split = Literal["val", "test"]
 
@@ -40,8 +42,8 @@ class SplitRunner:
         server: FederatedServer | None = None,
     ) -> None:
         several = server is not None and server.client_nets.index is not None
-        self.own = [FrozenNet(kind) for kind in server.nets] if server and several else []
-        self.kind = server.net_index if server else lambda client: 0
+        self.own = [FrozenNet(each) for each in server.nets] if server and several else []
+        self.net_index = server.net_index if server else lambda client: 0
         # where there are some, that of a sample is known
         self.tasks = server.datamodule.client_data.tasks if server else None
         self.targets = examples.targets.cpu()
@@ -56,16 +58,28 @@ class SplitRunner:
         Args:
             client: whose model it is; None for the global one.
         """
-        net = self.own[self.kind(client)] if self.own and client is not None else self.net
+        found = self._outputs(self._net(model, client), rows)
+        targets = self.targets if rows is None else self.targets[rows]
+        return found if self.tasks is None else self.tasks.known(found, targets)
+
+    def features(
+        self, model: State, rows: Tensor | None = None, client: int | None = None
+    ) -> Tensor:
+        """The inputs of a model's last layer, for every sample or for some, as :meth:`logits`."""
+        return self._outputs(self._net(model, client).features, rows)
+
+    def _net(self, model: State, client: int | None) -> FrozenNet:
+        net = self.own[self.net_index(client)] if self.own and client is not None else self.net
         net.load(model, self.device)
+        return net
+
+    def _outputs(self, run: Callable[[Tensor], Tensor], rows: Tensor | slice | None) -> Tensor:
         batches = self.batches
         if rows is not None:
             batches = Batches(batches.examples.view(rows), batches.batch_size)
         with evaluating(self.precision, self.device):
-            logits = [net(self.precision.convert_input(x)) for x, _ in batches]
-        found = torch.cat([batch.cpu().double() for batch in logits])
-        targets = self.targets if rows is None else self.targets[rows]
-        return found if self.tasks is None else self.tasks.known(found, targets)
+            outputs = [run(self.precision.convert_input(x)) for x, _ in batches]
+        return torch.cat([batch.cpu().double() for batch in outputs])
 
     def score(self, logits: Tensor, targets: Tensor | None = None) -> tuple[float, float]:
         """The accuracy and the mean cross-entropy; of all samples unless ``targets`` are given."""
@@ -93,6 +107,7 @@ class SplitCallback(FederatedCallback):
         self.max_samples = max_samples
         self.runner: SplitRunner | None = None
 
+    @override
     def check(self, model: FederatedServer, data: FederatedDataModule) -> None:
         """Refuses a split without samples or without classes."""
         require_classes(model, data, self)

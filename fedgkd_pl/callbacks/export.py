@@ -17,6 +17,7 @@ from fedgkd_pl.storage.files import commit
 from fedgkd_pl.storage.tensors import to_safetensors
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
+from typing_extensions import override
 
 Format = Literal["safetensors", "onnx", "torchscript", "torch_export"]
 FILES: dict[Format, str] = {
@@ -47,17 +48,16 @@ class ModelExport(FederatedCallback):
     def __init__(self, formats: Sequence[Format] = ("safetensors",)) -> None:
         require(len(formats) > 0, "formats", f"must be some of {', '.join(FILES)}", formats)
         for form in formats:
-            require(form in FILES, "formats", f"must be of {', '.join(FILES)}", form)
+            require(form in FILES, "formats", f"must be some of {', '.join(FILES)}", form)
             check_packages(form, "formats")
         self.formats = tuple(formats)
-        self.checked = False
 
+    @override
     def check(self, model: FederatedServer, data: FederatedDataModule) -> None:
         """Refuses a net that a format cannot hold."""
         for form in self.formats:
-            if form != "safetensors" and not self.checked:
+            if form != "safetensors":
                 exported(model.net, model.some_inputs(data), form)
-        self.checked = True
 
     def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Writes the files."""

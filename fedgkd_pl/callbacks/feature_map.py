@@ -1,18 +1,14 @@
 """The paper's t-SNE of what the models see, every few rounds."""
 
-from copy import deepcopy
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
+from fedgkd_pl.callbacks.evaluate import Split, SplitCallback, SplitRunner
 from fedgkd_pl.data.datamodule import FederatedDataModule
-from fedgkd_pl.data.examples import Batches, Examples
-from fedgkd_pl.errors import SettingError, require
-from fedgkd_pl.federation.callback import FederatedCallback
+from fedgkd_pl.errors import require
 from fedgkd_pl.federation.message import ClientUpdate, State
-from fedgkd_pl.federation.precision import evaluating
 from fedgkd_pl.federation.server import FederatedServer
-from fedgkd_pl.federation.task import require_classes
 from fedgkd_pl.plots.feature_maps import encode_feature_map
 from fedgkd_pl.plots.plane import FeatureMapData, Floats, feature_map
 from fedgkd_pl.plots.style import opaque
@@ -22,9 +18,11 @@ from fedgkd_pl.seeds import seeded
 from fedgkd_pl.storage.files import commit
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
+from torch import Tensor
+from typing_extensions import override
 
 
-class FeatureMap(FederatedCallback):
+class FeatureMap(SplitCallback):
     """Embeds what the global and one client's model see in test samples in the plane, by t-SNE.
 
     The client is that with the smallest number among those of the round that answered. Every map
@@ -42,42 +40,32 @@ class FeatureMap(FederatedCallback):
         self,
         every_n_rounds: int = 10,
         max_samples: int = 1000,
-        split: Literal["test", "val"] = "test",
+        split: Split = "test",
         seed: int = 0,
     ) -> None:
-        require(every_n_rounds >= 1, "every_n_rounds", "must be at least 1", every_n_rounds)
+        super().__init__(every_n_rounds, split, None)
         require(max_samples >= 4, "max_samples", "must be at least 4", max_samples)
-        require(split in ("test", "val"), "split", "must be test or val", split)
         require(0 <= seed < 2**32, "seed", "must be in [0, 2³²)", seed)
-        self.every_n_rounds = every_n_rounds
-        self.max_samples = max_samples
-        self.split = split
+        self.drawn = max_samples
         self.seed = seed
         self.answer: ClientUpdate | None = None  # of the round's first client, until it is used
         self.round = 0  # whose answer it is
 
+    @override
     def check(self, model: FederatedServer, data: FederatedDataModule) -> None:
-        """Refuses a net without features or classes, and a split that is too small."""
-        require_classes(model, data, self)
+        super().check(model, data)
         for net in model.every_net():
-            if not callable(getattr(net, "features", None)):
-                name = type(net).__name__
-                raise SettingError(
-                    "callbacks",
-                    f"FeatureMap needs the net's features, which {name} does not have "
-                    "(SplitNet gives them to any net)",
-                )
+            name = type(net).__name__
+            reason = f"FeatureMap needs the net's features; SplitNet gives them to {name}"
+            require(callable(getattr(net, "features", None)), "callbacks", reason)
         samples = len(getattr(data, self.split))
         require(samples >= 4, "split", f"FeatureMap needs 4 samples, {self.split} has {samples}")
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Nobody has answered."""
-        self.answer = None
-
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """A round begins: nobody has answered."""
+        """Starts a round: nobody has answered."""
         self.answer = None
 
+    @override
     def on_client_end(
         self, trainer: Trainer, pl_module: FederatedServer, update: ClientUpdate, cohort_size: int
     ) -> None:
@@ -89,19 +77,33 @@ class FeatureMap(FederatedCallback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Writes the map, before the round is committed to ``last.ckpt``."""
-        if self.round % self.every_n_rounds == 0 or _is_last(trainer):
+        if self.round % self.every_n_rounds == 0 or self.round == trainer.max_epochs:
             self._write(trainer, pl_module)
 
+    @override
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Writes the last map of a run that was stopped early, which is not known before."""
         self._write(trainer, pl_module)
+        super().on_train_end(trainer, pl_module)
 
     def _write(self, trainer: Trainer, server: FederatedServer) -> None:
         """Once a round, and not where no client has answered, such as just after a resume."""
-        if self.answer is None or trainer.fast_dev_run:  # type: ignore[attr-defined]
+        if self.answer is None or self.runner is None or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        data = self._look(trainer, server, self.answer)
-        self.answer = None
+        rng = np.random.default_rng(self.seed)
+        rows = torch.from_numpy(rng.permutation(len(self.runner.targets))[: self.drawn])
+        answer, self.answer = self.answer, None
+        points, acc = self._look(self.runner, server.global_state(), rows, None)
+        local_points, local_acc = self._look(self.runner, answer.weights, rows, answer.client)
+        data = FeatureMapData(
+            global_points=points,
+            local_points=local_points,
+            labels=self.runner.targets[rows].numpy(),
+            global_acc=acc,
+            local_acc=local_acc,
+            client=answer.client,
+            round=self.round,
+        )
         file = output_folder(trainer) / FEATURE_MAPS.replace("*", f"{data.round:03d}")
         commit(file, [encode_feature_map(data)])
         for logger in trainer.loggers:
@@ -109,29 +111,12 @@ class FeatureMap(FederatedCallback):
                 logger.experiment.add_figure("features", opaque(feature_map([data])), data.round)
 
     def _look(
-        self, trainer: Trainer, server: FederatedServer, answer: ClientUpdate
-    ) -> FeatureMapData:
-        examples: Examples = getattr(server.datamodule, self.split)
-        rng = np.random.default_rng(self.seed)
-        rows = rng.permutation(len(examples))[: self.max_samples]
-        results = []
-        theirs = server.nets[server.net_index(answer.client)]
-        for like, state in (server.net, server.global_state()), (theirs, answer.weights):
-            net = deepcopy(like).eval()  # so that the server's keeps its mode and weights
-            with seeded(self.seed):  # for nets that draw numbers even when they are evaluated
-                features, acc = _evaluate(trainer, net, state, examples, rows)
-            results.append((embed(features, self.seed), acc))
-        (global_points, global_acc), (local_points, local_acc) = results
-        labels = examples.targets[rows].cpu().numpy()
-        return FeatureMapData(
-            global_points=global_points,
-            local_points=local_points,
-            labels=labels,
-            global_acc=global_acc,
-            local_acc=local_acc,
-            client=answer.client,
-            round=self.round,
-        )
+        self, runner: SplitRunner, model: State, rows: Tensor, client: int | None
+    ) -> tuple[Floats, float]:
+        with seeded(self.seed):  # for nets that draw numbers even when they are evaluated
+            acc = runner.score(runner.logits(model, client=client))[0]
+            features = runner.features(model, rows, client)
+        return embed(features.numpy(), self.seed), acc
 
 
 def embed(features: Floats, seed: int = 0) -> Floats:
@@ -152,31 +137,3 @@ def embed(features: Floats, seed: int = 0) -> Floats:
     with threadpool_limits(limits=1):
         tsne = TSNE(perplexity=perplexity, init="pca", random_state=seed, n_jobs=1)
         return np.asarray(tsne.fit_transform(flat), dtype=np.float64)
-
-
-@torch.no_grad()
-def _evaluate(
-    trainer: Trainer,
-    net: Any,
-    state: State,
-    examples: Examples,
-    rows: "np.ndarray[Any, np.dtype[np.int64]]",
-) -> tuple[Floats, float]:
-    """The features of some examples and the accuracy on all."""
-    net.load_state_dict(state)
-    plugin, device = trainer.precision_plugin, trainer.strategy.root_device
-    batch_size = trainer.datamodule.eval_batch_size  # type: ignore[attr-defined]
-    everything, drawn = examples.to(device), examples[torch.from_numpy(rows)].to(device)
-    right, features = 0, []
-    with evaluating(plugin, device):
-        for x, y in Batches(everything, batch_size):
-            right += int((net(plugin.convert_input(x)).argmax(1) == y).sum())
-        for x, _ in Batches(drawn, batch_size):
-            features.append(net.features(plugin.convert_input(x)).cpu().double().numpy())
-    return np.concatenate(features), right / len(examples)
-
-
-def _is_last(trainer: Trainer) -> bool:
-    """Whether no round will follow, as far as is known when a round ends."""
-    steps = 0 <= trainer.max_steps <= trainer.global_step
-    return steps or trainer.current_epoch + 1 == trainer.max_epochs

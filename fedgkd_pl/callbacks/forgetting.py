@@ -1,4 +1,4 @@
-"""How much of what the global model once knew it has lost."""
+"""Forgetting of classes by the global model."""
 
 from typing import Any
 
@@ -10,6 +10,7 @@ from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.federation.task import require_classes
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
+from typing_extensions import override
 
 
 class Forgetting(FederatedCallback):
@@ -41,6 +42,7 @@ class Forgetting(FederatedCallback):
         """From the checkpoint."""
         self.best = dict(state_dict["best"])
 
+    @override
     def check(self, model: FederatedServer, data: FederatedDataModule) -> None:
         """Refuses data without classes."""
         require_classes(model, data, self)
@@ -50,6 +52,7 @@ class Forgetting(FederatedCallback):
         if stage == "fit" and trainer.current_epoch == 0:
             self.best = {}
 
+    @override
     def on_evaluated(
         self,
         trainer: Trainer,

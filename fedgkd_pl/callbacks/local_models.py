@@ -1,4 +1,4 @@
-"""What each client's own model is worth after local training."""
+"""Each client's own model, evaluated after local training."""
 
 from typing import Any
 
@@ -9,6 +9,7 @@ from fedgkd_pl.federation.message import ClientUpdate, Message
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.runs.folder import LOCAL_MODELS
 from lightning.pytorch import Trainer
+from typing_extensions import override
 
 COLUMNS = ["round", "client", "samples", "acc", "loss"]
 
@@ -40,12 +41,14 @@ class LocalModels(RowsFile, SplitCallback):
         self.rows: list[dict[str, float]] = []
         self.results: list[dict[str, float]] = []  # of this round, until it is done
 
+    @override
     def on_broadcast(
         self, trainer: Trainer, pl_module: FederatedServer, message: Message, cohort: Any
     ) -> None:
         """Starts the round."""
         self.results = []
 
+    @override
     def on_client_end(
         self, trainer: Trainer, pl_module: FederatedServer, update: ClientUpdate, cohort_size: int
     ) -> None:

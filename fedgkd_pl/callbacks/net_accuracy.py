@@ -1,4 +1,4 @@
-"""How good each net is, where clients have nets of their own."""
+"""Accuracy of each net, where clients have different nets."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -13,6 +13,7 @@ from fedgkd_pl.models.ensemble import Ensemble
 from lightning.pytorch import Trainer
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
+from typing_extensions import override
 
 PREFIX = "nets/"  # of what is logged
 
@@ -33,6 +34,7 @@ class NetAccuracy(FederatedCallback):
         self.samples: Counter[str] = Counter()  # that were seen of each split
         self.hooks: list[RemovableHandle] = []
 
+    @override
     def check(self, model: FederatedServer, data: FederatedDataModule) -> None:
         """Refuses a server without an ensemble."""
         text = "NetAccuracy needs an ensemble: nets of FedMD, FedDF or FedDistill"
@@ -71,6 +73,7 @@ class NetAccuracy(FederatedCallback):
             hits[number] = hits.get(number, 0) + int((seen.argmax(1) == y).sum())
         self.said.clear()
 
+    @override
     def on_evaluated(
         self,
         trainer: Trainer,
@@ -96,10 +99,6 @@ class NetAccuracy(FederatedCallback):
         )
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """Stops listening."""
-        self._stop()
-
-    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
         """Stops listening."""
         self._stop()
 

@@ -1,4 +1,4 @@
-"""Where a round's time goes."""
+"""The seconds of each part of a round."""
 
 import time
 from collections.abc import Sequence
@@ -9,10 +9,9 @@ from fedgkd_pl.federation.callback import FederatedCallback
 from fedgkd_pl.federation.message import ClientUpdate
 from fedgkd_pl.runs.folder import PROFILE
 from fedgkd_pl.storage.files import write_text
-from fedgkd_pl.storage.reading import MB, read_bytes
 from lightning.pytorch import LightningModule, Trainer
+from typing_extensions import override
 
-LARGEST = 64 * MB
 CLIENTS = ("student", "teacher", "transfer")
 SERVER = ("aggregation", "training", "evaluation", "other")
 HEADER = ",".join(("round", *CLIENTS, *SERVER))
@@ -46,17 +45,17 @@ class RoundProfile(FederatedCallback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Starts the clock; of an interrupted run, keeps the rounds that were committed."""
         self.rows = []
-        self.lines = [HEADER]
-        done = trainer.current_epoch
-        if self.folder is not None:
-            self.lines += _rows(Path(self.folder) / PROFILE, done)
-        self.round = done
+        self.round = trainer.current_epoch
+        file = None if self.folder is None else Path(self.folder) / PROFILE
+        known = file.read_text().splitlines()[1:] if file and file.is_file() else []
+        self.lines = [HEADER, *(row for row in known if int(row.split(",")[0]) <= self.round)]
         self._begin()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """The server's step begins."""
         self.step = time.perf_counter()
 
+    @override
     def on_client_end(
         self, trainer: Trainer, pl_module: LightningModule, update: ClientUpdate, cohort_size: int
     ) -> None:
@@ -108,15 +107,6 @@ class RoundProfile(FederatedCallback):
             if self.folder is not None:
                 write_text(Path(self.folder) / PROFILE, "\n".join(self.lines) + "\n")
         self._begin()
-
-
-def _rows(file: Path, done: int) -> list[str]:
-    """The rows of committed rounds; none of a file that is not there, or not one of ours."""
-    try:
-        header, *rows = read_bytes(file, LARGEST).decode().splitlines()
-        return [row for row in rows if header == HEADER and int(row.split(",")[0]) <= done]
-    except (OSError, ValueError):
-        return []
 
 
 def profile_table(rows: Sequence[dict[str, float]]) -> str:

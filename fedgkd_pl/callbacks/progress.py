@@ -2,7 +2,6 @@
 
 import sys
 import time
-from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -11,6 +10,7 @@ from fedgkd_pl.federation.message import ClientFailure, ClientUpdate
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from typing_extensions import override
 
 SHOWN = ("val/acc", "test/acc")
 OTHERWISE = ("val/loss", "test/loss")  # where there is no accuracy
@@ -35,27 +35,16 @@ class RoundProgress(ProgressBar, FederatedCallback):
         """Shows again."""
         self.enabled = True
 
-    def print(self, *args: Any, **kwargs: Any) -> None:
-        """Prints above the display."""
-        with suppress(OSError, ValueError):  # nobody reads, or it is closed
-            print(*args, **kwargs)
-
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Opens the display."""
         self.first_round, self.started = trainer.current_epoch, time.perf_counter()
-        if self.enabled and _on_terminal():
-            self.live = Progress(
-                TextColumn("{task.description:>7}"),
-                BarColumn(bar_width=20),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[note]}"),
-            )
-            self.tasks = {
-                "rounds": self.live.add_task(
-                    "rounds", total=trainer.max_epochs, completed=trainer.current_epoch, note=""
-                ),
-                "clients": self.live.add_task("clients", total=None, note=""),
-            }
+        if self.enabled and sys.stdout is not None and sys.stdout.isatty():
+            note = TextColumn("{task.fields[note]}")
+            name = TextColumn("{task.description:>7}")
+            self.live = Progress(name, BarColumn(bar_width=20), MofNCompleteColumn(), note)
+            totals = {"rounds": trainer.max_epochs, "clients": None}
+            self.tasks = {n: self.live.add_task(n, total=t, note="") for n, t in totals.items()}
+            self.live.update(self.tasks["rounds"], completed=trainer.current_epoch)
             self.live.start()
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -63,18 +52,21 @@ class RoundProgress(ProgressBar, FederatedCallback):
         if self.live:
             self.live.reset(self.tasks["clients"])
 
+    @override
     def on_client_end(
         self, trainer: Trainer, pl_module: LightningModule, update: ClientUpdate, cohort_size: int
     ) -> None:
         """Counts a client."""
         self._count(cohort_size)
 
+    @override
     def on_client_failed(
         self, trainer: Trainer, pl_module: LightningModule, failure: ClientFailure, cohort_size: int
     ) -> None:
         """Counts a client that is left out, too."""
         self._count(cohort_size)
 
+    @override
     def on_server_step(self, trainer: Trainer, pl_module: Any, step: int, total: int) -> None:
         """Shows how far the server's own training is."""
         if self.live:
@@ -101,7 +93,7 @@ class RoundProgress(ProgressBar, FederatedCallback):
             self.live.update(self.tasks["rounds"], completed=done, note=shown)
             self.live.update(self.tasks["clients"], note=time_left)
         elif self.enabled:
-            self.print(f"round {done}/{total}  {shown}  {time_left}", flush=True)
+            print(f"round {done}/{total}  {shown}  {time_left}", flush=True)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Closes the display."""
@@ -117,8 +109,3 @@ class RoundProgress(ProgressBar, FederatedCallback):
         if self.live:
             self.live.stop()
             self.live = None
-
-
-def _on_terminal() -> bool:
-    """Whether there is somebody to look; a daemon has no output at all."""
-    return sys.stdout is not None and not sys.stdout.closed and sys.stdout.isatty()

@@ -1,4 +1,4 @@
-"""What callbacks that leave a table share: its rows travel in the checkpoint."""
+"""The base of callbacks that write a table, whose rows travel in the checkpoint."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What clients know of their tasks: of those they have learned, and of the one that comes next."""
+"""Accuracy of the clients on the tasks that they have learned, and on the next one."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,6 +14,7 @@ from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.federation.task import require_classes
 from fedgkd_pl.runs.folder import TASKS
 from lightning.pytorch import LightningModule, Trainer
+from typing_extensions import override
 
 COLUMNS = ["round", "learned", "client", "place", "task", "acc"]
 Table = Mapping[tuple[int, int], Sequence[float]]  # (learned, place) → an accuracy a client
@@ -47,6 +48,7 @@ class TaskAccuracy(RowsFile):
         self.runner: SplitRunner | None = None
         self.parts: list[slice] = []  # the rows of every task
 
+    @override
     def check(self, model: FederatedServer, data: FederatedDataModule) -> None:
         """Refuses data without tasks, a split that lacks one, and clients' models out of reach."""
         require_classes(model, data, self)
@@ -121,7 +123,7 @@ def table_of(rows: Sequence[Mapping[str, float]]) -> dict[tuple[int, int], list[
 
 
 def scores(table: Table, learned: int) -> dict[str, float]:
-    """What is logged when so many tasks are learned; see :class:`TaskAccuracy`."""
+    """The values logged when so many tasks are learned; see :class:`TaskAccuracy`."""
     a = {key: np.array(values, dtype=np.float64) for key, values in table.items()}
     places = range(1, learned + 1)
     acc = {i: a[learned, i].mean() for i in places}

@@ -1,4 +1,4 @@
-"""Who takes part in a round: one class per way to draw.
+"""The clients of a round: one class per way to draw.
 
 A draw is a function of the round and the population, without state of its own, so a resumed run
 draws the clients that it would have drawn. A class of one's own::
@@ -27,7 +27,7 @@ from typing_extensions import override
 
 @dataclass(frozen=True)
 class Population:
-    """Whom a cohort is drawn from.
+    """The clients that a cohort is drawn from.
 
     Attributes:
         clients: the ids that may be drawn, ascending.
@@ -50,7 +50,7 @@ Choose = Callable[[list[int], Population], Sequence[int]]
 
 
 class Cohorts(Recorded, ABC):
-    """How the clients of a round are drawn."""
+    """A way to draw the clients of a round."""
 
     rounds: int | None = None  # how many rounds it knows; None for any number
 
@@ -63,7 +63,7 @@ class Cohorts(Recorded, ABC):
 
 
 class UniformCohorts(Cohorts):
-    """As many as the participation says, uniformly and without replacement: the default."""
+    """Uniformly and without replacement, as many as the participation says: the default."""
 
     @override
     def draw(self, round: int, population: Population) -> Sequence[int]:

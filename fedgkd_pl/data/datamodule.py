@@ -193,7 +193,7 @@ class FederatedDataModule(LightningDataModule, Recorded):
         return (owned if len(kept) == len(owned) else owned.view(kept)), rows[kept]
 
     def _cut(self, owned: Examples, rows: Tensor, splits: Splits) -> ClientIndex:
-        """Who owns which of the samples that are left to the clients, ``rows`` of all."""
+        """Shares out the samples that are left to the clients, ``rows`` of all."""
         self.rows["clients"] = rows.numpy()
         keys = None if splits.keys is None else splits.keys[rows.numpy()]
         rng = np.random.default_rng(derive(self.partition_seed, "partition"))
@@ -265,7 +265,7 @@ class FederatedDataModule(LightningDataModule, Recorded):
         return self.clients
 
     def all_training_examples(self) -> Examples:
-        """What the clients share, with the validation part if that was taken from it."""
+        """All training samples, with the validation and public parts taken from them."""
         self.client_data  # noqa: B018  (loads it)
         return self._everything
 
@@ -295,7 +295,7 @@ class FederatedDataModule(LightningDataModule, Recorded):
         return self._fingerprint
 
     def summary(self) -> dict[str, Any]:
-        """How many samples of each class every client has, for ``partition.json``."""
+        """The content of ``partition.json``: the samples of each class of every client."""
         data = self.client_data
         dealt = self.num_classes if data.examples.targets.ndim == 1 else 0
         counts = data.index.label_counts(data.examples.labels.numpy(), dealt or 1)

@@ -90,7 +90,7 @@ class Examples:
         return self[rows]
 
     def content(self) -> dict[str, Tensor]:
-        """What of them travels to a worker that has the rest; see :meth:`filled`."""
+        """The tensors sent to a worker; see :meth:`filled`."""
         return {"inputs": self.inputs, "targets": self.targets}
 
     def filled(self, content: dict[str, Tensor]) -> "Examples":
@@ -126,7 +126,7 @@ class Examples:
 
 @dataclass(frozen=True)
 class Splits:
-    """What a dataset loads.
+    """The splits of a dataset.
 
     Attributes:
         train: what the clients share.
@@ -220,7 +220,7 @@ class ClientData:
         return self.index.size(client) if self.tasks is None else len(self._rows(client, round))
 
     def task(self, client: int, round: int) -> Task | None:
-        """What a client learns in a round; None where that is everything."""
+        """The task of a client in a round; None without tasks."""
         return None if self.tasks is None else self.tasks.at(client, round)
 
     def _rows(self, client: int, round: int | None) -> Tensor:

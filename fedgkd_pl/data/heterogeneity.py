@@ -1,4 +1,4 @@
-"""How much the clients' label distributions and sizes differ."""
+"""Differences between the clients' label distributions and sizes."""
 
 from collections.abc import Sequence
 

@@ -45,7 +45,7 @@ class ClientIndex(Sequence[Indices]):
         return ClientIndex([part[part >= 0] for part in parts])
 
     def label_counts(self, labels: Labels, num_classes: int) -> list[list[int]]:
-        """How many samples of each class every client holds; ``labels`` has one per sample."""
+        """The samples of each class of every client; ``labels`` has one per sample."""
         owners = np.repeat(np.arange(len(self)), self.sizes)
         cells = np.bincount(
             owners * num_classes + labels[self.samples], minlength=len(self) * num_classes

@@ -1,4 +1,4 @@
-"""What every client keeps of its own samples to test on: never trained on, by nobody."""
+"""The part of its own samples that a client tests on; nobody trains on it."""
 
 import logging
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ class OwnSplit:
         return clients
 
     def rows(self, client: int) -> slice:
-        """Where a client's samples are."""
+        """The rows of a client's samples."""
         first, end = self.index.offsets[client : client + 2]
         return slice(int(first), int(end))
 
@@ -79,7 +79,7 @@ def keep_own(
     rows = np.sort(np.concatenate(training))
     left = ClientIndex([np.searchsorted(rows, part) for part in training])
     splits = {split: OwnSplit.of(owned, parts) for split, parts in taken.items()}
-    have = np.count_nonzero(index.sizes)
+    have = int(np.count_nonzero(index.sizes))
     for split, own in splits.items():
         key, empty = f"client_{split}_fraction", have - len(own.clients)
         reason = "takes nothing: no client has enough samples of a class to give one away"

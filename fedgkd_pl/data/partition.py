@@ -1,4 +1,4 @@
-"""Who owns which sample: one class per way to cut.
+"""The owners of the samples: one class per way to cut.
 
 A partition is a function of (labels, number of clients, generator) and can be used without the
 rest of the package::
@@ -30,7 +30,7 @@ class Partition(Recorded, ABC):
     validation: Indices | None = None  # of ``of_all``: the server's part, where it says which
 
     def take_source(self, samples: int, training: Indices, names: Sequence[str] = ()) -> None:
-        """What own data tells before it is cut; for partitions that name samples.
+        """Takes the names of the samples before the data is cut, for partitions that use them.
 
         Args:
             samples: how many there are, with those that were drawn as the test set.

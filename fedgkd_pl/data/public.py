@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class PublicData(Recorded, ABC):
-    """Where public data comes from."""
+    """A source of public data."""
 
     from_training = False  # whether it is cut from what the clients would share
     labelled = False  # whether its labels are public, too; they are all 0 otherwise

@@ -22,7 +22,7 @@ FAR = -1e4
 
 @dataclass(frozen=True)
 class Task:
-    """What a client learns in a round.
+    """The task of a client in a round.
 
     Attributes:
         place: its place in the client's sequence, from 0.
@@ -62,7 +62,7 @@ class ClassTasks(Recorded):
 
     @property
     def rounds(self) -> int:
-        """How many rounds all tasks take."""
+        """The rounds of all tasks together."""
         return self.tasks * self.rounds_per_task
 
     def sequences(self, num_classes: int, seed: int) -> "TaskSequences":
@@ -76,7 +76,7 @@ class ClassTasks(Recorded):
 
 @dataclass(frozen=True)
 class TaskSequences:
-    """Which task every client has in every round.
+    """The task of every client in every round.
 
     Attributes:
         groups: the classes of every task.
@@ -104,7 +104,7 @@ class TaskSequences:
         return round % self.rounds_per_task == 0
 
     def at(self, client: int, round: int) -> Task:
-        """What a client learns in a round."""
+        """The task of a client in a round."""
         place = self.place(round)
         number = self.order(client)[place]
         return Task(place, number, self.groups[number], self.ends(round))

@@ -86,7 +86,7 @@ class Scale:
 
 
 class Ids:
-    """Whole numbers as they are, as a net's embedding takes them."""
+    """Whole numbers, unchanged, as a net's embedding takes them."""
 
     random = False
 

@@ -46,17 +46,17 @@ class Ensemble(nn.Module):
 
     @staticmethod
     def prefix(number: int) -> str:
-        """What the names of a member's weights begin with among those of the ensemble."""
+        """The prefix of a member's weights among those of the ensemble."""
         return f"members.{number}.net."
 
     @staticmethod
     def mark(number: int) -> str:
-        """The name of what says whether a member has been trained."""
+        """The name of the mark that a member has been trained."""
         return f"members.{number}.trained"
 
     @staticmethod
     def size(names: Sequence[str]) -> int:
-        """How many members an ensemble has whose weights have these names."""
+        """The number of members of an ensemble whose weights have these names."""
         return sum(name.startswith("members.") and name.endswith(".trained") for name in names)
 
     @staticmethod
@@ -71,7 +71,7 @@ class Ensemble(nn.Module):
         return [member.net for member in self.members]  # type: ignore[misc]
 
     def features(self, x: Tensor) -> Tensor:
-        """What the members' last layers see, side by side; for nets that have ``features``."""
+        """The members' features, side by side; for nets that have ``features``."""
         return torch.cat([net.features(x).flatten(1) for net in self.nets], dim=1)  # type: ignore[operator]
 
     def forward(self, x: Tensor) -> Tensor:

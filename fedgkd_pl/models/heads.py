@@ -1,4 +1,4 @@
-"""What is between a net's features and its classes."""
+"""The layers between a net's features and its classes."""
 
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.storage.recorded import Recorded
@@ -53,7 +53,7 @@ class SplitNet(nn.Module, Recorded):
         self.classifier = last
 
     def features(self, x: Tensor) -> Tensor:
-        """What the classifier sees."""
+        """The input of the classifier."""
         features: Tensor = self.projection(self.backbone(x))
         return features
 

@@ -1,6 +1,5 @@
 """A classifier on any Hugging Face encoder."""
 
-import re
 from typing import Any
 
 from fedgkd_pl.errors import SettingError, installs, require
@@ -41,7 +40,7 @@ class TextClassifier(nn.Module, Recorded):
         self.classifier = nn.Linear(width, num_classes)
 
     def features(self, ids: Tensor) -> Tensor:
-        """What the classifier sees of token ids, batch × length, padded on the right."""
+        """The input of the classifier for token ids, batch × length, padded on the right."""
         mask = (ids != self.pad_id).long()
         first = self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state[:, 0]
         features: Tensor = self.projection(self.dropout(self.pre_classifier(first).relu()))
@@ -53,45 +52,32 @@ class TextClassifier(nn.Module, Recorded):
         return logits
 
 
-def _without_code(config: Any, key: str, got: Any) -> Any:
-    """Refuses an encoder whose settings fetch code, such as kernels of the hub."""
-    attention = str(getattr(config, "_attn_implementation", None))
-    known = re.fullmatch(r"\w+", attention) is not None  # not a repository's name
-    require(known, key, "would need code that is not here", got)
-    return config
-
-
 def _encoder(name: str, config: dict[str, Any] | None) -> Any:
     try:
         from transformers import AutoConfig, AutoModel
     except ImportError as error:
         raise SettingError("net", f"text needs {installs('text')}") from error
-    if config is not None:
-        try:
-            settings = _without_code(AutoConfig.for_model(**config), "encoder_config", config)
-            encoder = AutoModel.from_config(settings, trust_remote_code=False)
-        except SettingError:
-            raise
-        except (TypeError, ValueError, KeyError) as error:
-            raise SettingError("encoder_config", str(error).splitlines()[0], config) from error
-    else:
-        try:
+    key, got = ("encoder", name) if config is None else ("encoder_config", config)
+    try:
+        if config is None:
             settings = AutoConfig.from_pretrained(name, trust_remote_code=False)
-            encoder = AutoModel.from_pretrained(
-                name,
-                config=_without_code(settings, "encoder", name),
-                trust_remote_code=False,
-                weights_only=True,
-            )
-        except SettingError:
-            raise
-        except (OSError, ValueError) as error:
-            raise SettingError(
-                "encoder",
-                "not found here nor on the hub: give a local folder, or encoder_config for "
-                "random weights",
-                name,
-            ) from error
+        else:
+            settings = AutoConfig.for_model(**config)
+        attention = str(getattr(settings, "_attn_implementation", None))
+        plain = attention.isidentifier()  # not a repository's name, whose kernels would be fetched
+        require(plain, key, "would need code that is not here", got)
+        if config is None:
+            safe: dict[str, Any] = {"trust_remote_code": False, "weights_only": True}
+            encoder = AutoModel.from_pretrained(name, config=settings, **safe)
+        else:
+            encoder = AutoModel.from_config(settings, trust_remote_code=False)
+    except SettingError:
+        raise
+    except (OSError, TypeError, ValueError, KeyError) as error:
+        reason = "not found here nor on the hub; give a local folder or encoder_config"
+        if config is not None:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise SettingError(key, reason, got) from error
     if hasattr(encoder, "pooler"):
         encoder.pooler = None  # BERT's; unused here, and would only travel to the clients and back
     return encoder.train()  # from_pretrained gives eval mode: no dropout, in training either

@@ -8,12 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fedgkd_pl import ClassTasks, FedAvg, LocalEngine, RunFiles, TaskAccuracy, plot, read_run
+from fedgkd_pl import ClassTasks, FedAvg, LocalEngine, RunFiles, TaskAccuracy
 from fedgkd_pl.callbacks.task_accuracy import scores, table_of
 from fedgkd_pl.errors import SettingError
-from fedgkd_pl.experiments.runs import Run
-from fedgkd_pl.experiments.study import make_study
-from fedgkd_pl.experiments.tables import make_tables
 from lightning.pytorch import Callback
 from torch.optim import SGD
 
@@ -98,35 +95,6 @@ def test_every_accuracy_is_that_of_the_global_model_on_the_task(tmp_path: Path) 
     assert scores(table_of(rows), 3)["task/acc"] == pytest.approx(float(logged[-1]))
     everything = np.mean([acc(3, task) for task in range(3)])  # all clients have learned all
     assert float(logged[-1]) == pytest.approx(everything)
-
-    run = read_run(tmp_path)
-    assert run.measure("task_acc") == pytest.approx(100 * everything)
-    assert run.measure("task_forgetting") == pytest.approx(100 * model.report["task/forgetting"])
-    figure = plot("tasks", [tmp_path])
-    accuracy, forgetting = figure.axes
-    assert accuracy.lines[0].get_xdata().tolist() == [1, 2, 3]
-    assert accuracy.lines[0].get_ydata()[-1] == pytest.approx(100 * everything)
-    assert forgetting.lines[0].get_xdata().tolist() == [2, 3]
-
-
-def test_of_forgetting_less_is_better(tmp_path: Path) -> None:
-    class Made(Run):
-        def measure(self, name: str) -> float:
-            return float(self.summary[name])
-
-    content: dict[str, Any] = {"name": "x", "measures": ["task_acc", "task_forgetting"]}
-    content |= {"rows": ["method"], "columns": ["measure"], "seeds": [0]}
-    study = make_study(content | {"axes": {"method": {"A": {}, "B": {}}}})
-    found = {"A": (90.0, 20.0), "B": (80.0, 10.0)}
-    facts = {"rounds": 6, "method": "FedAvg", "dataset": "six"}
-    results: Any = [
-        (cell, Made(tmp_path, facts | dict(zip(study.measures, found[label], strict=True))))
-        for cell in study.cells()
-        if (label := cell.labels["method"])
-    ]
-    (table,) = make_tables(study, results)
-    ranks = {str(row[0].text): [value.rank for value in row[1:]] for row in table.rows}
-    assert ranks == {"A": [1, 2], "B": [2, 1]}
 
 
 def test_what_it_cannot_measure() -> None:

@@ -20,14 +20,13 @@ from fedgkd_pl import (
 )
 from fedgkd_pl.data.tasks import FAR
 from fedgkd_pl.errors import SettingError
-from fedgkd_pl.federation.client_trainer import ClientTrainer
 from fedgkd_pl.federation.message import Message
 from fedgkd_pl.federation.round import job_of
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.nn.functional import log_softmax
 from torch.optim import SGD
 
-from tests.conftest import Table, fit, quiet_trainer, same
+from tests.conftest import fit, quiet_trainer, same
 from tests.support.methods import CLASSES
 from tests.support.tasks import ROUNDS, Six, six_net
 
@@ -66,15 +65,6 @@ def test_a_round_has_the_samples_of_its_task_and_n_k_follows() -> None:
             seen += found if number % 2 else []
         assert sorted(seen) == sorted(labels.tolist())
         assert len(clients.owned(client)) == len(labels)
-
-
-def test_without_tasks_clients_have_all_of_their_samples() -> None:
-    plain, tasked = Six(tasks=None), Six()
-    assert plain.client_data.task(0, 1) is None
-    assert plain.client_data.size(1, 5) == 18 == len(plain.client_data.batches(1, 5).examples)
-    assert plain.fingerprint() != tasked.fingerprint()
-    other = Six(tasks=ClassTasks(tasks=3, rounds_per_task=3))
-    assert len({tasked.fingerprint(), other.fingerprint(), Six().fingerprint()}) == 2
 
 
 @pytest.mark.parametrize("method", [FedAvg, FedGKD])
@@ -157,22 +147,6 @@ def test_a_resume_at_any_round_of_any_task_gives_the_same_bits(tmp_path: Path) -
         assert same(whole.state_dict(), model.state_dict()) and again.rows == scores.rows
 
 
-def test_a_client_alone_with_its_data_learns_its_tasks() -> None:
-    """As a worker of Ray's or Flower's has them: with the samples of one client."""
-    model = FedAvg(six_net(), optimizer=partial(SGD, lr=0.1), engine=LocalEngine(1))
-    data = Six()
-    trainer = quiet_trainer(max_epochs=1)
-    model._trainer = trainer
-    trainer.datamodule = data
-    job = job_of(model, trainer, data)
-    message = Message(4, {"global": model.global_state()})
-    whole = ClientTrainer(job).update(message, 1, {})
-    job.data = job.data.only(1, job.data.owned(1))
-    alone = ClientTrainer(job).update(message, 1, {})
-    assert same(whole.weights, alone.weights) and whole.num_samples == alone.num_samples
-    assert whole.num_samples == data.client_data.size(1, 4)
-
-
 @pytest.mark.parametrize(
     ("data", "text"),
     [
@@ -197,17 +171,3 @@ def test_methods_that_ask_about_all_classes_have_no_tasks() -> None:
     data = Digits(num_clients=2, tasks=ClassTasks(), public=HeldOut(0.2))
     with pytest.raises(SettingError, match="tasks: FedDF"):
         fit(CLASSES["FedDF"](MLP(), engine=LocalEngine(1)), data, 1)
-
-
-def test_numbers_have_no_tasks() -> None:
-    class Numbers(Table):
-        num_classes = 0
-
-        def load(self) -> Any:
-            splits = super().load()
-            rows = splits.train
-            values = type(rows)(rows.inputs, rows.targets.float()[:, None], rows.transform)
-            return type(splits)(values, values[:6])
-
-    with pytest.raises(SettingError, match="tasks: table has no classes"):
-        Numbers(tasks=ClassTasks(tasks=3)).setup()

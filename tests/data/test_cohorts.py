@@ -15,7 +15,6 @@ from fedgkd_pl import (
     AuthorsCohorts,
     AuthorsDirichlet,
     BernoulliCohorts,
-    Cohorts,
     CohortsFromFile,
     CyclicCohorts,
     Dirichlet,
@@ -28,11 +27,11 @@ from fedgkd_pl import (
     WeightedCohorts,
 )
 from fedgkd_pl.cli.partition import show_partition
-from fedgkd_pl.data.cohorts import CohortSampler, Population
+from fedgkd_pl.data.cohorts import Population
 from fedgkd_pl.data.published import export
 from fedgkd_pl.errors import SettingError
 
-from tests.conftest import REPO, Table, fit, linear, same
+from tests.conftest import REPO, Table, fit, linear
 
 LABELS = np.random.default_rng(3).integers(0, 10, 4000)
 
@@ -148,29 +147,6 @@ def test_cohorts_from_a_file(tmp_path: Path) -> None:
     assert seen == [[0, 2], [1], [0, 1, 2]]
     with pytest.raises(SettingError, match="rounds: must be at most 3"):
         fit(FedAvg(linear()), Table(sizes=[4, 5, 6], cohorts=CohortsFromFile(str(file))), rounds=4)
-
-
-def test_ones_own_cohorts_and_a_method_that_chooses() -> None:
-    class Twice(Cohorts):
-        def draw(self, round: int, population: Population) -> list[int]:
-            return [1, 1]
-
-    with pytest.raises(SettingError, match="Twice must name clients"):
-        CohortSampler(Twice(), population(), None).cohort()
-
-    class Largest(FedAvg):
-        def choose_clients(self, drawn: list[int], population: Population) -> list[int]:
-            return sorted(population.clients, key=lambda k: -population.sizes[k])[: len(drawn)]
-
-    chosen, known = Largest(linear()), FedAvg(linear())
-    fit(chosen, Table(sizes=[4, 5, 9, 6], participation=0.5), rounds=2)
-
-    class LastTwo(Cohorts):
-        def draw(self, round: int, population: Population) -> list[int]:
-            return [3, 2]
-
-    fit(known, Table(sizes=[4, 5, 9, 6], participation=0.5, cohorts=LastTwo()), rounds=2)
-    assert same(chosen.global_state(), known.global_state())
 
 
 class Photos(FederatedDataModule):

@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fedgkd_pl import CIFAR10, CIFAR100, SST5, AGNews, Digits, TinyImageNet, Toy2D
+from fedgkd_pl import CIFAR10, CIFAR100, SST5, AGNews, Digits, TinyImageNet
 from fedgkd_pl.data.downloads import extract
-from fedgkd_pl.data.examples import Batches, Examples
-from fedgkd_pl.data.transforms import ImageTransform, Scale
+from fedgkd_pl.data.transforms import ImageTransform
 from fedgkd_pl.errors import SettingError
 
 from tests.conftest import Table
@@ -40,17 +39,6 @@ def test_digits_splits() -> None:
     )
 
 
-def test_validation_is_the_last_part_and_does_not_move_with_the_seed() -> None:
-    a, b = Digits(seed=0), Digits(seed=1)
-    a.setup()
-    b.setup()
-    assert torch.equal(a.val.inputs, b.val.inputs) and torch.equal(a.test.inputs, b.test.inputs)
-    assert not np.array_equal(a.client_data.index.samples, b.client_data.index.samples)
-    c = Digits(seed=1, partition_seed=0)
-    c.setup()
-    assert np.array_equal(a.client_data.index.samples, c.client_data.index.samples)
-
-
 def test_batches_cover_a_client_once_per_pass_in_new_orders() -> None:
     data = Table(sizes=(10, 7), batch_size=4)
     x, _ = data.arrays()[1]
@@ -60,21 +48,6 @@ def test_batches_cover_a_client_once_per_pass_in_new_orders() -> None:
     for rows in passes:
         assert sorted(map(tuple, rows)) == sorted(map(tuple, x))
     assert not np.array_equal(*passes)
-
-
-def test_batches_are_a_function_of_seed_round_and_client() -> None:
-    def order(seed: int, round: int, client: int) -> list[Any]:
-        data = Table(sizes=(10, 10), seed=seed)
-        data.setup()
-        return [rows.tolist() for rows, _ in data.client_data.batches(client, round)]
-
-    assert order(0, 1, 0) == order(0, 1, 0)
-    assert len({str(order(*key)) for key in [(0, 1, 0), (1, 1, 0), (0, 2, 0), (0, 1, 1)]}) == 4
-
-
-def test_evaluation_keeps_the_order() -> None:
-    examples = Examples(torch.arange(5.0), torch.arange(5), Scale(1))
-    assert [y.tolist() for _, y in Batches(examples, 2)] == [[0, 1], [2, 3], [4]]
 
 
 def test_augmentation_is_a_crop_and_flip_of_each_image() -> None:
@@ -98,12 +71,6 @@ def test_augmentation_is_a_crop_and_flip_of_each_image() -> None:
         places.add(found[0][:2])
         flips.add(found[0][2])
     assert len(places) > 25 and flips == {False, True}  # each image on its own
-
-
-def test_normalisation_by_hand() -> None:
-    image = torch.tensor([[[[0, 255]], [[51, 102]]]], dtype=torch.uint8)
-    out = ImageTransform((0.5, 0.2), (0.5, 0.1))(image, None)
-    torch.testing.assert_close(out, torch.tensor([[[[-1.0, 1.0]], [[0.0, 2.0]]]]))
 
 
 @pytest.mark.parametrize(
@@ -218,19 +185,6 @@ def test_real_cifar_normalisation(real_data: Path) -> None:
     pixels = data.load().train.inputs.double() / 255
     assert pixels.mean((0, 2, 3)).tolist() == pytest.approx(CIFAR10.MEAN, abs=5e-5)
     assert pixels.std((0, 2, 3)).tolist() == pytest.approx(CIFAR10.STD, abs=1e-4)
-
-
-def test_toy_clients_see_sectors() -> None:
-    data = Toy2D(num_clients=4)
-    data.setup()
-    points, labels = data.client_data.examples.inputs, data.client_data.examples.targets
-    assert points.abs().max() < 4 and (len(points), len(data.test)) == (800, 2000)
-    assert torch.equal(labels, (points[:, 0] < 0).long() + 2 * (points[:, 1] < 0).long())
-    for client, rows in enumerate(data.client_data.index):
-        x, y = points[torch.from_numpy(rows)].T
-        side = [y > x.abs(), -x > y.abs(), -y > x.abs(), x > y.abs()][client]
-        assert side.all(), "a point outside the client's quarter between the diagonals"
-        assert len(labels[torch.from_numpy(rows)].unique()) == 2
 
 
 def test_unseen_clients_are_never_drawn() -> None:

@@ -6,13 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fedgkd_pl import ByKey, Digits, Dirichlet, FederatedData, Leaf
+from fedgkd_pl import ByKey, Digits, Dirichlet, FederatedData
 from fedgkd_pl.data.examples import Examples, Splits
 from fedgkd_pl.data.transforms import Scale
 from fedgkd_pl.errors import SettingError
 
 from tests.conftest import Given, Table
-from tests.support.sources import write_leaf
 
 
 class Counted(Table):
@@ -104,41 +103,6 @@ def test_without_fractions_nothing_changes() -> None:
     assert len({each.fingerprint() for each in (plain, part, other)}) == 3
     assert zero.summary() == plain.summary() and not zero.client_splits
     assert "num_client_test" not in zero.summary()
-
-
-# -- owners whose test samples the data knows -----------------------------------------------------
-
-
-def leaf(folder: Path) -> Path:
-    """Users a, b, c with 4, 5, 6 samples; of test b has 2, c has 3, and x is nobody's."""
-    sizes = {"train": {"a": 4, "b": 5, "c": 6}, "test": {"x": 2, "c": 3, "b": 2}}
-    for split, users in sizes.items():
-        content = {
-            name: ([[float(ord(name)), 0.0]] * size, [n % 2 for n in range(size)])
-            for name, size in users.items()
-        }
-        write_leaf(folder / split / "all.json", content)
-    return folder
-
-
-def test_users_of_leaf_are_tested_on_their_own_samples(tmp_path: Path) -> None:
-    data = Leaf(str(leaf(tmp_path)))
-    data.setup()
-    own = data.client_splits["test"]
-    assert own.index.sizes.tolist() == [0, 2, 3] and own.clients == [1, 2]
-    assert [held(data, "test", client) for client in (1, 2)] == [[ord("b")] * 2, [ord("c")] * 3]
-    assert len(data.test) == 7 and "num_client_test" not in data.summary()
-
-    merged = Leaf(str(tmp_path), num_clients=2)  # c is one client, a and b are the other
-    merged.setup()
-    for client in (0, 1):
-        assert set(held(merged, "test", client)) <= set(trained(merged, client))
-    assert sorted(merged.client_splits["test"].index.sizes) == [2, 3]
-
-    drawn = Leaf(str(tmp_path), client_test_fraction=0.5, val_fraction=0)
-    drawn.setup()
-    assert drawn.client_splits["test"].index.sizes.tolist() == [2, 2, 3]
-    assert drawn.client_data.index.sizes.tolist() == [2, 3, 3], "drawn from what they train on"
 
 
 def test_a_test_set_cut_from_owners_is_theirs_where_owners_are_clients(tmp_path: Path) -> None:

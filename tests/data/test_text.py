@@ -100,18 +100,6 @@ def test_padding_does_not_change_the_logits() -> None:
     torch.testing.assert_close(net.classifier(net.features(ids)), net(ids))
 
 
-def test_projection_and_parameters() -> None:
-    net = TextClassifier(4, encoder_config=TINY, projection=256)
-    assert net.features(torch.tensor([[2, 3]])).shape == (1, 256)
-    with torch.device("meta"):
-        distilbert = TextClassifier(4, encoder_config={"model_type": "distilbert"})
-    # DistilBERT 66,362,880; pre-classifier 768² + 768; classifier 4 · 768 + 4
-    assert sum(p.numel() for p in distilbert.parameters()) == 66_362_880 + 590_592 + 3_076
-    with torch.device("meta"):
-        bert = TextClassifier(4, encoder_config={"model_type": "bert"})
-    assert not any("pooler" in name for name, _ in bert.named_parameters())
-
-
 def test_a_tokenizer_with_more_words_than_the_net_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vocab: str
 ) -> None:
@@ -120,29 +108,6 @@ def test_a_tokenizer_with_more_words_than_the_net_is_refused(
     net = TextClassifier(5, encoder_config=TINY | {"vocab_size": 9})
     with pytest.raises(SettingError, match="gives token 10, the net knows 9"):
         fit(FedGKD(net, engine=LocalEngine(1)), data, 1)
-
-
-@pytest.fixture
-def real_text(real_data: Path) -> Path:
-    if not (real_data / "sst5" / "train.txt").is_file():
-        pytest.skip("FEDGKD_DATA has no sst5")
-    return real_data
-
-
-def test_real_texts(real_text: Path, vocab: str) -> None:
-    sst = SST5(data_dir=str(real_text / "sst5"), tokenizer=vocab, num_clients=10)
-    texts = sst.texts()
-    assert [len(texts[split][0]) for split in ("train", "val", "test")] == [8544, 1101, 2210]
-    assert set(texts["train"][1]) == {0, 1, 2, 3, 4}
-    assert texts["train"][0][0].startswith("The Rock is destined to be the 21st Century 's new \"")
-    assert texts["train"][1][:2] == [3, 4]
-    news = AGNews(
-        data_dir=str(real_text / "ag_news"), tokenizer=vocab, train_file="train.partial.csv"
-    )
-    texts = news.texts()
-    assert [len(texts[split][0]) for split in ("train", "val", "test")] == [60000, 6000, 7600]
-    assert [texts["test"][1].count(label) for label in range(4)] == [1900] * 4
-    assert all(text.strip() for text in texts["train"][0])
 
 
 def test_a_pretrained_encoder_trains_with_dropout(tmp_path: Path) -> None:

@@ -58,15 +58,9 @@ def small_image(root: Path) -> str:
     return "val_3.JPEG is not 64 × 64"
 
 
-def unknown_class(root: Path) -> str:
-    file = root / "val" / "val_annotations.txt"
-    file.write_text(file.read_text().replace("n03", "n99"))
-    return "val_annotations.txt must name 6 images"
-
-
 @pytest.mark.parametrize(
     "damage",
-    [damage_image, small_image, unknown_class],
+    [damage_image, small_image],
 )
 def test_damage_is_refused_by_name(
     damage: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

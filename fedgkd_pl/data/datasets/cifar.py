@@ -72,7 +72,7 @@ class CIFAR10(FederatedDataModule):
             raise SettingError("data_dir", reason) from error
         padding = 4 if self.augment else 0
         transform = ImageTransform(self.MEAN, self.STD, padding=padding, flip=self.augment)
-        return Splits(*(_examples(split, transform) for split in (train, test)))
+        return Splits(_examples(train, transform), _examples(test, transform))
 
     def _source(self) -> Any:
         from torchvision import datasets

@@ -94,7 +94,7 @@ class TextDataModule(FederatedDataModule):
             for split in ("train", "test", "val")
             if f"{split}/ids" in tensors
         }
-        return Splits(**examples)
+        return Splits(examples["train"], examples["test"], examples.get("val"))
 
     @override
     def check_net(self, net: nn.Module) -> None:
