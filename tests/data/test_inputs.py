@@ -156,7 +156,7 @@ def test_inputs_that_do_not_fit() -> None:
     pair = [torch.zeros(64), torch.zeros(63)]
     numbers = [np.full((1, 64), value) for value in (np.nan, 0.5, -1, 256)]
     for inputs in [*numbers, np.zeros((0, 64)), np.zeros((2, 8, 9)), [], "a text", pair]:
-        with pytest.raises(SettingError, match="^inputs: "):
+        with pytest.raises(SettingError, match=r"^inputs: "):
             raw(inputs)
 
 

@@ -461,7 +461,7 @@ def test_a_lightning_datamodule_may_be_lazy() -> None:
     assert torch.equal(trained(data).net.weight, trained(same).net.weight)
     with pytest.raises(SettingError, match=r"^lazy: "):
         FederatedData.from_datamodule(Mine(collate=list), lazy=True).setup()
-    with pytest.raises(SettingError, match="^loader_workers: "):
+    with pytest.raises(SettingError, match=r"^loader_workers: "):
         FederatedData.from_datamodule(Mine(), loader_workers=2)
 
 

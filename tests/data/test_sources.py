@@ -3,7 +3,6 @@
 import json
 import logging
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
 
 from tests.conftest import fit, linear
 from tests.support.datasets import WORDS
+from tests.support.formats import image
 from tests.support.runs import Run, version
 from tests.support.sources import table_rows, write_config, write_csv, write_images, write_leaf
 
@@ -288,7 +288,7 @@ def test_texts_become_tokens(path: str) -> None:
     assert words == ["[CLS]", "a", "very", kind, "film", "[SEP]"]
     bag = torch.nn.Sequential(torch.nn.EmbeddingBag(len(WORDS), 4), torch.nn.Linear(4, 2))
     bag.vocab_size = 5  # type: ignore[assignment]
-    with pytest.raises(SettingError, match="^tokenizer: "):
+    with pytest.raises(SettingError, match=r"^tokenizer: "):
         data.check_net(bag)
 
 
@@ -403,7 +403,7 @@ def test_a_datamodule_keeps_its_validation_and_test_sets() -> None:
     assert len(data.test) == 7 and len(data.client_data.examples) == 29 and len(data.val) == 12
     unlike = [(torch.zeros(n + 1), 0) for n in range(2)]
     for bad in ([1, 2], DataLoader(TensorDataset(*[torch.zeros(4)] * 3)), DataLoader(unlike)):
-        with pytest.raises(SettingError, match="^datamodule: its train"):
+        with pytest.raises(SettingError, match=r"^datamodule: its train"):
             FederatedData.from_datamodule(Squares(bad)).setup()
 
 
@@ -425,7 +425,7 @@ def test_hugging_face_numbers_texts_and_images() -> None:
     data = FederatedData.from_huggingface(split, **settings)
     data.setup()
     assert len(data.test) == 4 and WORDS[data.test.inputs[0, 3]] == "good"
-    with pytest.raises(SettingError, match="^columns: "):
+    with pytest.raises(SettingError, match=r"^columns: "):
         FederatedData.from_huggingface(table).setup()
     pictures = [Image.new("L", (2, 2), n) for n in range(20)]
     table = datasets.Dataset.from_dict({"image": pictures, "label": [0, 1] * 10})
@@ -465,180 +465,138 @@ def test_a_source_trains_by_yaml_alone(run: Run) -> None:
 # -- what is refused ---------------------------------------------------------------------------
 
 X, Y = points()
-TABLE = "a,b,kind\n" + "".join(f"{a},{b},{kind}\n" for a, b, kind in table_rows(30))
-Case = tuple[Callable[[], Any], str, str]  # a source, the key at fault, and what the error names
+OBJECTS = np.array([{}] * 60, dtype=object)
+NO_NUMBERS = np.array(["a"] * 60)
+ARRAYS: list[tuple[dict[str, Any], str, str]] = [
+    ({"inputs": "no.npy"}, "inputs", "no.npy"),
+    ({"inputs": "x.txt"}, "inputs", "x.txt"),
+    ({"inputs": "pickle.npy"}, "inputs", "pickle.npy"),
+    ({"inputs": "fortran.npy"}, "inputs", "C order"),
+    ({"inputs": np.where(X == 7, np.nan, X)}, "inputs", "row 4"),
+    ({"inputs": NO_NUMBERS}, "inputs", ""),
+    ({"inputs": OBJECTS}, "inputs", ""),
+    ({"targets": np.zeros(59, int)}, "targets", "59"),
+    ({"targets": np.r_[Y[:59], np.nan]}, "targets", "row 60"),
+    ({"targets": None}, "targets", ""),
+    ({"num_classes": 2}, "data", "train label"),
+    ({"test_inputs": X[:1], "test_targets": [3]}, "data", "test label at 0"),
+    ({"owners": [1, 2]}, "owners", "60"),
+    ({"class_names": ["a", "a", "b"]}, "class_names", ""),
+    ({"name": "a/b"}, "name", "a/b"),
+    ({"test_fraction": 0.001}, "test_fraction", "60"),
+]
 
 
-def arrays(**changes: Any) -> Callable[[], Any]:
-    return lambda: FederatedData.from_arrays(**({"inputs": X, "targets": Y} | changes))
+@pytest.mark.parametrize(("changes", "key", "named"), ARRAYS)
+def test_bad_arrays(changes: dict[str, Any], key: str, named: str) -> None:
+    np.save("pickle.npy", OBJECTS, allow_pickle=True)
+    np.save("fortran.npy", np.asfortranarray(X))
+    with pytest.raises(SettingError, match=named) as raised:
+        FederatedData.from_arrays(**({"inputs": X, "targets": Y} | changes)).setup()
+    assert raised.value.key == key
 
 
-def table(content: str | bytes, **changes: Any) -> Callable[[], Any]:
-    def make() -> Any:
-        text = content.encode() if isinstance(content, str) else content
-        Path("t.csv").write_bytes(text)
-        return FederatedData.from_csv("t.csv", **({"label": "kind", "num_clients": 2} | changes))
-
-    return make
-
-
-def images(damage: Callable[[Path], Any], **changes: Any) -> Callable[[], Any]:
-    def make() -> Any:
-        write_images(Path("images/train"))
-        write_images(Path("images/test"), number=2)
-        damage(Path("images"))
-        return FederatedData.from_image_folder("images", num_clients=2, **changes)
-
-    return make
-
-
-def clients(damage: Callable[[Path], Any], **settings: Any) -> Callable[[], Any]:
-    def make() -> Any:
-        client_tables(Path("clients"), {"ann": 12, "bob": 8})
-        damage(Path("clients"))
-        return FederatedData.from_clients("clients", **({"label": "kind"} | settings))
-
-    return make
+ROWS = "a,b,kind\n" + "".join(f"{a},{b},{kind}\n" for a, b, kind in table_rows(30))
+TABLES: list[tuple[str, dict[str, Any], str, str]] = [
+    ("", {}, "path", "t.csv"),
+    ("a,kind\n", {}, "path", "t.csv"),
+    ("a,a,kind\n1,2,x\n", {}, "path", "a"),
+    (ROWS + '"1,2,hot\n', {}, "path", "t.csv"),
+    (ROWS + "1,2,\xff\n", {}, "path", "t.csv"),
+    (ROWS + "1,2,hot,4\n", {}, "path", "32"),
+    ("a,kind\n1,2,x\n3,4,y\n", {}, "path", "line 2"),  # pandas would make the first an index
+    (ROWS + "1,2\n", {}, "label", "row 31, column 'kind'"),
+    (ROWS + ",2,hot\n", {}, "columns", "row 31, column 'a'"),
+    (ROWS + "1,nan,hot\n", {}, "columns", "row 31, column 'b'"),
+    (ROWS + "inf,2,hot\n", {}, "columns", "row 31, column 'a'"),
+    (ROWS + "1,red,hot\n", {}, "columns", "row 31, column 'b'.*red"),
+    (ROWS, {"path": "no.csv"}, "path", "no.csv"),
+    (ROWS, {"label": "z"}, "label", "'z'"),
+    (ROWS, {"columns": ["a", "z"]}, "columns", "'z'"),
+    (ROWS, {"owner": "z"}, "owner", "'z'"),
+    (ROWS, {"label": "a", "columns": ["b"]}, "label", "regression"),
+    (ROWS, {"test_path": "warm.csv"}, "data", "warm.csv, row 1.*'warm'"),
+]
 
 
-def leaf(content: Any) -> Callable[[], Any]:
-    def make() -> Any:
-        Path("leaf").mkdir()
-        users = content if isinstance(content, dict) else {}
-        write_leaf(Path("leaf/all.json"), users)
-        if isinstance(content, str):
-            Path("leaf/all.json").write_text(content)
-        return FederatedData.from_leaf("leaf")
-
-    return make
-
-
-def evil() -> Any:
-    np.save("evil.npy", np.array([{}], dtype=object), allow_pickle=True)
-    return FederatedData.from_arrays("evil.npy", [0])
-
-
-def other_order() -> Any:
-    np.save("x.npy", np.asfortranarray(X))
-    return FederatedData.from_arrays("x.npy", Y)
-
-
-def unlike_arrays(folder: Path) -> None:
-    for file in folder.iterdir():
-        file.unlink()
-    np.savez(folder / "ann.npz", x=X, y=Y)
-    np.savez(folder / "bob.npz", x=X[:, :1], y=Y)
-
-
-BAD: dict[str, Case] = {
-    "no array": (arrays(inputs="no.npy"), "inputs", "no.npy"),
-    "no file of arrays": (arrays(inputs="x.txt"), "inputs", "x.txt"),
-    "a pickle": (evil, "inputs", "evil.npy"),
-    "a map in another order": (other_order, "inputs", "order"),
-    "one label less": (arrays(targets=np.zeros(59, int)), "targets", "59"),
-    "no labels": (arrays(targets=None), "targets", ""),
-    "labels with a NaN": (arrays(targets=np.r_[Y[:59], np.nan]), "targets", "row 60"),
-    "NaN": (arrays(inputs=np.where(X == 7, np.nan, X)), "inputs", "row 4"),
-    "texts": (arrays(inputs=np.array(["a"] * 60)), "inputs", ""),
-    "objects": (arrays(inputs=np.array([object()] * 60)), "inputs", ""),
-    "two owners": (arrays(owners=[1, 2]), "owners", "60"),
-    "a class twice": (arrays(class_names=["a", "a", "b"]), "class_names", ""),
-    "a label too large": (arrays(num_classes=2), "data", "train label"),
-    "of the test set": (
-        arrays(test_inputs=np.zeros((1, 2), np.float32), test_targets=[3]),
-        *("data", "test label at 0"),
-    ),
-    "a name": (arrays(name="a/b"), "name", "a/b"),
-    "no test samples": (arrays(test_fraction=0.001), "test_fraction", "60"),
-    "no table": (lambda: FederatedData.from_csv("no.csv", label="y"), "path", "no.csv"),
-    "an empty table": (table(""), "path", "t.csv"),
-    "a header alone": (table("a,kind\n"), "path", "t.csv"),
-    "a column twice": (table("a,a,kind\n1,2,x\n"), "path", "a"),
-    "an open quote": (table(TABLE + '"1,2,hot\n'), "path", "t.csv"),
-    "no UTF-8": (table(TABLE.encode() + b"1,2,\xff\n"), "path", "t.csv"),
-    "a row too long": (table(TABLE + "1,2,hot,4\n"), "path", "32"),
-    "all rows too long": (table("a,kind\n1,2,x\n3,4,y\n"), "path", "line 2"),
-    "a row too short": (table(TABLE + "1,2\n"), "label", "row 31, column 'kind'"),
-    "an empty cell": (table(TABLE + ",2,hot\n"), "columns", "row 31, column 'a'"),
-    "a cell with NaN": (table(TABLE + "1,nan,hot\n"), "columns", "row 31, column 'b'"),
-    "an infinite cell": (table(TABLE + "inf,2,hot\n"), "columns", "row 31, column 'a'"),
-    "a word as number": (table(TABLE + "1,red,hot\n"), "columns", "row 31, column 'b'.*red"),
-    "no label column": (table(TABLE, label="z"), "label", "'z'"),
-    "no such column": (table(TABLE, columns=["a", "z"]), "columns", "'z'"),
-    "no such owner": (table(TABLE, owner="z"), "owner", "'z'"),
-    "numbers as classes": (table(TABLE, label="a", columns=["b"]), "label", "regression"),
-    "a class of the test file": (
-        lambda: (
-            (table(TABLE)(), Path("v.csv").write_text(TABLE + "1,2,warm\n"))
-            and table(TABLE, test_path="v.csv")()
-        ),
-        *("data", "v.csv, row 31.*'warm'"),
-    ),
-    "no image": (
-        images(lambda folder: (folder / "train/red/3.png").write_text("no")),
-        *("path", "images/train/red/3.png"),
-    ),
-    "an image cut off": (
-        images(lambda folder: _cut(folder / "test/red/1.png")),
-        *("path", "images/test/red/1.png"),
-    ),
-    "an empty class": (images(lambda f: (f / "train/green").mkdir()), "path", "green"),
-    "a class of the test images": (
-        images(lambda folder: write_images(folder / "test", 1, 8, ["green"])),
-        *("data", "green/0.png"),
-    ),
-    "images of two sizes": (
-        images(lambda folder: Image.new("RGB", (9, 7)).save(folder / "train/red/x.png")),
-        *("size", "images/train/red/x.png is 7 × 9"),
-    ),
-    "a size": (images(lambda folder: None, size=[1, 2, 3]), "size", ""),
-    "no classes": (
-        lambda: (
-            images(lambda folder: None)() and FederatedData.from_image_folder("images/train/red")
-        ),
-        *("path", "red has no folders"),
-    ),
-    "an empty text": (
-        lambda: (
-            write_csv(Path("t.csv"), ["text", "label"], [["good", "x"], ["", "y"]])
-            and FederatedData.from_text("t.csv", tokenizer="vocab.txt")
-        ),
-        *("text", "row 2, column 'text'"),
-    ),
-    "an empty client": (clients(lambda f: (f / "eve.csv").touch()), "path", "eve.csv"),
-    "a client without rows": (
-        clients(lambda folder: (folder / "eve.csv").write_text("a,b,kind\n")),
-        *("path", "eve.csv"),
-    ),
-    "a folder among files": (clients(lambda f: (f / "eve").mkdir()), "path", "one kind"),
-    "another file": (clients(lambda f: (f / "notes.txt").touch()), "path", "one kind"),
-    "arrays unlike": (clients(unlike_arrays), "path", "bob.npz"),
-    "nobody": (
-        clients(lambda folder: [file.unlink() for file in [*folder.iterdir()]]),
-        *("path", "no clients"),
-    ),
-    "no JSON": (leaf("{"), "path", "all.json"),
-    "deep JSON": (leaf("[" * 100_000), "path", "all.json"),
-    "no users": (leaf("[]"), "path", "all.json"),
-    "a user without data": (leaf('{"users": ["u"], "user_data": {}}'), "path", "all.json.*'u'"),
-    "no samples": (leaf({"u": ([], [])}), "path", "'u'"),
-    "one x, two y": (leaf({"u": ([[1, 2]], [0, 1])}), "path", "'u'.*length"),
-    "ragged x": (leaf({"u": ([[1, 2], [1]], [0, 1])}), "path", "'u'"),
-    "texts as x": (leaf({"u": (["to be"], [0])}), "path", "'u'"),
-    "texts as y": (leaf({"u": ([[1, 2]], ["a"])}), "path", "'u'.*class"),
-    "negative y": (leaf({"u": ([[1, 2]], [-1])}), "path", "'u'.*class"),
-    "unlike users": (leaf({"u": ([[1, 2]], [0]), "v": ([[1]], [0])}), "path", "same shape"),
-    "NaN of a user": (leaf({"u": ([[1.0], [float("nan")]], [0, 1])}), "path", "'u', sample 1"),
-}
-
-
-def _cut(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[:60])
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_bad_data_is_refused_by_its_key_and_name(case: str) -> None:
-    make, key, named = BAD[case]
-    with pytest.raises(SettingError, match=f"(?s){named}") as raised:
-        make().setup()
+@pytest.mark.parametrize(("content", "changes", "key", "named"), TABLES)
+def test_bad_tables(content: str, changes: dict[str, Any], key: str, named: str) -> None:
+    Path("t.csv").write_text(content, "latin1")
+    Path("warm.csv").write_text("a,b,kind\n1,2,warm\n")
+    settings = {"path": "t.csv", "label": "kind", "num_clients": 2} | changes
+    with pytest.raises(SettingError, match=named) as raised:
+        FederatedData.from_csv(**settings).setup()
     assert raised.value.key == key and "\n" not in str(raised.value)
+
+
+OTHER = image((9, 7), "PNG")
+FOLDERS: list[tuple[str, bytes | None, str, str]] = [  # a file, or a folder where it is None
+    ("images/train/red/3.png", b"no", "path", "red/3.png"),
+    ("images/test/red/1.png", OTHER[:60], "path", "red/1.png"),
+    ("images/train/red/3.png", OTHER, "size", r"red/3.png is 7 × 9"),
+    ("images/train/green", None, "path", "green"),
+    ("images/test/green/0.png", image((8, 8), "PNG"), "data", "green/0.png"),
+    ("clients/eve.csv", b"", "path", "eve.csv"),
+    ("clients/eve.csv", b"a,b,kind\n", "path", "eve.csv"),
+    ("clients/eve.csv", b"a,kind\n1,hot\n", "columns", "eve.csv"),
+    ("clients/eve", None, "path", "one kind"),
+    ("clients/notes.txt", b"", "path", "one kind"),
+    ("arrays/bob.npz", None, "path", "bob.npz"),
+    ("texts/bad/1.txt", b"\xff", "path", "1.txt"),
+    ("nobody", None, "path", "nobody"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "key", "named"), FOLDERS)
+def test_bad_folders(name: str, content: bytes | None, key: str, named: str) -> None:
+    write_images(Path("images/train"))
+    write_images(Path("images/test"), number=2)
+    client_tables(Path("clients"), {"ann": 12, "bob": 8})
+    for folder in (Path("arrays"), Path(name) if content is None else Path(name).parent):
+        folder.mkdir(parents=True, exist_ok=True)
+    if content is not None:
+        Path(name).write_bytes(content)
+    np.savez("arrays/ann.npz", x=X, y=Y)
+    if key == "path" and name.startswith("arrays"):
+        Path(name).rmdir()
+        np.savez(name, x=X[:, :1], y=Y)
+    source = {
+        "images": lambda path: FederatedData.from_image_folder(path, num_clients=2),
+        "texts": lambda path: FederatedData.from_text(path, tokenizer="vocab.txt"),
+    }.get(name.split("/")[0], lambda path: FederatedData.from_clients(path, label="kind"))
+    with pytest.raises(SettingError, match=named) as raised:
+        source(name.split("/")[0]).setup()
+    assert raised.value.key == key
+
+
+LEAF: list[tuple[Any, str]] = [
+    ("{", ""),
+    ("[" * 100_000, ""),
+    ("[]", ""),
+    ('{"users": ["u"], "user_data": {}}', "'u'"),
+    ({"u": ([], [])}, "'u'"),
+    ({"u": ([[1, 2]], [0, 1])}, "'u'.*length"),
+    ({"u": ([[1, 2], [1]], [0, 1])}, "'u'"),
+    ({"u": (["to be"], [0])}, "'u'"),
+    ({"u": ([[1, 2]], ["a"])}, "'u'.*class"),
+    ({"u": ([[1, 2]], [-1])}, "'u'.*class"),
+    ({"u": ([[1, 2]], [0.5])}, "'u'.*class"),
+    ({"u": ([[1.0], [float("nan")]], [0, 1])}, "'u', sample 1"),
+]
+
+
+@pytest.mark.parametrize(("content", "named"), LEAF)
+def test_bad_leaf(content: Any, named: str) -> None:
+    file = Path("leaf/all.json")
+    write_leaf(file, content if isinstance(content, dict) else {})
+    if isinstance(content, str):
+        file.write_text(content)
+    with pytest.raises(SettingError, match=f"all.json.*{named}") as raised:
+        FederatedData.from_leaf("leaf")
+    assert raised.value.key == "path"
+
+
+def test_users_unlike_each_other() -> None:
+    write_leaf(Path("leaf/all.json"), {"u": ([[1, 2]], [0]), "v": ([[1]], [0])})
+    with pytest.raises(SettingError, match=r"^path: leaf.*same shape"):
+        FederatedData.from_leaf("leaf").setup()

@@ -126,7 +126,8 @@ def read_csv(file: Path, key: str = "path") -> Any:
             file, sep=tab, header=None, dtype=object, na_filter=False, encoding="utf-8-sig"
         )
     except (OSError, ValueError) as error:  # pandas names the line
-        raise SettingError(key, f"{file} cannot be read ({error!s:.200})") from error
+        why = " ".join(str(error).split())
+        raise SettingError(key, f"{file} cannot be read ({why:.200})") from error
     header = rows.iloc[0].tolist()
     twice = sorted({name for name in header if header.count(name) > 1})
     require(not twice, key, f"{file} has two columns of the name", ", ".join(twice))
