@@ -78,7 +78,7 @@ class SampleReader(Dataset[Any]):
         whole = None if self.random else getattr(self.dataset, "__getitems__", None)
         if whole is not None:
             with suppress(Exception):  # read one by one, it is known which sample failed
-                return zip(rows.tolist(), list(whole(rows.tolist())), strict=True)
+                return iter(list(zip(rows.tolist(), whole(rows.tolist()), strict=True)))
         return map(self._sample, rows.tolist(), seeds.tolist())
 
     def _sample(self, row: int, seed: int) -> tuple[int, Any]:
@@ -86,9 +86,9 @@ class SampleReader(Dataset[Any]):
         try:
             return row, self.dataset[row]
         except Exception as error:  # the user's dataset may fail in any way
-            line = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-            line = error.reason if isinstance(error, SettingError) else line
-            raise self._error(row, f"cannot be read: {line:.200}") from error
+            reason = f"{type(error).__name__}: {error}"
+            reason = error.reason if isinstance(error, SettingError) else reason
+            raise self._error(row, f"cannot be read: {reason}") from error
 
     def _checked(self, row: int, given: Any) -> tuple[Tensor, Label]:
         if not isinstance(given, tuple | list) or len(given) != 2:
@@ -113,7 +113,7 @@ class SampleReader(Dataset[Any]):
         return x, label
 
     def _error(self, row: int, text: str) -> SampleError:
-        return SampleError(f"{self.name}: sample {row} {text:.300}")
+        return SampleError(f"{self.name}: sample {row} {' '.join(text.split()):.300}")
 
 
 def _unpickle(dataset: bytes, *args: Any) -> SampleReader:

@@ -95,7 +95,6 @@ IMAGES = [b"", image()[:-100], image()[:300], image((63, 64)), as_large_as_can_b
 def test_what_is_no_image_of_the_right_size_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rich.progress.track", lambda rows, *args: rows)
     root = write_tiny(tmp_path, monkeypatch)
     for content in IMAGES:
         (root / "val" / "images" / "val_3.JPEG").write_bytes(content)
