@@ -359,8 +359,10 @@ def test_leaf() -> None:
     data = FederatedData.from_leaf("leaf", shape=[1, 2, 2], val_fraction=0)
     data.setup()
     assert data.client_data.index.sizes.tolist() == [9, 1, 6] and data.num_classes == 3
-    assert torch.equal(data.client_data.owned(0).inputs, torch.tensor(own[0]))
-    assert data.client_data.owned(0).targets.tolist() == own[1]
+    rows = torch.from_numpy(data.client_data.index[0])
+    client = data.client_data.owned(0)
+    assert torch.equal(client.inputs, torch.tensor(own[0])[rows])
+    assert client.targets.tolist() == torch.tensor(own[1])[rows].tolist()
     assert next(iter(data.test_dataloader()))[0].shape == (5, 1, 2, 2)
     data = FederatedData.from_leaf("leaf/train", val_fraction=0.2)
     data.setup()

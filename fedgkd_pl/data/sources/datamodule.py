@@ -83,12 +83,11 @@ class LightningData(OwnData):
             require(not own, "lazy", f"{reason}: let its dataset give (x, y)")
             return lazy_examples(loader.dataset, split, workers=self.loader_workers)
         ordered: Any = DataLoader(loader.dataset, 256, collate_fn=loader.collate_fn)
-        with seeded(self.partition_seed):
-            batches = list(ordered)
-        require(len(batches) > 0, "datamodule", f"its {hook}() has no samples")
         try:
+            with seeded(self.partition_seed):
+                batches = list(ordered)
             inputs, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
-        except (RuntimeError, TypeError, ValueError) as error:
+        except (RuntimeError, TypeError, ValueError) as error:  # also of no batches
             reason = f"its {split} batches must be (inputs, labels), tensors of one shape"
             raise SettingError("datamodule", f"{reason} ({error!s:.100})") from error
         return Examples(inputs, targets, transform_for(inputs, None, None))
