@@ -7,16 +7,15 @@ from typing import Any, Literal, Self
 
 import numpy as np
 import torch
-from fedgkd_pl.data.card import card
 from fedgkd_pl.data.cohorts import CohortLoader, Cohorts, CohortSampler, Population, UniformCohorts
 from fedgkd_pl.data.examples import Batches, ClientData, Examples, Splits, digest
 from fedgkd_pl.data.heterogeneity import heterogeneity
 from fedgkd_pl.data.index import ClientIndex, stratified
+from fedgkd_pl.data.inputs import InputFormat
 from fedgkd_pl.data.own import OwnSplits, keep_own, own_of_owners
 from fedgkd_pl.data.partition import IID, Partition
 from fedgkd_pl.data.public import PublicData
 from fedgkd_pl.data.published import OTHERS, export
-from fedgkd_pl.data.raw import Reading
 from fedgkd_pl.data.tasks import ClassTasks
 from fedgkd_pl.data.validation import check_splits, warn_of_missing, warn_of_owners
 from fedgkd_pl.errors import require
@@ -57,7 +56,7 @@ class FederatedDataModule(LightningDataModule, Recorded):
     num_classes: int  # 0 where targets are numbers
     class_names: Sequence[str] = ()  # in the order of the labels; empty: they have only numbers
     owner_names: Sequence[str] = ()  # in the order of their numbers in Splits.keys, where known
-    reading: Reading | None = None  # how samples lie in files; None: as arrays, like in memory
+    reading: InputFormat | None = None  # how samples lie in files; None: as arrays, like in memory
     # how the validation part is taken where load() gives none: "stratified", drawn by the seed from
     # every class alike (from every owner where they are the clients), or "last", the last samples
     val_split: Literal["stratified", "last"] = "stratified"
@@ -312,10 +311,6 @@ class FederatedDataModule(LightningDataModule, Recorded):
             "heterogeneity": heterogeneity(counts),
             "counts": counts,
         }
-
-    def _repr_html_(self) -> str:
-        """For a notebook: who holds what, once that is known."""
-        return card(self)
 
     @override
     def train_dataloader(self) -> CohortLoader:

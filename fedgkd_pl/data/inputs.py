@@ -1,26 +1,120 @@
-"""From raw inputs to a net's, without the data: what a run keeps of it, and what that becomes."""
+"""How samples lie in files, and from there to a net's inputs: what a run keeps of its data."""
 
-import math
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
-from fedgkd_pl.data.datamodule import FederatedDataModule
-from fedgkd_pl.data.datasets.text import TrimPadding, encode, load_tokenizer, saved_tokenizer
-from fedgkd_pl.data.examples import Examples, Transform
+from fedgkd_pl.data.examples import Transform
 from fedgkd_pl.data.mapped import DTYPES, as_tensor
-from fedgkd_pl.data.raw import Cells, Pictures, Reading, Words
-from fedgkd_pl.data.sources.arrays import check_finite
-from fedgkd_pl.data.sources.images import decode
-from fedgkd_pl.data.sources.tables import numbers, scaled
 from fedgkd_pl.data.transforms import Ids, ImageTransform, Scale
+from fedgkd_pl.data.validation import check_finite
 from fedgkd_pl.errors import SettingError, require
 from torch import Tensor
 
-READINGS: dict[str, type[Reading]] = {"images": Pictures, "table": Cells, "texts": Words}
-LARGEST = 2**28  # numbers of a sample, and what a whole number may be
+if TYPE_CHECKING:
+    from fedgkd_pl.data.datamodule import FederatedDataModule
+
+LARGEST = 2**28  # numbers of a sample
+
+
+@dataclass(frozen=True)
+class ImageInputs:
+    """Images as bytes, channels first.
+
+    Attributes:
+        shape: channels, height and width; by default those of a stored sample.
+        resize: whether images of other sizes are resized, as those of training were.
+        largest: what the brightest pixel is stored as.
+    """
+
+    shape: tuple[int, int, int] | None = None
+    resize: bool = False
+    largest: int = 255
+
+
+@dataclass(frozen=True)
+class TableInputs:
+    """Rows of a table, as float32 after (cell - mean) / deviation.
+
+    Attributes:
+        columns: those of the inputs, in their order.
+        mean: one number for each column.
+        deviation: one number for each column.
+    """
+
+    columns: tuple[str, ...]
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+
+    def scaled(self, values: Tensor) -> Tensor:
+        """Rows of a table, float64, as they are stored."""
+        shifted = (values.numpy() - np.asarray(self.mean)) / np.asarray(self.deviation)
+        return torch.from_numpy(shifted.astype(np.float32))
+
+
+@dataclass(frozen=True)
+class TextInputs:
+    """Texts as token ids, padded on the right.
+
+    Attributes:
+        column: that of the texts, in a table.
+        tokenizer: its name, folder or ``vocab.txt``.
+        max_length: longer texts are cut to this many tokens.
+        vocabulary: the tokenizer's own file, as text; empty where it has none.
+    """
+
+    column: str
+    tokenizer: str
+    max_length: int
+    vocabulary: str = field(default="", repr=False)
+
+
+InputFormat = ImageInputs | TableInputs | TextInputs
+FORMATS: dict[str, Any] = {"images": ImageInputs, "table": TableInputs, "texts": TextInputs}
+
+
+def decode(sources: Sequence[Any], size: int | list[int] | None, grayscale: bool) -> Tensor:
+    """Images as bytes, samples × channels × height × width.
+
+    Args:
+        sources: files, or images of Pillow's.
+        size: to resize to; None where all must be of one size.
+        grayscale: one channel instead of three.
+    """
+    from PIL import Image
+
+    sides = [size, size] if isinstance(size, int) else (size and [size[0], size[-1]])
+    pixels: Any = np.empty(0, np.uint8)
+    for row, source in enumerate(sources):
+        name = str(source) if isinstance(source, Path) else f"the image of row {row + 1}"
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", Image.DecompressionBombWarning)
+                image = Image.open(source) if isinstance(source, Path) else source
+                wide = image.mode == "I" and image.format in ("PNG", "PPM")  # as Pillow has them
+                if wide or image.mode.startswith("I;16"):
+                    image = Image.fromarray((np.asarray(image) / 257).round().astype(np.uint8))
+                known = image.mode not in ("I", "F")  # which Pillow would clip
+                image = image.convert("L" if grayscale else "RGB")
+        except Exception as error:  # Pillow raises many classes
+            raise SettingError("path", f"{name} cannot be decoded ({error!s:.100})") from error
+        require(known, "path", f"{name} must have 8 or 16 bits a channel; convert it")
+        if sides:
+            image = image.resize((sides[1], sides[0]), Image.Resampling.BILINEAR)
+        array = np.asarray(image).reshape(image.height, image.width, -1).transpose(2, 0, 1)
+        if row == 0:
+            pixels = np.empty((len(sources), *array.shape), dtype=np.uint8)
+        if array.shape != pixels.shape[1:]:
+            first = f"{pixels.shape[2]} × {pixels.shape[3]}"
+            reason = f"{name} is {image.height} × {image.width} (height × width), the first {first}"
+            raise SettingError("size", f"{reason}; give size, to resize all")
+        pixels[row] = array
+    return torch.from_numpy(pixels)
 
 
 @dataclass(frozen=True)
@@ -37,7 +131,7 @@ class RawInputs:
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    reading: Reading | None
+    reading: InputFormat | None
     transform: Transform
     tokenizer: Any = None
 
@@ -53,50 +147,42 @@ class RawInputs:
                 their order, or columns by name; of texts, strings; of anything else, arrays. One
                 sample or several.
         """
-        if isinstance(self.reading, Words):
-            texts = [inputs] if isinstance(inputs, str) else list(inputs)
-            fits = len(texts) > 0 and all(isinstance(text, str) for text in texts)
+        reading = self.reading
+        several = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
+        if isinstance(reading, TextInputs):
+            from fedgkd_pl.data.datasets.text import encode
+
+            fits = bool(several) and all(isinstance(text, str) for text in several)
             require(fits, "inputs", "must be a text, or texts", type(inputs).__name__)
-            return encode(self.tokenizer, texts, self.reading.max_length)
-        if isinstance(self.reading, Cells):
-            columns = self.reading.columns
+            return encode(self.tokenizer, several, reading.max_length)
+        if isinstance(reading, TableInputs):
             if isinstance(inputs, Mapping) or hasattr(inputs, "columns"):  # such as pandas'
-                cells = {name: inputs[name] for name in columns if name in inputs}
-                require(bool(cells), "inputs", f"must have the columns {', '.join(columns)}")
-                return scaled(numbers(cells, columns, Path("inputs"), "inputs"), self.reading)
-            return scaled(self._batch(inputs, torch.float64), self.reading)
-        if isinstance(self.reading, Pictures):
-            several = isinstance(inputs, list | tuple)
-            images = inputs if several else [inputs]
-            if len(images) > 0 and all(_is_image(image) for image in images):
-                return torch.cat([self._picture(image) for image in images])
+                missing = [name for name in reading.columns if name not in inputs]
+                require(not missing, "inputs", f"must have the columns {', '.join(missing)}")
+                columns = [np.asarray(inputs[name]) for name in reading.columns]
+                try:
+                    inputs = np.column_stack([cells.astype(np.float64) for cells in columns])
+                except ValueError as error:  # it names the cell
+                    raise SettingError("inputs", str(error)) from error
+            return reading.scaled(self._batch(inputs, torch.float64))
+        if isinstance(reading, ImageInputs) and several and all(map(_is_image, several)):
+            return torch.cat([self._image(reading, image) for image in several])
         return self._batch(inputs, self.dtype)
 
-    def _picture(self, source: Any) -> Tensor:
+    def _image(self, reading: ImageInputs, source: Any) -> Tensor:
         """An image of Pillow's, or the path of one, as it is stored."""
-        reading = self.reading
-        assert isinstance(reading, Pictures)
-        channels, height, width = reading.shape or self.shape
+        channels, *sides = reading.shape or self.shape
         name = str(source) if isinstance(source, Path) else "an image"
         try:
-            size = [height, width] if reading.resize else None
-            (pixels,) = decode([source], size, grayscale=channels == 1)
+            pixels = decode([source], sides if reading.resize else None, channels == 1)
         except SettingError as error:
             raise SettingError("input", error.reason) from error
-        actual = f"{pixels.shape[1]} × {pixels.shape[2]}"
-        reason = f"{name} is {actual} (height × width), the run's images are {height} × {width}"
-        require(pixels.shape[1:] == (height, width), "input", f"{reason}: resize it first")
+        actual = list(pixels.shape[2:])
+        reason = f"{name} is {actual} (height, width), the run's images are {sides}; resize it"
+        require(actual == sides, "input", reason)
         if reading.largest != 255:
             pixels = (pixels.float() * reading.largest / 255).round()
-        stored: Tensor = pixels.reshape(1, *self.shape).to(self.dtype)
-        return stored
-
-    def _pictures(self) -> list[tuple[int, ...]]:
-        """The shapes of one image, where images are read: with and without its only channel."""
-        sides = self.reading.shape if isinstance(self.reading, Pictures) else None
-        if sides is None:
-            return []
-        return [sides, sides[1:]] if sides[0] == 1 else [sides]
+        return pixels.reshape(1, *self.shape).to(self.dtype)
 
     def _batch(self, inputs: Any, dtype: torch.dtype) -> Tensor:
         """An array, or arrays, of the right shape and type."""
@@ -104,63 +190,56 @@ class RawInputs:
             require(len({each.shape for each in inputs}) == 1, "inputs", "must be of one shape")
             inputs = torch.stack(list(inputs))
         values = as_tensor(inputs, "inputs")
-        values = values[None] if values.shape in (self.shape, *self._pictures()) else values
-        if values.shape[1:] in self._pictures():  # that are stored flat
+        sides = self.reading.shape if isinstance(self.reading, ImageInputs) else None
+        images = [] if sides is None else [sides, sides[1:] if sides[0] == 1 else sides]
+        values = values[None] if values.shape in (self.shape, *images) else values
+        if values.shape[1:] in images:  # that are stored flat
             values = values.reshape(len(values), *self.shape)
         wanted = " × ".join(map(str, self.shape)) or "one number"
-        whole = "" if dtype.is_floating_point else " whole numbers"
-        reason = f"a sample must be {wanted}{whole}, with one row per sample"
+        reason = f"a sample must be {wanted}, with one row per sample"
         require(values.shape[1:] == self.shape, "inputs", reason, tuple(values.shape))
         require(len(values) > 0, "inputs", "there are none")
         check_finite(values, "inputs")
-        if not dtype.is_floating_point and values.dtype != dtype:
-            kind = torch.iinfo(dtype) if dtype != torch.bool else None
-            low, high = (kind.min, kind.max) if kind else (0, 1)
-            fits = bool((values == values.round()).all()) if values.is_floating_point() else True
-            fits = fits and low <= float(values.min()) and float(values.max()) <= high
-            require(fits, "inputs", f"must be whole numbers from {low} to {high}")
-        return values.to(dtype)
+        stored = values.to(dtype)
+        if not dtype.is_floating_point:
+            fits = bool((stored == values).all())
+            require(fits, "inputs", f"must be whole numbers that {dtype} can hold")
+        return stored
 
 
 def _is_image(source: Any) -> bool:
     return isinstance(source, Path) or hasattr(source, "convert")
 
 
-def describe_inputs(data: FederatedDataModule) -> dict[str, Any]:
+def describe_inputs(data: "FederatedDataModule") -> dict[str, Any]:
     """What of a data module's test set :func:`read_inputs` needs, as JSON takes it."""
-    examples = data.test
+    from fedgkd_pl.data.datasets.text import TrimPadding
+
+    examples, reading, fields = data.test, data.reading, None
     shape, dtype = tuple(examples.inputs.shape[1:]), examples.inputs.dtype
-    reading = data.reading
     bytes_of_image = dtype == torch.uint8 and len(shape) == 3 and shape[0] in (1, 3)
     if reading is None and bytes_of_image:
-        reading = Pictures()
-    if isinstance(reading, Pictures) and reading.shape is None:
-        reading = Pictures((shape[0], shape[1], shape[2]), reading.resize, reading.largest)
-    kinds = {value: name for name, value in READINGS.items()}
+        reading = ImageInputs()
+    if isinstance(reading, ImageInputs) and reading.shape is None:
+        reading = replace(reading, shape=(shape[0], shape[1], shape[2]))
     if reading is not None:
+        kinds = {value: name for name, value in FORMATS.items()}
         fields = {"kind": kinds[type(reading)], **asdict(reading)}
         fields.pop("vocabulary", None)  # a file of its own
-    return {
-        "shape": shape,
-        "dtype": str(dtype).removeprefix("torch."),
-        "reading": None if reading is None else fields,
-        "transform": _described(examples),
-    }
-
-
-def _described(examples: Examples) -> dict[str, Any]:
     transform: Any = examples.transform
     kind = type(transform)  # not a subclass, which may do anything
+    described: dict[str, Any] = {"kind": "own", "name": f"{kind.__module__}.{kind.__qualname__}"}
     if kind is ImageTransform:
-        return {"kind": "normalise", "mean": [*transform.mean], "std": [*transform.std]}
-    if kind is Scale:
+        described = {"kind": "normalise", "mean": transform.mean, "std": transform.std}
+    elif kind is Scale:
         sides = None if transform.shape is None else transform(examples[:1].inputs, None).shape[1:]
-        return {"kind": "scale", "maximum": float(transform.maximum), "shape": sides}
-    if kind is Ids:
-        return {"kind": "ids"}
-    if kind is TrimPadding:
-        return {"kind": "trim", "pad_id": transform.pad_id}
-    return {"kind": "own", "name": f"{kind.__module__}.{kind.__qualname__}"}
+        described = {"kind": "scale", "maximum": float(transform.maximum), "shape": sides}
+    elif kind is Ids:
+        described = {"kind": "ids"}
+    elif kind is TrimPadding:
+        described = {"kind": "trim", "pad_id": transform.pad_id}
+    name = str(dtype).removeprefix("torch.")
+    return {"shape": shape, "dtype": name, "reading": fields, "transform": described}
 
 
 class OwnTransform:
@@ -171,85 +250,50 @@ class OwnTransform:
 
     def __call__(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:
         """Refuses to guess."""
-        reason = "the data's own, is not in the run's folder: apply it, and call net"
-        raise SettingError("transform", f"{self.name}, {reason}")
+        reason = f"{self.name!r:.100} is not in the run's folder; apply it, and call net"
+        raise SettingError("transform", reason)
 
 
 def read_inputs(content: Any, vocabulary: Path | None = None) -> RawInputs:
-    """What :func:`describe_inputs` gave; ValueError for anything that it would not give.
+    """What :func:`describe_inputs` gave; ValueError for anything that is none of it.
 
     Args:
         content: of a file that may be a stranger's.
         vocabulary: the tokenizer's own file; by default it is found by its name.
     """
-    match content:
-        case {"shape": list(shape), "dtype": str(name), "reading": read, "transform": form}:
-            pass
-        case _:
-            raise ValueError("has other keys")
-    _check(_sizes(shape) and name in DTYPES)
-    reading = _reading(read, shape)
-    transform = _transform(form, shape)
+    try:
+        return _raw_inputs(content, vocabulary)
+    except (KeyError, TypeError, AttributeError, ArithmeticError) as error:
+        raise ValueError("has other keys or values") from error
+
+
+def _raw_inputs(content: Any, vocabulary: Path | None) -> RawInputs:
+    from fedgkd_pl.data.datasets.text import TrimPadding, load_tokenizer, saved_tokenizer
+
+    shape, dtype = tuple(map(int, content["shape"])), content["dtype"]
+    reading: Any = None
     tokenizer = None
-    if isinstance(reading, Words):
-        if not isinstance(transform, TrimPadding):
-            raise ValueError("has another transform")
-        if vocabulary is not None and vocabulary.is_file():
-            tokenizer = saved_tokenizer(vocabulary, transform.pad_id)
-        else:
-            tokenizer = load_tokenizer(reading.tokenizer)
-    return RawInputs(tuple(shape), getattr(torch, name), reading, transform, tokenizer)
-
-
-def _reading(content: Any, shape: list[int]) -> Reading | None:
-    match content:
-        case None:
-            return None
-        case {"kind": "images", "shape": list(sides), "resize": bool(resize), "largest": top}:
-            _check(_sizes(sides) and len(sides) == 3 and math.prod(sides) == math.prod(shape))
-            _check(sides[0] in (1, 3) and type(top) is int and 0 < top < LARGEST)
-            return Pictures((sides[0], sides[1], sides[2]), resize, top)
-        case {"kind": "table", "columns": list(names), "mean": mean, "deviation": deviation}:
-            _check(shape == [len(names)] and all(isinstance(name, str) for name in names))
-            _check(_are_numbers(mean, len(names)) and _are_numbers(deviation, len(names)))
-            _check(all(value > 0 for value in deviation))
-            return Cells(tuple(names), tuple(mean), tuple(deviation))
-        case {"kind": "texts", "column": str(column), "tokenizer": str(name), "max_length": most}:
-            _check(type(most) is int and 2 <= most < LARGEST)
-            return Words(column, name, most)
-    raise ValueError("has another reading")
-
-
-def _transform(content: Any, shape: list[int]) -> Transform:
-    match content:
+    if (fields := content["reading"]) is not None:
+        values = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+        kind: Any = values.pop("kind")
+        reading = FORMATS[kind](**values)
+    match content["transform"]:
         case {"kind": "normalise", "mean": mean, "std": std}:
-            channels = shape[0] if len(shape) == 3 else -1
-            _check(_are_numbers(mean, channels) and _are_numbers(std, channels))
-            return ImageTransform(mean, std, padding=0, flip=False)
+            transform: Any = ImageTransform(mean, std, padding=0, flip=False)
         case {"kind": "scale", "maximum": maximum, "shape": sides}:
-            _check(_are_numbers([maximum], 1) and maximum > 0)
-            known = sides is None or (_sizes(sides) and math.prod(sides) == math.prod(shape))
-            _check(known)
-            return Scale(maximum, sides)
+            transform = Scale(maximum, sides)
         case {"kind": "ids"}:
-            return Ids()
+            transform = Ids()
         case {"kind": "trim", "pad_id": int(pad_id)}:
-            return TrimPadding(pad_id)
+            transform = TrimPadding(pad_id)
+            if vocabulary is not None and vocabulary.is_file():
+                tokenizer = saved_tokenizer(vocabulary, pad_id)
+            else:
+                tokenizer = load_tokenizer(reading.tokenizer)
         case {"kind": "own", "name": str(name)}:
-            return OwnTransform("".join(filter(str.isprintable, name))[:100])
-    raise ValueError("has another transform")
-
-
-def _check(sound: bool) -> None:
-    if not sound:
-        raise ValueError("has values out of range")
-
-
-def _sizes(values: Any) -> bool:
-    whole = isinstance(values, list) and all(type(value) is int for value in values)
-    return whole and all(value > 0 for value in values) and math.prod(values) < LARGEST
-
-
-def _are_numbers(values: Sequence[Any], length: int) -> bool:
-    fits = isinstance(values, list) and len(values) == length
-    return fits and all(type(v) in (int, float) and abs(v) < 1e30 for v in values)
+            transform = OwnTransform(name)
+        case _:
+            raise ValueError("has another transform")
+    if dtype not in DTYPES or prod(shape) >= LARGEST:
+        raise ValueError("has another shape or dtype")
+    return RawInputs(shape, getattr(torch, dtype), reading, transform, tokenizer)

@@ -1,145 +1,314 @@
-"""Examples whose inputs are read sample by sample from a map-style dataset."""
+"""Examples that are read sample by sample from a map-style dataset, where a batch needs them."""
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+import signal
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import torch
 from fedgkd_pl.data.examples import Examples
-from fedgkd_pl.data.loading import SampleLoader
-from fedgkd_pl.data.reading import Task
-from fedgkd_pl.errors import require
-from fedgkd_pl.seeds import next_seed, sample_seeds
+from fedgkd_pl.errors import RunFailed, SettingError
+from fedgkd_pl.processes.start import context_of_helpers, end_with_parent, without_main
+from fedgkd_pl.seeds import kept_generators, next_seed, sample_seeds, seed_host
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from typing_extensions import override
 
-READ_AT_ONCE = 64  # samples of a task where nobody asks for batches
-SHAPES = ("__get__", "__len__", "dim", "size", "numel", "element_size", "is_floating_point")
+PRELOAD = "fedgkd_pl.data.datamodule"  # torch and Lightning, which a pool's workers need as well
+READ_AT_ONCE = 64  # samples, where nobody asks for batches
+Label = int | NDArray[np.float32]
+Task = tuple[NDArray[np.int64], NDArray[np.uint64]]  # rows to read, and a seed for each
 
 
-class LazyInputs(Tensor):
-    """Stands for inputs that nobody has read: their shape and type, and what reads them.
+class SampleError(RunFailed):
+    """A sample that cannot be used; of a client, it fails that client."""
 
-    Rows of it are read as in evaluation. Anything else that needs numbers is refused.
+
+@dataclass
+class SampleReader(Dataset[Any]):
+    """Reads and checks batches of a dataset; each sample's randomness comes from a seed of its own.
+
+    Attributes:
+        dataset: anything with ``len()`` whose items are ``(x, y)``.
+        name: of the split, for errors.
+        random: whether two readings of a sample may differ.
+        first: of the shape and type of every sample; None while these are not known.
+        targets: the label of every sample; None while they are not known.
     """
 
-    loader: SampleLoader
+    dataset: Any
+    name: str
+    random: bool
+    first: Tensor | None = None
+    targets: NDArray[Any] | None = None
 
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", "")
-        reason = "inputs that are read sample by sample are no tensor: take some, as examples[:8]"
-        require(name in SHAPES, "data", reason, name)
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **(kwargs or {}))
+    def __reduce__(self) -> Any:
+        """Pickles the dataset by value, also one whose class is the user's script's."""
+        try:
+            dataset = cloudpickle.dumps(self.dataset)
+        except Exception as error:  # it may hold anything
+            name = type(self.dataset).__name__
+            reason = f"{name} cannot be sent to another process ({error!s:.100}): open files where "
+            reason += "they are read, or take no other process (loader_workers 0, engine.workers 1)"
+            raise SettingError(self.name, reason) from error
+        return _unpickle, (dataset, self.name, self.random, self.first, self.targets)
 
-    def __getitem__(self, rows: Any) -> Tensor:
-        numbers = np.atleast_1d(np.arange(len(self))[rows])
-        return torch.cat([*read_rows(self.loader, numbers)])
+    def __getitem__(self, task: Task) -> tuple[NDArray[np.uint8], list[Label]] | SampleError:
+        """The samples' bytes and labels, or why they cannot be used.
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return lazy_inputs, (self.loader, len(self))
+        Tensors would travel from a worker in ``/dev/shm``, which in a container is 64 MB.
+        """
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # as in a worker
+        try:
+            with kept_generators():
+                samples = [self._checked(*given) for given in self._read(*task)]
+        except SampleError as error:  # not raised: the DataLoader would add a traceback
+            return error
+        finally:
+            torch.set_num_threads(threads)
+        inputs = torch.stack([x for x, _ in samples])
+        return inputs.flatten().view(torch.uint8).numpy(), [label for _, label in samples]
+
+    def _read(self, rows: NDArray[np.int64], seeds: NDArray[np.uint64]) -> Iterator[Any]:
+        whole = None if self.random else getattr(self.dataset, "__getitems__", None)
+        if whole is not None:
+            with suppress(Exception):  # read one by one, it is known which sample failed
+                return iter(list(zip(rows.tolist(), whole(rows.tolist()), strict=True)))
+        return map(self._sample, rows.tolist(), seeds.tolist())
+
+    def _sample(self, row: int, seed: int) -> tuple[int, Any]:
+        seed_host(seed)
+        try:
+            return row, self.dataset[row]
+        except Exception as error:  # the user's dataset may fail in any way
+            reason = f"{type(error).__name__}: {error}"
+            reason = error.reason if isinstance(error, SettingError) else reason
+            raise self._error(row, f"cannot be read: {reason}") from error
+
+    def _checked(self, row: int, given: Any) -> tuple[Tensor, Label]:
+        if not isinstance(given, tuple | list) or len(given) != 2:
+            raise self._error(row, f"must be (x, y) (got a {type(given).__name__})")
+        x, label = as_input(given[0]), as_label(given[1])
+        if x is None:
+            kind = type(given[0]).__name__
+            raise self._error(row, f"has a {kind} as input; let a transform make it a tensor")
+        if self.first is None:
+            self.first = torch.empty_like(x, device="meta")
+        elif (x.shape, x.dtype) != (self.first.shape, self.first.dtype):
+            first = f"{self.first.dtype} of shape {tuple(self.first.shape)}"
+            text = f"is {x.dtype} of shape {tuple(x.shape)}, the first is {first}"
+            raise self._error(row, f"{text}; make them alike")
+        if x.is_floating_point() and not x.sum().isfinite() and not x.isfinite().all():
+            raise self._error(row, "has NaN or Inf; drop or fix it")
+        if label is None:
+            raise self._error(row, f"must have a class number or numbers as label (got {given[1]})")
+        if self.targets is not None and np.any(label != self.targets[row]):
+            text = f"has the label {label}, but its target is {self.targets[row]}"
+            raise self._error(row, f"{text}; give targets as the samples have them")
+        return x, label
+
+    def _error(self, row: int, text: str) -> SampleError:
+        return SampleError(f"{self.name}: sample {row} {' '.join(text.split()):.300}")
 
 
-def lazy_inputs(loader: SampleLoader, length: int) -> LazyInputs:
-    """The inputs of a dataset whose samples' form is known."""
-    form = loader.reader.form
-    assert form is not None
-    plain = torch.empty((length, *form.shape), dtype=form.dtype, device="meta")
-    inputs: LazyInputs = Tensor._make_subclass(LazyInputs, plain)
-    inputs.loader = loader
-    return inputs
+def _unpickle(dataset: bytes, *args: Any) -> SampleReader:
+    return SampleReader(cloudpickle.loads(dataset), *args)
+
+
+class SampleLoader:
+    """Reads passes over a dataset, by a DataLoader whose workers stay until :meth:`close`.
+
+    It may be sent to another process, which starts workers of its own.
+
+    Args:
+        reader: reads and checks samples.
+        workers: processes that read ahead; 0 reads in this process.
+    """
+
+    def __init__(self, reader: SampleReader, workers: int) -> None:
+        self.reader = reader
+        self.workers = workers
+        self._tasks: list[Task] = []  # of the pass
+        self._loader: DataLoader[Any] | None = None
+        self._batches: Iterator[Any] = iter(())
+        self._reading: object | None = None  # the pass that the workers read
+
+    def __reduce__(self) -> Any:
+        return SampleLoader, (self.reader, self.workers)
+
+    def read(self, tasks: Sequence[Task]) -> Iterator[tuple[Tensor, list[Label]]]:
+        """The inputs and labels of one task after the other."""
+        if not self.workers or self._reading is not None:  # workers read one pass at a time
+            yield from (self._unpacked(self.reader[task]) for task in tasks)
+            return
+        me = self._reading = object()
+        try:
+            self._start(tasks)
+            for _ in tasks:
+                if self._reading is not me:
+                    raise RunFailed(f"{self.reader.name}: was closed while it was read")
+                yield self._unpacked(next(self._batches))
+        except RunFailed:
+            raise
+        except RuntimeError as error:  # of the DataLoader
+            self.close()
+            line = (str(error).splitlines() or ["it ended"])[0]
+            text = f"a process that reads samples failed ({line:.200}), mostly for lack of memory"
+            raise RunFailed(f"{text}; take fewer loader_workers") from error
+        finally:
+            if self._reading is me:
+                self._reading = None
+
+    def close(self) -> None:
+        """Ends the workers, also in the middle of a pass; the next pass starts others."""
+        self._loader, self._batches, self._reading = None, iter(()), None
+
+    def _start(self, tasks: Sequence[Task]) -> None:
+        self._tasks[:] = tasks
+        if self._loader is None:
+            self._loader = DataLoader(
+                self.reader,
+                batch_size=None,  # an item of the reader is a batch
+                sampler=self._tasks,
+                collate_fn=_as_it_is,
+                generator=torch.Generator(),  # it would draw a seed from the process's own
+                num_workers=self.workers,
+                persistent_workers=True,
+                worker_init_fn=_begin,
+                multiprocessing_context=context_of_helpers(PRELOAD),
+            )
+        with without_main():
+            self._batches = iter(self._loader)
+
+    def _unpacked(self, given: Any) -> tuple[Tensor, list[Label]]:
+        if isinstance(given, SampleError):
+            raise given
+        flat, labels = given
+        first = self.reader.first
+        assert first is not None
+        return torch.from_numpy(flat).view(first.dtype).view(-1, *first.shape), labels
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _begin(worker: int) -> None:
+    """Has a worker end with the process that it reads for, which handles the signals."""
+    end_with_parent()
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @dataclass(frozen=True)
 class LazyExamples(Examples):
     """Examples that stay in their dataset until a batch needs them.
 
-    ``transform`` gets what the dataset gave, a batch at a time.
+    ``inputs`` has a shape and a type, but no numbers (device ``meta``).
     """
 
-    inputs: LazyInputs
+    loader: SampleLoader = field(kw_only=True)
 
+    @override
     def __getitem__(self, rows: Tensor | slice) -> Examples:
-        """Some of the examples, in memory: only few should be."""
         return Examples(self.read(rows), self.targets[rows], self.transform)
 
+    @override
     def view(self, rows: Tensor | slice) -> Examples:
-        """Some of the examples, not read."""
         return replace(self, targets=self.targets[rows], rows=self._known()[rows])
 
+    @override
     def read(self, rows: Tensor | slice) -> Tensor:
-        """The inputs of some of the examples, as evaluation sees them."""
-        numbers = self._known()[rows].cpu().numpy()
-        if not len(numbers):
-            return torch.empty((0, *self.inputs.shape[1:]), dtype=self.inputs.dtype)
-        read = torch.cat([*read_rows(self.inputs.loader, numbers)])
-        return read.to(self.targets.device)
+        none = torch.empty_like(self.inputs[:0], device="cpu")
+        return torch.cat([none, *self._pieces(rows)]).to(self.targets.device)
 
+    @override
     def pieces(self) -> Iterator[Tensor]:
-        """All inputs, a few at a time."""
-        return read_rows(self.inputs.loader, self._known().cpu().numpy())
+        return self._pieces(slice(None))
 
+    @override
     def held(self) -> Iterator[Tensor]:
-        """Nothing: every sample is checked when it is read."""
-        return iter(())
+        return iter(())  # every sample is checked when it is read
 
+    @override
     def batches(
         self, parts: Iterable[Tensor], generator: torch.Generator | None
     ) -> Iterator[Tensor]:
-        """The net's inputs for one group of rows after the other, read ahead by the workers.
+        """A sample's seed is that of the pass and its place in it; in evaluation, its row's."""
+        known, tasks, place = self._known(), list[Task](), 0
+        seed = 0 if generator is None else next_seed(generator)
+        for part in parts:
+            rows = known[part].cpu().numpy()
+            places = np.arange(place, place + len(rows))
+            tasks.append((rows, sample_seeds(seed, rows if generator is None else places)))
+            place += len(rows)
+        for inputs, _ in self.loader.read(tasks):
+            inputs = inputs.to(self.targets.device, non_blocking=True)
+            yield self.transform(inputs, generator)
 
-        A sample's seed is that of the pass and its place in it; in evaluation, its row's alone.
-        """
-        device, tasks, place = self.targets.device, [], 0
-        known = self._known()
-        seed = None if generator is None else next_seed(generator)
-        for rows in parts:
-            numbers = known[rows].cpu().numpy()
-            places = np.arange(place, place + len(numbers))
-            tasks.append(task_of(numbers) if seed is None else task_of(numbers, seed, places))
-            place += len(numbers)
-        for batch in self.inputs.loader.read(tasks, pin=device.type == "cuda"):
-            yield self.transform(batch.inputs.to(device, non_blocking=True), generator)
-
+    @override
     def portable(self, rows: Tensor | slice) -> Examples:
-        """Some of the examples: the dataset itself is sent, and read where it arrives."""
-        return self.view(rows)
+        return self.view(rows)  # the dataset is sent, and read where it arrives
 
+    @override
     def content(self) -> dict[str, Tensor]:
-        """The numbers of the samples, and their labels."""
         return {"rows": self._known(), "targets": self.targets}
 
+    @override
     def filled(self, content: dict[str, Tensor]) -> Examples:
-        """The samples of these numbers."""
         return replace(self, rows=content["rows"], targets=content["targets"])
 
     @property
+    @override
     def repeat(self) -> bool:
-        """Whether every pass sees the same inputs: only where the user says so."""
-        return not self.inputs.loader.reader.random and super().repeat
+        return not self.loader.reader.random and super().repeat
 
+    @override
     def to(self, device: torch.device) -> Examples:
-        """The same examples, whose batches come to ``device``."""
         rows = None if self.rows is None else self.rows.to(device)
         return replace(self, targets=self.targets.to(device), rows=rows)
 
+    @override
     def close(self) -> None:
-        """Ends the processes that read them."""
-        self.inputs.loader.close()
+        self.loader.close()
+
+    def _pieces(self, rows: Tensor | slice) -> Iterator[Tensor]:
+        """The inputs of some examples as evaluation sees them, a few at a time."""
+        tasks = tasks_of(self._known()[rows].cpu().numpy())
+        few = len(tasks) == 1  # not worth the start of a process
+        loader = SampleLoader(self.loader.reader, 0) if few else self.loader
+        return (inputs for inputs, _ in loader.read(tasks))
 
 
-def task_of(
-    rows: NDArray[np.int64], seed: int = 0, numbers: NDArray[np.int64] | None = None
-) -> Task:
-    """The reading of some rows, each with a seed by its number, by default that of the row."""
-    return Task(rows, sample_seeds(seed, rows if numbers is None else numbers))
+def tasks_of(rows: NDArray[np.int64]) -> list[Task]:
+    """The reading of rows as evaluation sees them, a few at a time."""
+    parts = [rows[n : n + READ_AT_ONCE] for n in range(0, len(rows), READ_AT_ONCE)]
+    return [(part, sample_seeds(0, part)) for part in parts]
 
 
-def read_rows(loader: SampleLoader, rows: NDArray[np.int64]) -> Iterator[Tensor]:
-    """The inputs of some rows, as evaluation sees them, a few at a time."""
-    tasks = [task_of(rows[n : n + READ_AT_ONCE]) for n in range(0, len(rows), READ_AT_ONCE)]
-    if len(tasks) == 1:  # not worth the start of a process
-        loader = SampleLoader(loader.reader, 0)
-    yield from (batch.inputs for batch in loader.read(tasks))
+def as_input(x: Any) -> Tensor | None:
+    """A sample's input as a plain tensor on the host; None where it is none."""
+    if isinstance(x, Tensor):
+        return x.detach().as_subclass(Tensor).cpu()
+    if isinstance(x, np.ndarray | np.generic | int | float):
+        with suppress(TypeError):  # of text, or of objects
+            dtype = np.float32 if isinstance(x, float) else None
+            return torch.from_numpy(np.array(x, dtype, order="C"))
+    return None
+
+
+def as_label(y: Any) -> Label | None:
+    """A class number, or a row of numbers to learn as float32; None where it is none of these."""
+    try:
+        values = np.asarray(y.detach().cpu() if isinstance(y, Tensor) else y)
+    except (TypeError, ValueError):  # rows that are not alike
+        return None
+    if values.dtype.kind in "iub" and values.size == 1:
+        return int(values.item())
+    return values.astype(np.float32) if values.dtype.kind == "f" and values.ndim < 2 else None

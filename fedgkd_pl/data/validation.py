@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,33 +14,88 @@ from fedgkd_pl.storage.reading import printable
 from torch import Tensor
 
 log = logging.getLogger("fedgkd_pl")
+TOKENS = torch.int32, torch.int64  # of texts, which may be longer in one split
 
 
 def check_splits(splits: Splits, num_classes: int | None, class_names: Sequence[str] = ()) -> None:
     """Refuses data that would fail in the middle of a run, or train on nonsense."""
     require(isinstance(splits, Splits), "data", "load() must return Splits", type(splits).__name__)
-    reason = "a dataset's class must say how many classes it has"
-    targets = getattr(splits.train, "targets", None)
-    values = isinstance(targets, Tensor) and targets.is_floating_point()
-    known = isinstance(num_classes, int) and num_classes >= (0 if values else 1)
-    require(known, "num_classes", reason, num_classes)
+    known = isinstance(num_classes, int) and num_classes >= 0
+    require(known, "num_classes", "must say how many classes there are, 0 of numbers", num_classes)
     assert num_classes is not None
-    reason = f"there are {num_classes} classes: name each of them once"
     fits = len(set(class_names)) == len(class_names) and len(class_names) in (0, num_classes)
-    require(fits, "class_names", reason, ", ".join(class_names))
-    for split in ("train", "test", "val"):
-        examples = getattr(splits, split)
+    require(fits, "class_names", f"must name each of {num_classes} classes once", class_names)
+    train = splits.train
+    parts: list[tuple[str, Any]] = [("train", train), ("test", splits.test), ("val", splits.val)]
+    for split, examples in parts:
         if examples is not None or split != "val":
             _check(split, examples, num_classes)
-            _check_alike(split, examples.inputs, splits.train.inputs)
-            shapes = [tuple(part.targets.shape[1:]) for part in (examples, splits.train)]
-            reason = f"{split} targets must be like those of train, of shape {shapes[1]}"
-            require(shapes[0] == shapes[1], "data", reason, shapes[0])
-    keys = splits.keys
-    if keys is not None:
-        fits = np.issubdtype(keys.dtype, np.integer) and len(keys) == len(splits.train)
-        reason = "keys must be integers, the owner of every train sample: correct them in load()"
-        require(fits, "data", reason)
+            for what, given, first in (
+                ("inputs", examples.inputs, train.inputs),
+                ("targets", examples.targets, train.targets),
+            ):
+                shape, expected = tuple(given.shape[1:]), tuple(first.shape[1:])
+                texts = len(shape) == len(expected) == 1 and given.dtype in TOKENS
+                alike = given.dtype == first.dtype and (shape == expected or texts)
+                reason = f"{split} {what} must be like train's, {first.dtype} of shape {expected}"
+                require(alike, "data", reason, f"{given.dtype} of shape {shape}")
+    if (keys := splits.keys) is not None:
+        fits = np.issubdtype(keys.dtype, np.integer) and len(keys) == len(train)
+        require(fits, "data", "keys must be integers, the owner of every train sample")
+
+
+def _check(split: str, examples: Examples, num_classes: int) -> None:
+    require(isinstance(examples, Examples), "data", f"{split} must be Examples", examples)
+    inputs, targets = examples.inputs, examples.targets
+    for what, values in ("inputs", inputs), ("labels", targets):
+        rows = isinstance(values, Tensor) and values.ndim > 0
+        require(rows, "data", f"{split} {what} must be a tensor, a row per sample", type(values))
+    actual = f"{targets.dtype} of shape {tuple(targets.shape)}"
+    right = targets.dtype == (torch.int64 if num_classes else torch.float32)
+    right = right and (targets.ndim != 2 or not num_classes)  # classes of pixels have two more
+    wanted = "one int64 per sample" if num_classes else "float32"
+    reason = f"{split} labels must be {wanted}; several labels of zeros and ones must be float32"
+    require(right, "data", reason, actual)
+    given = len(inputs if examples.rows is None else examples.rows)
+    reason = f"{split} has {len(targets)} labels, and must have as many as inputs"
+    require(given == len(targets), "data", reason, given)
+    require(given > 0 or split == "val", "data", f"there are no {split} samples")
+    outside = (targets < 0) | (targets >= num_classes) if num_classes else ~targets.isfinite()
+    for bad in torch.nonzero(outside)[:1]:
+        value = "in 0 .. num_classes - 1" if num_classes else "finite"
+        reason = f"{split} label at {int(bad[0])} must be {value}"
+        raise SettingError("data", reason, targets[tuple(bad)].item())
+    if given:
+        _check_transform(split, examples[:2])
+    for piece, values in enumerate(examples.held()):  # the mask of all would be large
+        check_finite(values, "data", f"{split} input at", PIECE * piece, examples.rows)
+
+
+def check_finite(
+    values: Tensor,
+    key: str,
+    where: str = "row",
+    first: int = 1,
+    rows: Tensor | None = None,
+) -> None:
+    """Names the first row with NaN or Inf, by its number from ``first`` or in ``rows``."""
+    if values.is_floating_point() and not values.sum().isfinite():  # ten times faster than all
+        for bad in torch.nonzero(~values.isfinite())[:1]:  # none if only the sum was too large
+            row = int(bad[0]) + first
+            row = row if rows is None else int(rows[row])
+            raise SettingError(key, f"{where} {row} has NaN or Inf; fill it, or leave the row out")
+
+
+def _check_transform(split: str, examples: Examples) -> None:
+    try:
+        given = examples.transform(examples.inputs, None)
+    except Exception as error:  # the user's may fail in any way
+        line = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = f"the transform of the {split} inputs fails: {line}"
+        raise SettingError("data", reason) from error
+    fits = isinstance(given, Tensor) and given.dtype != torch.float64 and not given.is_complex()
+    reason = f"the transform must give {split} inputs as a net takes them: float32, or token ids"
+    require(fits, "data", reason, getattr(given, "dtype", type(given).__name__))
 
 
 def warn_of_missing(split: str, held: Examples, train: Examples, names: Sequence[str]) -> None:
@@ -56,70 +112,7 @@ def warn_of_owners(keys: Labels | None, partition: Partition) -> None:
     A partition that names every sample is nobody's oversight.
     """
     if keys is not None and not partition.by_owner and not partition.of_all:
-        count = len(np.unique(keys))
         text = "the data has %d owners, whose samples %s shares out anew; for a client per owner: "
         text += "data.partition: ByKey, data.num_clients: %d"
+        count = len(np.unique(keys))
         log.warning(text, count, type(partition).__name__, count)
-
-
-def _check(split: str, examples: Examples, num_classes: int) -> None:
-    cls = type(examples).__name__
-    require(isinstance(examples, Examples), "data", f"{split} must be Examples", cls)
-    inputs, labels = examples.inputs, examples.targets
-    for what, values in ("inputs", inputs), ("labels", labels):
-        if not isinstance(values, Tensor) or values.ndim == 0:
-            cls = type(values).__name__
-            raise SettingError("data", f"{split} {what} must be a tensor, a row per sample", cls)
-    reason = f"{split} labels must be one int64 per sample: labels.long() in load()"
-    actual = f"{labels.dtype} of shape {tuple(labels.shape)}"
-    right = labels.dtype == (torch.int64 if num_classes else torch.float32)
-    right = right and (labels.ndim != 2 or not num_classes)  # classes of pixels have two more
-    if num_classes and labels.ndim == 2:
-        reason += "; several labels of zeros and ones must be float32"
-    reason = reason if num_classes else f"{split} targets must be float32: targets.float()"
-    require(right, "data", reason, actual)
-    reason = f"{split} has {len(inputs)} inputs and {len(labels)} labels: load() must give as many"
-    given = len(inputs if examples.rows is None else examples.rows)
-    require(given == len(labels), "data", reason)
-    require(len(labels) > 0 or split == "val", "data", f"there are no {split} samples")
-    if num_classes:
-        outside = torch.nonzero((labels < 0) | (labels >= num_classes))
-    else:
-        outside = torch.nonzero(~labels.isfinite())
-    if len(outside):
-        row = int(outside[0, 0])
-        reason = f"label at {row} is outside 0..{num_classes - 1}: correct it, or num_classes"
-        reason = reason if num_classes else f"target at {row} must be finite: drop or fix it"
-        raise SettingError("data", f"{split} {reason}", labels[tuple(outside[0])].item())
-    if len(inputs):
-        _check_transform(split, examples[:2])
-    if inputs.is_floating_point():
-        for piece, rows in enumerate(examples.held()):  # the mask of all would be large
-            if rows.sum().isfinite():  # ten times faster than to look at each
-                continue
-            for bad in torch.nonzero(~rows.isfinite())[:1]:  # none if only the sum was too large
-                row = PIECE * piece + int(bad[0])
-                row = row if examples.rows is None else int(examples.rows[row])
-                reason = f"{split} input at {row} has NaN or Inf: drop or fix it in load()"
-                raise SettingError("data", reason)
-
-
-def _check_transform(split: str, examples: Examples) -> None:
-    try:
-        given = examples.transform(examples.inputs, None)
-    except Exception as error:  # the user's may fail in any way
-        line = (str(error).splitlines() or [type(error).__name__])[0]
-        reason = f"the transform of the {split} inputs fails: {line}"
-        raise SettingError("data", reason) from error
-    if not isinstance(given, Tensor) or given.dtype == torch.float64 or given.is_complex():
-        actual = getattr(given, "dtype", type(given).__name__)
-        reason = f"must give {split} inputs as a net takes them: float32, or token ids"
-        raise SettingError("data", f"the transform {reason}", actual)
-
-
-def _check_alike(split: str, inputs: Tensor, train: Tensor) -> None:
-    shape, expected = tuple(inputs.shape[1:]), tuple(train.shape[1:])
-    tokens = len(shape) == len(expected) == 1 and inputs.dtype in (torch.int32, torch.int64)
-    alike = inputs.dtype == train.dtype and (shape == expected or tokens)  # texts may be longer
-    reason = f"{split} inputs must be like those of train, {train.dtype} of shape {expected}"
-    require(alike, "data", reason, f"{inputs.dtype} of shape {shape}")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fedgkd_pl.data.raw import Cells, Pictures, Words
+from fedgkd_pl.data.inputs import ImageInputs, TableInputs, TextInputs
 from fedgkd_pl.data.sources.arrays import read_array
 from fedgkd_pl.data.sources.base import read_text
 from fedgkd_pl.data.sources.images import ENDINGS
@@ -112,25 +112,25 @@ def find_inputs(trained: Trained, source: Path) -> Files:
     """The inputs in a file or folder, as the kind of data allows."""
     reading = trained.transform.reading
     require(source.exists(), "input", "there is no such file or folder", str(source))
-    if isinstance(reading, Pictures) and (source.is_dir() or source.suffix.lower() in ENDINGS):
+    if isinstance(reading, ImageInputs) and (source.is_dir() or source.suffix.lower() in ENDINGS):
         return _each_file(source, ENDINGS, lambda files: list(files))
-    if isinstance(reading, Words) and (source.is_dir() or source.suffix == ".txt"):
+    if isinstance(reading, TextInputs) and (source.is_dir() or source.suffix == ".txt"):
         return _each_file(source, (".txt",), lambda files: [read_text(f, "input") for f in files])
-    if isinstance(reading, Words) and source.suffix in TABLES:
+    if isinstance(reading, TextInputs) and source.suffix in TABLES:
         texts = column(_cells(source, [reading.column]), reading.column, "input", source)
         return Files("row", _numbered(len(texts)), lambda a, b: texts[a:b])
-    if isinstance(reading, Cells) and source.suffix in TABLES:
+    if isinstance(reading, TableInputs) and source.suffix in TABLES:
         cells = _cells(source, list(reading.columns))
         table = numbers(cells, reading.columns, source, "input")
         return Files("row", _numbered(len(table)), lambda a, b: table[a:b])
-    if not isinstance(reading, Words) and source.suffix in ARRAYS:
+    if not isinstance(reading, TextInputs) and source.suffix in ARRAYS:
         values = _array(source, trained.transform.shape)
         return Files("row", _numbered(len(values)), lambda a, b: _piece(values, a, b))
     shape = " × ".join(map(str, trained.transform.shape))
     known = {
-        Pictures: f"image files, a folder of them, or an .npy or .npz of {shape} bytes each",
-        Cells: f"a {', '.join(TABLES)} with a header, or an .npy or .npz of {shape} numbers each",
-        Words: f"a .txt, a folder of them, or a {', '.join(TABLES)} with a header",
+        ImageInputs: f"image files, a folder of them, or an .npy or .npz of {shape} bytes each",
+        TableInputs: f"a {', '.join(TABLES)} with a header, or an .npy or .npz of {shape} numbers",
+        TextInputs: f"a .txt, a folder of them, or a {', '.join(TABLES)} with a header",
     }.get(type(reading), f"an .npy or .npz of {shape} numbers each, as its dataset gives them")
     raise SettingError("input", f"this run takes {known}", str(source))
 

@@ -13,7 +13,7 @@ from traceback import format_exception
 from typing import Any
 
 import fedgkd_pl
-from fedgkd_pl.data.reading import SampleError
+from fedgkd_pl.data.lazy import SampleError
 from fedgkd_pl.errors import RunFailed, StorageError, require
 from fedgkd_pl.federation.callback import FederatedCallback
 from fedgkd_pl.federation.message import ClientFailure

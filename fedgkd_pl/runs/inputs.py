@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
-from fedgkd_pl.data.inputs import RawInputs, describe_inputs, read_inputs
-from fedgkd_pl.data.raw import Words
+from fedgkd_pl.data.inputs import RawInputs, TextInputs, describe_inputs, read_inputs
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.federation.task import Task, task_of
@@ -54,7 +53,7 @@ def inputs_files(server: FederatedServer, data: FederatedDataModule) -> dict[str
     """The files that say it, by name."""
     inputs = server.some_inputs(data)
     shape = list(inputs.shape[1:])
-    if isinstance(data.reading, Words):
+    if isinstance(data.reading, TextInputs):
         shape = list(data.test.inputs.shape[1:])  # which a batch may be cut from
     content = {
         "task": task_of(server, data),
@@ -66,7 +65,7 @@ def inputs_files(server: FederatedServer, data: FederatedDataModule) -> dict[str
     if isinstance(server.net, TextClassifier):
         content["encoder"] = json.loads(server.net.encoder.config.to_json_string())
     files = {INPUTS: json.dumps(content) + "\n"}
-    if isinstance(data.reading, Words) and data.reading.vocabulary:
+    if isinstance(data.reading, TextInputs) and data.reading.vocabulary:
         files[TOKENIZER] = data.reading.vocabulary
     return files
 

@@ -12,6 +12,7 @@ FREE = (
     "data.init_args.path",
     "data.init_args.test_path",
     "data.init_args.download",
+    "data.init_args.loader_workers",
     "data.init_args.eval_batch_size",
 )
 

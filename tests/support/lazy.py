@@ -19,11 +19,16 @@ class Points(Dataset[Any]):
         number: of the points.
         noise: its size.
         log: a file that gets a line for every sample that is read.
+        told: whether the dataset has its labels as ``targets``.
     """
 
-    def __init__(self, number: int = 200, noise: float = 0.0, log: str | None = None) -> None:
+    def __init__(
+        self, number: int = 200, noise: float = 0.0, log: str | None = None, told: bool = True
+    ) -> None:
         self.x = np.random.default_rng(0).normal(size=(number, 4)).astype(np.float32)
-        self.targets = (self.x[:, 0] > 0).astype(np.int64)
+        self.y = (self.x[:, 0] > 0).astype(np.int64)
+        if told:
+            self.targets = self.y
         self.noise = noise
         self.log = log
 
@@ -38,7 +43,7 @@ class Points(Dataset[Any]):
         if self.noise:
             drawn = torch.rand(4) + random.random() + float(np.random.rand())
             x = x + self.noise * drawn
-        return x, int(self.targets[row])
+        return x, int(self.y[row])
 
     def rows_read(self) -> list[int]:
         """What was read since the last call."""
@@ -48,33 +53,19 @@ class Points(Dataset[Any]):
         return [int(line) for line in lines]
 
 
-class Unlabelled(Points):
-    """Points that do not tell their labels."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.secret = self.targets
-        del self.targets
-
-    def __getitem__(self, row: int) -> tuple[Tensor, int]:
-        self.targets = self.secret
-        try:
-            return super().__getitem__(row)
-        finally:
-            del self.targets
-
-
 class Bad(Points):
     """Points of which one is bad, in one of several ways."""
 
-    def __init__(self, row: int, fault: str, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(self, row: int, fault: str) -> None:
+        super().__init__()
         self.row, self.fault = row, fault
 
     def __getitem__(self, row: int) -> Any:
         x, y = super().__getitem__(row)
         if row != self.row:
             return x, y
+        if self.fault == "error":
+            raise OSError(f"file {row}.png\nis gone")
         faults: dict[str, Any] = {
             "shape": (x[:3], y),
             "type": (x.double(), y),
@@ -84,8 +75,6 @@ class Bad(Points):
             "text": ("a word", y),
             "no label": (x, "cat"),
         }
-        if self.fault == "error":
-            raise OSError(f"file {row}.png\nis gone")
         return faults[self.fault]
 
 

@@ -8,7 +8,7 @@ import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.downloads import extract, fetch
 from fedgkd_pl.data.examples import Examples, Splits
-from fedgkd_pl.data.raw import Pictures
+from fedgkd_pl.data.inputs import ImageInputs
 from fedgkd_pl.data.transforms import ImageTransform
 from fedgkd_pl.errors import SettingError, require
 from typing_extensions import override
@@ -33,7 +33,7 @@ class CIFAR10(FederatedDataModule):
         *("airplane", "automobile", "bird", "cat", "deer"),
         *("dog", "frog", "horse", "ship", "truck"),
     )
-    reading = Pictures()
+    reading = ImageInputs()
     val_split = "last"
     MEAN = (0.4914, 0.4822, 0.4465)
     STD = (0.2470, 0.2435, 0.2616)

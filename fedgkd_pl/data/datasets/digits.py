@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.examples import Examples, Splits
-from fedgkd_pl.data.raw import Pictures
+from fedgkd_pl.data.inputs import ImageInputs
 from fedgkd_pl.data.transforms import Scale
 from typing_extensions import override
 
@@ -24,7 +24,7 @@ class Digits(FederatedDataModule):
     name = "digits"
     num_classes = 10
     class_names = tuple("0123456789")
-    reading = Pictures((1, 8, 8), largest=16)
+    reading = ImageInputs((1, 8, 8), largest=16)
     val_split = "last"
 
     def __init__(self, flat: bool = True, **kwargs: Any) -> None:

@@ -10,7 +10,7 @@ import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.downloads import read_checked, read_text
 from fedgkd_pl.data.examples import Examples, Splits
-from fedgkd_pl.data.raw import Words
+from fedgkd_pl.data.inputs import TextInputs
 from fedgkd_pl.errors import SettingError, StorageError, installs, require
 from fedgkd_pl.storage.files import commit
 from torch import Tensor, nn
@@ -87,7 +87,7 @@ class TextDataModule(FederatedDataModule):
         self.pad_id = int(tensors["pad_id"])
         self.top_id = max(int(ids.max()) for name, ids in tensors.items() if name.endswith("/ids"))
         text = bytes(tensors["tokenizer"].tolist()).decode()
-        self.reading = Words("text", self.tokenizer, self.max_length, text)
+        self.reading = TextInputs("text", self.tokenizer, self.max_length, text)
         transform = TrimPadding(self.pad_id)
         examples = {
             split: Examples(tensors[f"{split}/ids"], tensors[f"{split}/labels"], transform)

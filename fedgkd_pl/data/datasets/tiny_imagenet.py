@@ -11,8 +11,8 @@ import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.downloads import extract, fetch, read_text
 from fedgkd_pl.data.examples import Examples, Splits, digest
+from fedgkd_pl.data.inputs import ImageInputs
 from fedgkd_pl.data.mapped import open_map
-from fedgkd_pl.data.raw import Pictures
 from fedgkd_pl.data.transforms import ImageTransform
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.storage.files import commit
@@ -39,7 +39,7 @@ class TinyImageNet(FederatedDataModule):
 
     name = "tiny_imagenet"
     num_classes = 200
-    reading = Pictures()
+    reading = ImageInputs()
     val_split = "last"
     MEAN = (0.4802, 0.4481, 0.3975)
     STD = (0.2770, 0.2691, 0.2821)

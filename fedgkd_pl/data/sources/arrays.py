@@ -8,10 +8,12 @@ import numpy as np
 import torch
 from fedgkd_pl.data.examples import Examples, Splits, Transform
 from fedgkd_pl.data.mapped import MappedTensor, as_tensor
-from fedgkd_pl.data.sources.base import OwnData
+from fedgkd_pl.data.sources.base import OwnData, in_order
 from fedgkd_pl.data.transforms import Ids, Scale
+from fedgkd_pl.data.validation import check_finite
 from fedgkd_pl.errors import SettingError, require
 from torch import Tensor
+from typing_extensions import override
 
 # Inputs and labels as an .npz names them, the first pair that it has.
 NAMES = (("inputs", "targets"), ("x", "y"), ("x_train", "y_train"), ("X", "y"))
@@ -58,67 +60,57 @@ class Arrays(OwnData):
     ) -> None:
         super().__init__(**kwargs)
         require(scale is None or scale > 0, "scale", "must be positive", scale)
-        require(num_classes is None or num_classes >= 1, "num_classes", "must be at least 1")
+        self.set_classes(num_classes, class_names)
         self.given = (inputs, targets), (test_inputs, test_targets)
         self.owners = owners
-        if num_classes is not None:
-            self.num_classes = num_classes
-        self.class_names = class_names or ()
         self.scale = scale
         self.shape = shape
         self.transform = transform
 
+    @override
     def load(self) -> Splits:
-        """See :meth:`FederatedDataModule.load`."""
         (inputs, targets), (test_inputs, test_targets) = self.given
         if targets is None:
-            inputs, targets, *theirs = self._pairs(inputs)
+            inputs, targets, *theirs = read_pairs(inputs, "inputs")
             if theirs and test_inputs is None:
                 test_inputs, test_targets = theirs
         if test_inputs is not None and test_targets is None:
-            test_inputs, test_targets, *_ = self._pairs(test_inputs, "test_inputs")
+            test_inputs, test_targets, *_ = read_pairs(test_inputs, "test_inputs")
         train = self._examples(inputs, targets, "")
-        if not hasattr(self, "num_classes"):
-            self.num_classes = len(self.class_names) or count_classes(train.targets)
-        test = None if test_inputs is None else self._examples(test_inputs, test_targets, "test_")
+        self.count_classes(train.targets)
+        examples = {"train": train}
+        if test_inputs is not None:
+            examples["test"] = self._examples(test_inputs, test_targets, "test_")
         keys = None
         if self.owners is not None:
-            owners = np.asarray(read_array(self.owners, "owners"))
-            require(owners.ndim == 1, "owners", "must be one number or name per sample")
-            reason = f"there are {len(train)} samples: give the owner of each"
-            require(len(owners) == len(train), "owners", reason, len(owners))
-            keys = self.take_owners(owners)
-        return self.split(train, test, keys=keys)
-
-    def _pairs(self, source: Any, key: str = "inputs") -> list[Any]:
-        """Inputs and labels of an ``.npz`` and, where it has them, those of its test set."""
-        npz = isinstance(source, str | Path) and str(source).endswith(".npz")
-        require(npz, key.replace("inputs", "targets"), "must be given")
-        arrays = read_array(source, key)
-        for pair in NAMES:
-            if set(pair) <= arrays.keys():
-                test = next((list(p) for p in TEST_NAMES if set(p) <= arrays.keys()), [])
-                return [arrays[name] for name in [*pair, *test]]
-        raise SettingError(key, f"{source} has no inputs and targets, nor x and y")
+            keys = self.take_owners(read_array(self.owners, "owners"), len(train))
+        return self.split(*in_order(examples), keys)
 
     def _examples(self, inputs: Any, targets: Any, split: str) -> Examples:
-        values = as_tensor(read_array(inputs, f"{split}inputs"), f"{split}inputs")
-        labels = as_labels(targets, f"{split}targets")
-        reason = f"there are {len(values)} inputs: give a label for each"
-        require(len(labels) == len(values), f"{split}targets", reason, len(labels))
-        require(len(values) > 0, f"{split}inputs", "there are no samples")
+        key = f"{split}inputs"
+        values = as_tensor(read_array(inputs, key), key)
+        labels = as_labels(targets, f"{split}targets", len(values))
+        require(len(values) > 0, key, "there are no samples")
         if not isinstance(values, MappedTensor):  # of which the check of all data names the row
-            check_finite(values, f"{split}inputs")
-        return Examples(values, labels, self._transform(values))
+            check_finite(values, key)
+        transform = self.transform or transform_for(values, self.scale, self.shape)
+        return Examples(values, labels, transform)
 
-    def _transform(self, values: Tensor) -> Transform:
-        if self.transform is not None:
-            return self.transform
-        return transform_for(values, self.scale, self.shape)
+
+def read_pairs(source: Any, key: str) -> list[Any]:
+    """Inputs and labels of an ``.npz`` and, where it has them, those of its test set."""
+    npz = isinstance(source, str | Path) and str(source).endswith(".npz")
+    require(npz, key.replace("inputs", "targets"), "must be given")
+    arrays = read_array(source, key)
+    for pair in NAMES:
+        if set(pair) <= arrays.keys():
+            test = next((list(p) for p in TEST_NAMES if set(p) <= arrays.keys()), [])
+            return [arrays[name] for name in [*pair, *test]]
+    raise SettingError(key, f"{source} must have inputs and targets, or x and y")
 
 
 def transform_for(values: Tensor, scale: float | None, shape: Sequence[int] | None) -> Transform:
-    """How a net gets such numbers; see :class:`Arrays`."""
+    """The transform of such numbers to a net's inputs; see :class:`Arrays`."""
     whole = not values.is_floating_point() and values.dtype != torch.bool
     if whole and values.dtype != torch.uint8 and scale is None:
         return Ids()
@@ -138,30 +130,18 @@ def read_array(source: Any, key: str) -> Any:
             return np.load(file, mmap_mode="r", allow_pickle=False)
         with np.load(file, allow_pickle=False) as arrays:
             return dict(arrays)
-    except OSError as error:
-        raise SettingError(key, f"{file}: {error.strerror or 'cannot be read'}") from error
     except Exception as error:  # a damaged file fails in any way
-        raise SettingError(key, f"{file} cannot be read ({error!s:.100})") from error
+        why = getattr(error, "strerror", None) or error
+        raise SettingError(key, f"{file} cannot be read ({why!s:.100})") from error
 
 
-def check_finite(values: Tensor, key: str) -> None:
-    """Raises an error that names the first row, from 1, with a number that is none."""
-    if values.is_floating_point() and not values.sum().isfinite():
-        for bad in torch.nonzero(~values.isfinite())[:1]:  # none if only the sum was too large
-            reason = f"row {int(bad[0]) + 1} has NaN or Inf: fill it, or leave the row out"
-            raise SettingError(key, reason)
-
-
-def count_classes(targets: Tensor) -> int:
-    """The largest class number and one; 0 of numbers that are no classes."""
-    return 0 if targets.is_floating_point() else int(targets.max()) + 1
-
-
-def as_labels(source: Any, key: str) -> Tensor:
+def as_labels(source: Any, key: str, length: int | None = None) -> Tensor:
     """Class numbers in memory, as int64, or numbers to learn, as float32."""
     labels = as_tensor(read_array(source, key), key)
     reason = "must be a class number, or numbers, for every sample"
     require(labels.ndim >= 1 and not labels.is_complex(), key, reason, labels.dtype)
+    fits = length in (None, len(labels))
+    require(fits, key, f"must be as many as the samples, {length}", len(labels))
     check_finite(labels, key)
     kind = torch.float32 if labels.is_floating_point() else torch.int64
     return labels.to(kind, copy=True)

@@ -3,21 +3,28 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from fedgkd_pl.data.examples import Examples, Splits
+from fedgkd_pl.data.inputs import ImageInputs
 from fedgkd_pl.data.mapped import as_tensor
 from fedgkd_pl.data.partition import ByKey, Partition
-from fedgkd_pl.data.raw import Pictures
-from fedgkd_pl.data.sources.arrays import NAMES, as_labels, read_array, transform_for
-from fedgkd_pl.data.sources.base import OwnData, children, owners_of, parts_of
-from fedgkd_pl.data.sources.images import check_size, decode, list_images, normalised
-from fedgkd_pl.data.sources.tables import column, numbers, read_csv, standardised
-from fedgkd_pl.data.transforms import Scale
-from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.data.sources.arrays import as_labels, read_pairs, transform_for
+from fedgkd_pl.data.sources.base import (
+    OwnData,
+    children,
+    class_files,
+    in_order,
+    owners_of,
+    parts_of,
+)
+from fedgkd_pl.data.sources.images import ENDINGS, check_size, normalised
+from fedgkd_pl.data.sources.tables import column, numbers, read_csv
+from fedgkd_pl.errors import require
 from torch import Tensor
+from typing_extensions import override
 
-KINDS = (".csv", ".npz")
+Files = dict[str, list[Path]]
+Found = dict[Path, tuple[Tensor, Tensor]]  # inputs and targets
 
 
 class ClientFiles(OwnData):
@@ -54,7 +61,7 @@ class ClientFiles(OwnData):
         partition: Partition = ByKey(),  # noqa: B008
         **kwargs: Any,
     ) -> None:
-        self.parts = parts_of(Path(path).expanduser())
+        self.parts = parts_of(path)
         found = children(self.parts["train"])
         require(len(found) > 0, "path", f"{self.parts['train']} has no clients")
         number = len(found) if num_clients is None else num_clients
@@ -63,101 +70,66 @@ class ClientFiles(OwnData):
         self.path = path
         self.label = label
         self.columns = columns
-        self.used: list[str] = []  # which columns were read
         self.standardise = standardise
-        self.size = size
-        self.grayscale = grayscale
+        self.form = size, grayscale
 
+    @override
     def load(self) -> Splits:
-        """See :meth:`FederatedDataModule.load`."""
         files = {split: children(folder) for split, folder in self.parts.items()}
-        owners = {file.stem: number for number, file in enumerate(files["train"])}
-        reason = "two clients have the same name"
-        require(len(owners) == len(files["train"]), "path", f"{self.path}: {reason}")
-        self.owner_names = list(owners)
-        everything = [file for each in files.values() for file in each]
-        kinds = {file.suffix if file.is_file() else "folder" for file in everything}
-        reason = f"{self.path} must hold {', '.join(KINDS)} files or folders, of one kind, and has"
-        known = len(kinds) == 1 and kinds <= {*KINDS, "folder"}
-        require(known, "path", f"{reason} {', '.join(sorted(kinds))}")
+        names = self.owner_names = [file.stem for file in files["train"]]
+        require(len(set(names)) == len(names), "path", f"{self.path}: two clients have one name")
+        kinds = {file.suffix if file.is_file() else "" for each in files.values() for file in each}
+        readers = {".csv": self._tables, ".npz": self._arrays, "": self._images}
+        reason = f"{self.path} must hold folders, .csv or .npz files, all of one kind"
+        require(len(kinds) == 1 and kinds <= readers.keys(), "path", reason)
         (kind,) = kinds
-        read = {".csv": self._tables, ".npz": self._arrays, "folder": self._images}[kind]
-        sizes: dict[str, list[int]] = {split: [] for split in files}
-        examples = read(files, sizes)
-        keys = np.repeat(np.arange(len(owners)), sizes["train"])
-        names = [file.stem for file in files.get("test", [])]
-        test_keys = owners_of(zip(names, sizes.get("test", []), strict=True), list(owners))
-        parts = (examples["train"], examples.get("test"), examples.get("val"))
-        splits = self.split(*parts, keys, test_keys)
-        if kind == "folder":
-            self.reading = Pictures(resize=self.size is not None)
-            return normalised(splits, self.fitting(splits), augment=False)
+        found = readers[kind](files)
+        examples, keys = {}, {}
+        for split, each in files.items():
+            inputs, targets = zip(*(found[file] for file in each), strict=True)
+            values = torch.cat(inputs)
+            transform = transform_for(values, None, None)
+            examples[split] = Examples(values, torch.cat(targets), transform)
+            sizes = [(file.stem, len(found[file][1])) for file in each]
+            keys[split] = owners_of(sizes, names)
+        self.count_classes(examples["train"].targets)
+        splits = self.split(*in_order(examples), keys=keys["train"], test_keys=keys.get("test"))
+        if kind == "":
+            self.reading = ImageInputs(resize=self.form[0] is not None)
+            return normalised(splits, self.training_part(splits))
         if kind == ".csv":
-            fitting = self.fitting(splits).inputs
-            splits, self.reading = standardised(splits, fitting, self.used, self.standardise)
+            return self.standardised(splits, self.used, self.standardise)
         return splits
 
-    def _tables(self, files: dict[str, list[Path]], sizes: dict[str, list[int]]) -> Any:
-        cells = {split: [(file, read_csv(file)) for file in each] for split, each in files.items()}
-        labels = {
-            split: [(file, column(table, self.label, "label", file)) for file, table in each]
-            for split, each in cells.items()
+    def _tables(self, files: Files) -> Found:
+        cells = {file: read_csv(file) for each in files.values() for file in each}
+        labels = {file: column(each, self.label, "label", file) for file, each in cells.items()}
+        self.take_names(label for file in files["train"] for label in labels[file])
+        first = cells[files["train"][0]]
+        self.used = self.columns or [name for name in first if name != self.label]
+        return {
+            file: (numbers(table, self.used, file), self.row_targets(labels[file], file))
+            for file, table in cells.items()
         }
-        self.take_names(label for _, each in labels["train"] for label in each)
-        columns = self.columns
-        if columns is None:
-            columns = [name for name in cells["train"][0][1] if name != self.label]
-        self.used = columns
-        examples = {}
-        for split, each in cells.items():
-            targets = [self.row_targets(of_file, file) for file, of_file in labels[split]]
-            sizes[split] += map(len, targets)
-            inputs = torch.cat([numbers(table, columns, file) for file, table in each])
-            examples[split] = Examples(inputs, torch.cat(targets), Scale(1))
-        return examples
 
-    def _arrays(self, files: dict[str, list[Path]], sizes: dict[str, list[int]]) -> Any:
-        examples = {}
-        for split, each in files.items():
-            pairs = [_read_pair(file) for file in each]
-            sizes[split] += [len(labels) for _, labels in pairs]
-            first = pairs[0][0]
-            for file, (inputs, _) in zip(each, pairs, strict=True):
-                alike = inputs.shape[1:] == first.shape[1:] and inputs.dtype == first.dtype
-                actual = f"{inputs.dtype} of shape {tuple(inputs.shape[1:])}"
-                reason = f"{file} has {actual}, unlike {each[0].name}: samples must be alike"
-                require(alike, "path", reason)
-            inputs, targets = (torch.cat(parts) for parts in zip(*pairs, strict=True))
-            examples[split] = Examples(inputs, targets, transform_for(inputs, None, None))
-        self.num_classes = int(examples["train"].targets.max()) + 1
-        return examples
+    def _arrays(self, files: Files) -> Found:
+        found: Found = {}
+        for file in (file for each in files.values() for file in each):
+            x, y, *_ = read_pairs(file, "path")
+            inputs, targets = as_tensor(x, "path"), as_labels(y, "path")
+            require(len(targets) > 0, "path", f"{file} has no samples")
+            fits = len(inputs) == len(targets)
+            require(fits, "path", f"{file}: inputs and labels must have the same length")
+            found[file] = inputs, targets
+            first = next(iter(found.values()))[0]
+            alike = (inputs.shape[1:], inputs.dtype) == (first.shape[1:], first.dtype)
+            actual = f"{inputs.dtype} of shape {tuple(inputs.shape[1:])}"
+            reason = f"{file}: samples must be like those of {next(iter(found)).name}"
+            require(alike, "path", reason, actual)
+        return found
 
-    def _images(self, files: dict[str, list[Path]], sizes: dict[str, list[int]]) -> Any:
-        listings = {
-            split: [list_images(folder) for folder in each] for split, each in files.items()
-        }
-        self.take_names(label for each in listings["train"] for _, label in each)
-        flat = {split: [pair for part in each for pair in part] for split, each in listings.items()}
-        pixels = decode(
-            [file for pairs in flat.values() for file, _ in pairs], self.size, self.grayscale
-        )
-        examples = {}
-        for split, pairs in flat.items():
-            sizes[split] += map(len, listings[split])
-            examples[split] = Examples(pixels[: len(pairs)], self.file_targets(pairs), Scale(255))
-            pixels = pixels[len(pairs) :]
-        return examples
-
-
-def _read_pair(file: Path) -> tuple[Tensor, Tensor]:
-    arrays = read_array(file, "path")
-    for names in NAMES:
-        if set(names) <= arrays.keys():
-            inputs = as_tensor(arrays[names[0]], "path")
-            labels = as_labels(arrays[names[1]], "path")
-            require(len(labels) > 0, "path", f"{file} has no samples")
-            fits = len(inputs) == len(labels)
-            reason = f"{file} has {len(inputs)} inputs and {len(labels)} labels"
-            require(fits, "path", reason)
-            return inputs, labels
-    raise SettingError("path", f"{file} has no inputs and targets, nor x and y")
+    def _images(self, files: Files) -> Found:
+        listings = {file: class_files(file, ENDINGS) for each in files.values() for file in each}
+        self.take_names(label for folder in files["train"] for _, label in listings[folder])
+        images = self.decoded(listings, *self.form)
+        return {folder: (part.inputs, part.targets) for folder, part in images.items()}

@@ -2,24 +2,22 @@
 
 import logging
 import pickle
-import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import torch
-from fedgkd_pl.data.examples import Examples, Splits, Transform
-from fedgkd_pl.data.lazy import READ_AT_ONCE, LazyExamples, lazy_inputs, task_of
-from fedgkd_pl.data.loading import SampleLoader
-from fedgkd_pl.data.reading import Form, Label, SampleError, SampleReader
-from fedgkd_pl.data.sources.arrays import as_labels, count_classes, read_array, transform_for
-from fedgkd_pl.data.sources.base import OwnData
+from fedgkd_pl.data.examples import Splits, Transform
+from fedgkd_pl.data.lazy import LazyExamples, SampleError, SampleLoader, SampleReader, tasks_of
+from fedgkd_pl.data.sources.arrays import as_labels, read_array, transform_for
+from fedgkd_pl.data.sources.base import OwnData, in_order
 from fedgkd_pl.errors import SettingError, require
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset
+from typing_extensions import override
 
 log = logging.getLogger("fedgkd_pl")
-PATIENCE = 10.0  # seconds between two lines about a long pass
 
 
 class TorchDataset(OwnData):
@@ -73,49 +71,37 @@ class TorchDataset(OwnData):
     ) -> None:
         super().__init__(**kwargs)
         check_workers(loader_workers)
-        require(num_classes is None or num_classes >= 1, "num_classes", "must be at least 1")
+        self.set_classes(num_classes, class_names)
         self.datasets = {"train": train, "test": test, "val": val}
         self.targets = {"train": targets, "test": test_targets, "val": val_targets}
         self.owners = owners
-        if num_classes is not None:
-            self.num_classes = num_classes
-        self.class_names = class_names or ()
-        self.random = random
-        self.loader_workers = loader_workers
-        self.transform = transform
+        self.settings = random, loader_workers, transform
 
+    @override
     def load(self) -> Splits:
-        """See :meth:`FederatedDataModule.load`."""
-        settings = self.random, self.loader_workers, self.transform
-        found: dict[str, Examples | None] = {
-            split: None
-            if dataset is None
-            else lazy_examples(dataset, split, self.targets[split], *settings)
-            for split, dataset in self.datasets.items()
-        }
-        train = found["train"]
+        train = self.datasets["train"]
         require(train is not None, "train", "must be a dataset")
-        assert train is not None
-        names = getattr(self.datasets["train"], "classes", ())
+        examples = {
+            split: lazy_examples(dataset, split, self.targets[split], *self.settings)
+            for split, dataset in self.datasets.items()
+            if dataset is not None
+        }
+        names = getattr(train, "classes", ())
         if not self.class_names and all(isinstance(name, str) for name in names):
             known = getattr(self, "num_classes", len(names))
             self.class_names = list(names) if len(names) == known else ()
-        if not hasattr(self, "num_classes"):
-            self.num_classes = len(self.class_names) or count_classes(train.targets)
+        targets = examples["train"].targets
+        self.count_classes(targets)
         keys = None
         if self.owners is not None:
-            owners = np.asarray(read_array(self.owners, "owners"))
-            reason = f"must be one number or name for each of {len(train)} samples"
-            require(owners.shape == (len(train),), "owners", reason, owners.shape)
-            keys = self.take_owners(owners)
-        return self.split(train, found["test"], found["val"], keys)
+            keys = self.take_owners(read_array(self.owners, "owners"), len(targets))
+        return self.split(*in_order(examples), keys=keys)
 
 
 def check_workers(number: int, lazy: bool = True) -> None:
-    """Refuses what is no number of processes, and processes that would have nothing to read."""
+    """Checks ``loader_workers``."""
     require(number >= 0, "loader_workers", "must not be negative", number)
-    reason = "all samples are in memory, for which nobody reads: give lazy: true, too"
-    require(lazy or number == 0, "loader_workers", reason, number)
+    require(lazy or number == 0, "loader_workers", "must be 0, or lazy true", number)
 
 
 def lazy_examples(
@@ -140,24 +126,22 @@ def lazy_examples(
     require(length > 0, split, "has no samples")
     key = "targets" if split == "train" else f"{split}_targets"
     reader = SampleReader(dataset, split, random)
+    here, loader = SampleLoader(reader, 0), SampleLoader(reader, workers)
     if workers:
         pickle.dumps(reader)  # or say now that it cannot be sent to them
-    labels = known_labels(dataset) if targets is None else as_labels(targets, key)
-    if labels is not None:
-        reason = f"there are {length} samples of {split}: give a label for each"
-        require(len(labels) == length, key, reason, len(labels))
+    labels = known_labels(dataset) if targets is None else as_labels(targets, key, length)
     try:
-        (first,) = SampleLoader(reader, 0).read([task_of(np.array([0]))])
-        reader.form = Form(tuple(first.inputs.shape[1:]), first.inputs.dtype)
+        list(here.read(tasks_of(np.array([0]))))
         if labels is None:
-            labels = read_labels(SampleLoader(reader, workers), length, key)
+            labels = read_labels(loader, length, key)
         reader.targets = labels.numpy()
-        some = task_of(np.unique([0, length // 2, length - 1]))
-        list(SampleLoader(reader, 0).read([some]))
+        list(here.read(tasks_of(np.unique([0, length // 2, length - 1]))))
     except SampleError as error:
         raise SettingError("data", str(error)) from error
-    inputs = lazy_inputs(SampleLoader(reader, workers), length)
-    return LazyExamples(inputs, labels, transform or transform_for(first.inputs, None, None))
+    assert reader.first is not None
+    inputs = reader.first.expand(length, *reader.first.shape)
+    transform = transform or transform_for(inputs, None, None)
+    return LazyExamples(inputs, labels, transform, loader=loader)
 
 
 def known_labels(dataset: Any) -> Tensor | None:
@@ -171,11 +155,9 @@ def known_labels(dataset: Any) -> Tensor | None:
         return torch.cat(plain) if len(plain) == len(parts) else None
     tensors = getattr(dataset, "tensors", ())
     for found in (*(getattr(dataset, name, None) for name in ("targets", "labels")), *tensors[1:2]):
-        if isinstance(found, Tensor | np.ndarray | Sequence) and len(found) == len(dataset):
-            try:
-                return as_labels(found, "targets")
-            except SettingError:  # it is something else that has this name
-                continue
+        if isinstance(found, Tensor | np.ndarray | Sequence):
+            with suppress(SettingError):  # it is something else that has this name
+                return as_labels(found, "targets", len(dataset))
     return None
 
 
@@ -184,20 +166,11 @@ def read_labels(loader: SampleLoader, length: int, key: str) -> Tensor:
     name = loader.reader.name
     text = "%s does not tell its labels: reading all %d samples once for them; give %s to avoid it"
     log.warning(text, name, length, key)
-    starts = range(0, length, READ_AT_ONCE)
-    tasks = [task_of(np.arange(n, min(n + READ_AT_ONCE, length))) for n in starts]
-    labels: list[Label] = []
-    told = time.monotonic()
     try:
-        for batch in loader.read(tasks):
-            labels += batch.labels
-            if time.monotonic() - told >= PATIENCE:
-                told = time.monotonic()
-                log.warning("%s: %d of %d labels are read", name, len(labels), length)
+        read = [label for _, labels in loader.read(tasks_of(np.arange(length))) for label in labels]
+        return as_labels(np.stack(read), key)
+    except ValueError as error:
+        reason = f"{name} has class numbers and rows of numbers; make them alike"
+        raise SettingError(key, reason) from error
     finally:
         loader.close()
-    try:
-        return as_labels(np.stack([np.asarray(label) for label in labels]), key)
-    except ValueError as error:
-        reason = f"{name} has class numbers and rows of numbers: all must be alike"
-        raise SettingError(key, reason) from error

@@ -4,16 +4,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from fedgkd_pl.data.examples import Examples, Splits
+from fedgkd_pl.data.inputs import ImageInputs, decode
 from fedgkd_pl.data.mapped import as_tensor
-from fedgkd_pl.data.raw import Pictures
 from fedgkd_pl.data.sources.arrays import transform_for
-from fedgkd_pl.data.sources.images import check_size, decode, normalised
-from fedgkd_pl.data.sources.tables import column, numbers, standardised
+from fedgkd_pl.data.sources.base import in_order
+from fedgkd_pl.data.sources.images import check_size, normalised
+from fedgkd_pl.data.sources.tables import column, numbers
 from fedgkd_pl.data.sources.text import OwnTexts
-from fedgkd_pl.data.transforms import Scale
 from fedgkd_pl.errors import SettingError, installs, require
+from typing_extensions import override
 
 SPLITS = {"train": "train", "test": "test", "validation": "val"}
 
@@ -56,32 +56,36 @@ class HuggingFace(OwnTexts):
         require(len(self.columns) > 0, "columns", "must name a column at least")
         self.config = config
         self.owner = owner
-        self.size = size
-        self.grayscale = grayscale
+        self.form = size, grayscale
 
+    @override
     def load(self) -> Splits:
-        """See :meth:`FederatedDataModule.load`."""
         wanted = dict.fromkeys([*self.columns, self.label, *([self.owner] if self.owner else [])])
         cells: dict[str, dict[str, list[Any]]] = {}
         found = self._splits()
         for split, rows in found.items():
             for name in wanted:
-                columns = rows.column_names
-                reason = f"{split} has no column {name!r:.40}, but {', '.join(columns)}"
                 key = {self.label: "label", self.owner: "owner"}.get(name, "columns")
-                require(name in columns, key, reason)
+                known = ", ".join(rows.column_names)
+                reason = f"{split} has no column {name!r:.40}, but {known}"
+                require(name in rows.column_names, key, reason)
             plain = rows.with_format(None)
             cells[split] = {name: list(plain[name]) for name in wanted}
-            require(len(cells[split][self.label]) > 0, "dataset", f"{split} has no rows")
-        names = getattr(found["train"].features[self.label], "names", None)
-        labels = {split: self._labels(split, rows, names) for split, rows in cells.items()}
+            require(len(rows) > 0, "dataset", f"{split} has no rows")
+        classes = getattr(found["train"].features[self.label], "names", None)
+        labels = {
+            split: column(each, self.label, "label", Path(split)) for split, each in cells.items()
+        }
         self.take_names(labels["train"])
-        if names is not None:  # in their own order, with those that have no sample
-            self.class_names, self.num_classes = list(names), len(names)
+        if classes is not None:  # in their own order, with those that have no sample
+            self.class_names = [str(number) for number in range(len(classes))]
+            self.num_classes = len(classes)
         targets = {split: self.row_targets(values, split) for split, values in labels.items()}
+        self.class_names = classes or self.class_names
         keys = None
         if self.owner is not None:
-            keys = self.take_owners(column(cells["train"], self.owner, "owner", Path("train")))
+            owners = column(cells["train"], self.owner, "owner", Path("train"))
+            keys = self.take_owners(owners, len(owners))
         return self._examples(cells, targets, keys)
 
     def _splits(self) -> dict[str, Any]:
@@ -100,59 +104,35 @@ class HuggingFace(OwnTexts):
                 line = (str(error).splitlines() or [type(error).__name__])[0]
                 raise SettingError("dataset", f"cannot be read ({line:.200})", found) from error
         splits = dict(found) if isinstance(found, Mapping) else {"train": found}
-        reason = f"must have a split train, and has {', '.join(map(str, splits))}"
-        require("train" in splits, "dataset", reason)
+        require("train" in splits, "dataset", "must have a split train", ", ".join(splits))
         return {SPLITS[name]: rows for name, rows in splits.items() if name in SPLITS}
 
-    def _labels(self, split: str, cells: Mapping[str, list[Any]], names: Any) -> list[str]:
-        if names is None:
-            return column(cells, self.label, "label", Path(split))
-        for row, label in enumerate(cells[self.label], 1):
-            known = isinstance(label, int) and 0 <= label < len(names)
-            reason = f"{split}, row {row}: {label!r:.40} is none of {len(names)} classes"
-            require(known, "label", reason)
-        return [names[label] for label in cells[self.label]]
-
     def _examples(self, cells: Any, targets: Any, keys: Any) -> Splits:
-        first = cells["train"][self.columns[0]][0]
-        single = len(self.columns) == 1
         values = {split: rows[self.columns[0]] for split, rows in cells.items()}
-        if single and isinstance(first, str):
-            self._no_gaps(values, str)
-            examples = self.tokenise(values, targets, self.columns[0])
-        elif single and hasattr(first, "convert"):  # an image of Pillow's
-            self._no_gaps(values, type(first))
-            pixels = decode([i for images in values.values() for i in images], *self._form())
-            parts = torch.split(pixels, [len(images) for images in values.values()])
-            pairs = zip(values, parts, strict=True)
-            examples = {split: Examples(part, targets[split], Scale(255)) for split, part in pairs}
-        elif single and isinstance(first, list):
+        first = values["train"][0] if len(self.columns) == 1 else None
+        images, texts = hasattr(first, "convert"), isinstance(first, str)
+        for split, rows in values.items():
+            gap = rows.index(None) + 1 if (images or texts) and None in rows else 0
+            require(not gap, "columns", f"{split}, row {gap}, {self.columns[0]!r:.40} is empty")
+        if texts:
+            return self.split(*in_order(self.tokenise(values, targets, self.columns[0])), keys=keys)
+        if images:
+            pixels = decode([image for each in values.values() for image in each], *self.form)
+            lengths = [len(each) for each in values.values()]
+            tensors = dict(zip(values, pixels.split(lengths), strict=True))
+        elif isinstance(first, list):
             tensors = {split: as_tensor(rows, "columns") for split, rows in values.items()}
-            examples = {
-                split: Examples(tensor, targets[split], transform_for(tensor, None, None))
-                for split, tensor in tensors.items()
-            }
         else:
-            examples = {
-                split: Examples(numbers(rows, self.columns, Path(split)), targets[split], Scale(1))
-                for split, rows in cells.items()
-            }
-        splits = self.split(examples["train"], examples.get("test"), examples.get("val"), keys)
-        if single and hasattr(first, "convert"):
-            self.reading = Pictures(resize=self.size is not None)
-            return normalised(splits, self.fitting(splits), augment=False)
-        if not single or not isinstance(first, str | list):
-            splits, self.reading = standardised(splits, self.fitting(splits).inputs, self.columns)
-        return splits
-
-    def _form(self) -> tuple[Any, bool]:
-        return self.size, self.grayscale
-
-    def _no_gaps(self, values: Mapping[str, list[Any]], kind: type) -> None:
-        for split, cells in values.items():
-            for row, cell in enumerate(cells, 1):
-                reason = f"{split}, row {row}, column {self.columns[0]!r:.40} is empty"
-                require(cell is not None, "columns", reason)
+            tensors = {s: numbers(rows, self.columns, Path(s)) for s, rows in cells.items()}
+        examples = {
+            split: Examples(tensor, targets[split], transform_for(tensor, None, None))
+            for split, tensor in tensors.items()
+        }
+        splits = self.split(*in_order(examples), keys=keys)
+        if images:
+            self.reading = ImageInputs(resize=self.form[0] is not None)
+            return normalised(splits, self.training_part(splits))
+        return splits if isinstance(first, list) else self.standardised(splits, self.columns)
 
 
 def _fetch(name: str, config: str | None) -> Any:

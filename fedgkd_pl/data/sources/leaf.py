@@ -8,11 +8,14 @@ import numpy as np
 import torch
 from fedgkd_pl.data.examples import Examples, Splits
 from fedgkd_pl.data.partition import ByKey, Partition
-from fedgkd_pl.data.sources.base import OwnData, owners_of, parts_of, read_text
+from fedgkd_pl.data.sources.base import OwnData, in_order, owners_of, parts_of, read_text
 from fedgkd_pl.data.transforms import Scale
+from fedgkd_pl.data.validation import check_finite
 from fedgkd_pl.errors import SettingError, require
+from torch import Tensor
+from typing_extensions import override
 
-Users = dict[str, tuple[Any, Any]]  # every user's inputs and labels
+Users = dict[str, tuple[Tensor, Tensor]]  # every user's inputs and labels
 
 
 class Leaf(OwnData):
@@ -46,82 +49,65 @@ class Leaf(OwnData):
         number = len(self._read()["train"]) if num_clients is None else num_clients
         super().__init__(num_clients=number, partition=partition, **kwargs)
         self.shape = shape
-        if num_classes is not None:
-            self.num_classes = num_classes
+        self.set_classes(num_classes, ())
 
+    @override
     def load(self) -> Splits:
-        """See :meth:`FederatedDataModule.load`."""
         users, self.users = self._read(), {}
         names = self.owner_names = sorted(users["train"])
-        train = self._examples(users["train"], names)
-        test = test_keys = None
-        if "test" in users:
-            tested = sorted(users["test"])
-            test = self._examples(users["test"], tested)
-            test_keys = owners_of([(name, len(users["test"][name][1])) for name in tested], names)
-        if not hasattr(self, "num_classes"):
-            self.num_classes = int(train.targets.max()) + 1
-        keys = np.repeat(np.arange(len(names)), [len(users["train"][name][1]) for name in names])
-        return self.split(train, test, keys=keys, test_keys=test_keys)
+        keys = {
+            split: owners_of([(name, len(found[name][1])) for name in sorted(found)], names)
+            for split, found in users.items()
+        }
+        examples = {split: self._examples(found) for split, found in users.items()}
+        self.count_classes(examples["train"].targets)
+        return self.split(*in_order(examples), keys=keys["train"], test_keys=keys.get("test"))
 
     def _read(self) -> dict[str, Users]:
         if not self.users:
-            parts = parts_of(Path(self.path).expanduser())
+            parts = parts_of(self.path)
             wanted = [split for split in ("train", "test") if split in parts]
             self.users = {split: read_users(parts[split]) for split in wanted}
         return self.users
 
-    def _examples(self, users: Users, names: list[str]) -> Examples:
-        inputs = np.concatenate([users[name][0] for name in names])
-        labels = np.concatenate([users[name][1] for name in names])
-        transform = Scale(1, self.shape)
-        return Examples(torch.from_numpy(inputs), torch.from_numpy(labels), transform)
+    def _examples(self, users: Users) -> Examples:
+        inputs, labels = zip(*(users[name] for name in sorted(users)), strict=True)
+        alike = len({x.shape[1:] for x in inputs}) == 1
+        require(alike, "path", f"{self.path}: the samples of all users must have the same shape")
+        return Examples(torch.cat(inputs), torch.cat(labels), Scale(1, self.shape))
 
 
 def read_users(folder: Path) -> Users:
-    """What every user of the files of a folder has."""
-    files = sorted(folder.glob("*.json"))
-    require(len(files) > 0, "path", f"{folder} has no .json files")
+    """The inputs and labels of every user of the files of a folder."""
     users: Users = {}
-    shape = None
-    for file in files:
+    for file in sorted(folder.glob("*.json")):
         try:
             content = json.loads(read_text(file))
-        except (ValueError, RecursionError) as error:
-            raise SettingError("path", f"{file} is no JSON ({error!s:.80})") from error
-        match content:
-            case {"users": list(names), "user_data": dict(data)}:
-                pass
-            case _:
-                raise SettingError("path", f"{file} has no users and user_data")
-        for name in names:
+            data = {name: content["user_data"][name] for name in content["users"]}
+        except SettingError:
+            raise
+        except (ValueError, RecursionError, KeyError, TypeError) as error:
+            reason = f"{file} must be JSON with users and the user_data of each"
+            raise SettingError("path", f"{reason} ({error!s:.80})") from error
+        for name, own in data.items():
             where = f"{file}, user {name!r:.40}"
-            require(isinstance(name, str) and name in data, "path", f"{where} has no data")
             require(name not in users, "path", f"{where} is there twice")
-            users[name] = _user(data[name], where)
-            own = users[name][0].shape[1:]
-            shape = own if shape is None else shape
-            reason = f"{where}: samples have the shape {own}, those before {shape}"
-            require(own == shape, "path", reason)
-    require(len(users) > 0, "path", f"{folder} has no users")
+            users[name] = _user(own, where)
+    require(len(users) > 0, "path", f"{folder} has no .json files with users")
     return users
 
 
-def _user(data: Any, where: str) -> tuple[Any, Any]:
-    match data:
-        case {"x": list(x), "y": list(y)} if len(x) == len(y):
-            pass
-        case _:
-            raise SettingError("path", f"{where} must have x and y, as many of one as of the other")
-    require(len(x) > 0, "path", f"{where} has no samples: leave the user out")
-    for row, label in enumerate(y):
-        known = type(label) is int and label >= 0
-        require(known, "path", f"{where}, sample {row}: {label!r:.40} is no class number")
+def _user(data: Any, where: str) -> tuple[Tensor, Tensor]:
     try:
-        inputs = np.asarray(x, dtype=np.float32)
-    except (TypeError, ValueError) as error:
-        reason = f"{where}: x must be numbers, alike in every sample"
-        raise SettingError("path", reason) from error
-    bad = np.flatnonzero(~np.isfinite(inputs.reshape(len(x), -1)).all(axis=1))
-    require(len(bad) == 0, "path", f"{where}, sample {bad[:1].sum()} has NaN or Inf")
-    return inputs, np.asarray(y, dtype=np.int64)
+        inputs = torch.from_numpy(np.asarray(data["x"], dtype=np.float32))
+        labels = torch.from_numpy(np.asarray(data["y"]))
+    except (ValueError, TypeError, KeyError) as error:
+        reason = f"{where} must have numbers as x, alike in every sample, and as y"
+        raise SettingError("path", f"{reason} ({error!s:.100})") from error
+    fits = inputs.shape[:1] == labels.shape and labels.ndim == 1
+    require(fits, "path", f"{where}: x and y must have the same length")
+    require(len(labels) > 0, "path", f"{where} has no samples; leave the user out")
+    classes = labels.dtype == torch.int64 and bool((labels >= 0).all())
+    require(classes, "path", f"{where}: y must be class numbers")
+    check_finite(inputs, "path", f"{where}, sample", 0)
+    return inputs, labels

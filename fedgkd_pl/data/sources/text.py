@@ -12,10 +12,11 @@ from fedgkd_pl.data.datasets.text import (
     vocabulary_of,
 )
 from fedgkd_pl.data.examples import Examples, Splits
-from fedgkd_pl.data.raw import Words
+from fedgkd_pl.data.inputs import TextInputs
 from fedgkd_pl.data.sources.base import (
     OwnData,
-    children,
+    class_files,
+    in_order,
     names_of,
     parts_of,
     read_text,
@@ -23,6 +24,7 @@ from fedgkd_pl.data.sources.base import (
 from fedgkd_pl.data.sources.tables import column, read_csv
 from fedgkd_pl.errors import require
 from torch import Tensor, nn
+from typing_extensions import override
 
 
 class OwnTexts(OwnData):
@@ -48,7 +50,7 @@ class OwnTexts(OwnData):
         require(self.tokenizer is not None, "tokenizer", "texts need one")
         tokenizer = load_tokenizer(str(self.tokenizer))
         text = vocabulary_of(tokenizer)
-        self.reading = Words(column, str(self.tokenizer), self.max_length, text)
+        self.reading = TextInputs(column, str(self.tokenizer), self.max_length, text)
         ids = {
             split: encode(tokenizer, content, self.max_length) for split, content in texts.items()
         }
@@ -56,8 +58,8 @@ class OwnTexts(OwnData):
         trim = TrimPadding(tokenizer.pad_token_id)
         return {split: Examples(each, targets[split], trim) for split, each in ids.items()}
 
+    @override
     def check_net(self, net: nn.Module) -> None:
-        """Refuses a net with fewer words, or another padding, than the tokenizer."""
         if self.tokens is not None:
             check_tokens(net, str(self.tokenizer), *self.tokens)
 
@@ -96,18 +98,17 @@ class TextFiles(OwnTexts):
         self.owner = owner
         self.test_path = test_path
 
+    @override
     def load(self) -> Splits:
-        """See :meth:`FederatedDataModule.load`."""
         path = Path(self.path).expanduser()
-        texts: dict[str, list[str]] = {}
-        targets: dict[str, Tensor] = {}
-        keys, names = None, list[str]()
+        texts, targets, keys, names = {}, {}, None, list[str]()
         if path.is_dir():
-            folders = parts_of(path)
-            listings = {split: list_texts(folder) for split, folder in folders.items()}
-            names = names_of(listings["train"], folders["train"])
-            self.take_names(label for _, label in listings["train"])
-            for split, files in listings.items():
+            folders = parts_of(self.path)
+            for split, folder in folders.items():
+                files = class_files(folder, (".txt",))
+                if split == "train":
+                    self.take_names(label for _, label in files)
+                    names = names_of(files, folder)
                 texts[split] = [read_text(file) for file, _ in files]
                 targets[split] = self.file_targets(files)
         else:
@@ -120,21 +121,10 @@ class TextFiles(OwnTexts):
                 if split == "train":
                     self.take_names(labels)
                     if self.owner is not None:
-                        keys = self.take_owners(column(cells, self.owner, "owner", file))
+                        keys = self.take_owners(
+                            column(cells, self.owner, "owner", file), len(labels)
+                        )
                 texts[split] = column(cells, self.text, "text", file)
                 targets[split] = self.row_targets(labels, file)
         examples = self.tokenise(texts, targets, self.text)
-        parts = (examples["train"], examples.get("test"), examples.get("val"))
-        return self.split(*parts, keys, names=names)
-
-
-def list_texts(folder: Path) -> list[tuple[Path, str]]:
-    """Every ``.txt`` file of a folder of classes, with its class."""
-    listing: list[tuple[Path, str]] = []
-    classes = [child for child in children(folder) if child.is_dir()]
-    require(len(classes) > 0, "path", f"{folder} has no folders, one for each class")
-    for child in classes:
-        files = sorted(child.rglob("*.txt"))
-        require(len(files) > 0, "path", f"{child} has no .txt files: a class needs some")
-        listing += [(file, child.name) for file in files]
-    return listing
+        return self.split(*in_order(examples), keys=keys, names=names)
