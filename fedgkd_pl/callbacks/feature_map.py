@@ -13,8 +13,7 @@ from fedgkd_pl.federation.message import ClientUpdate, State
 from fedgkd_pl.federation.precision import evaluating
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.federation.task import require_classes
-from fedgkd_pl.plots.feature_maps import encode_feature_map
-from fedgkd_pl.plots.plane import FeatureMapData, Floats, feature_map
+from fedgkd_pl.plots.plane import FeatureMapData, Floats, encode_feature_map, feature_map
 from fedgkd_pl.plots.style import opaque
 from fedgkd_pl.runs.files import output_folder
 from fedgkd_pl.runs.folder import FEATURE_MAPS

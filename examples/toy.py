@@ -1,35 +1,30 @@
-"""The paper's toy figure: what clients' models and their mean make of the plane.
+"""The paper's toy figure: the classes that clients' models and their mean see in the plane.
 
-FedGKD above, FedAvg below; the two differ in the distillation term alone.
+FedGKD above, FedAvg below; the two differ in the distillation term alone. Trains in seconds:
+
+    python examples/toy.py toy.svg
 """
 
+import sys
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
-from fedgkd_pl.data.datasets.toy import Toy2D, sector
-from fedgkd_pl.engines.local import LocalEngine
-from fedgkd_pl.errors import require
-from fedgkd_pl.federation.callback import FederatedCallback
-from fedgkd_pl.federation.client_trainer import quiet
+from fedgkd_pl import MLP, FedAvg, FederatedCallback, FedGKD, LocalEngine, Toy2D
+from fedgkd_pl.data.datasets.toy import sector
 from fedgkd_pl.federation.message import ClientUpdate, State
-from fedgkd_pl.methods.fedavg import FedAvg
-from fedgkd_pl.methods.fedgkd import FedGKD
-from fedgkd_pl.models.mlp import MLP
 from fedgkd_pl.plots.plane import Boundary, decision_boundaries
+from fedgkd_pl.plots.style import save
 from fedgkd_pl.seeds import derive, seeded
 from lightning.pytorch import LightningModule, Trainer
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch.optim import Adam
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 USERS = 3  # as many as the paper draws
 SIDE = 200  # of the grid that boundaries are drawn from
-Accuracies = dict[str, float]  # of "aggregate", "user 1", "user 1, unseen" …
 
 
 class LatestModels(FederatedCallback):
@@ -46,38 +41,30 @@ class LatestModels(FederatedCallback):
 
 
 def toy_figure(
-    rounds: int = 5,
-    seed: int = 0,
-    gamma: float = 0.2,
-    buffer_size: int = 5,
-    local_epochs: int = 5,
-    learning_rate: float = 0.01,
-    num_clients: int = 4,
-) -> "tuple[Figure, dict[str, Accuracies]]":
+    rounds: int = 5, seed: int = 0, gamma: float = 0.2, local_epochs: int = 5
+) -> tuple[Figure, dict[str, dict[str, float]]]:
     """Trains both methods on :class:`Toy2D` and draws the first three users and the aggregate.
 
     Args:
         seed: of the net, the batches and the cohorts; the points are always the same.
-        num_clients: sectors of the plane; the first three clients are drawn.
 
     Returns:
         The figure, and for each method the accuracies on the test square in [0, 1]: of the
         ``aggregate``, of ``user 1`` to ``user 3``, and of each where it has never seen a point
         (``user 1, unseen``).
     """
-    require(num_clients >= USERS, "num_clients", f"must be at least {USERS}", num_clients)
     settings: dict[str, Any] = {
         "local_epochs": local_epochs,
-        "optimizer": partial(Adam, lr=learning_rate),
+        "optimizer": partial(Adam, lr=0.01),
         "engine": LocalEngine(workers=1),  # the work is too small for a pool
     }
     rows, numbers = {}, {}
     for name in ("FedGKD", "FedAvg"):
         with seeded(derive(seed, "model")):  # the same first weights for both
             net = MLP(in_features=2, hidden=[32, 32], num_classes=4)
-        data = Toy2D(num_clients=num_clients, batch_size=32, seed=seed)
+        data = Toy2D(num_clients=4, batch_size=32, seed=seed)
         if name == "FedGKD":
-            method: FedAvg = FedGKD(net, gamma=gamma, buffer_size=buffer_size, **settings)
+            method: FedAvg = FedGKD(net, gamma=gamma, buffer_size=5, **settings)
         else:
             method = FedAvg(net, **settings)
         models = _train(method, data, rounds)
@@ -89,49 +76,45 @@ def toy_figure(
 def _train(method: FedAvg, data: Toy2D, rounds: int) -> dict[str, State]:
     """The first users' models in the last round, and the aggregate after it."""
     local = LatestModels()
-    with quiet():
-        trainer = Trainer(
-            max_epochs=rounds,
-            callbacks=[local],
-            accelerator="cpu",
-            devices=1,
-            limit_val_batches=0,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
-        trainer.fit(method, data)
+    trainer = Trainer(
+        max_epochs=rounds,
+        callbacks=[local],
+        accelerator="cpu",
+        devices=1,
+        limit_val_batches=0,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(method, data)
     users = {f"user {client + 1}": local.models[client] for client in range(USERS)}
     return users | {"aggregate": {n: t.clone() for n, t in method.global_state().items()}}
 
 
-def accuracies(net: MLP, models: Mapping[str, State], data: Toy2D) -> Accuracies:
-    """How much of the test square models get right, and users where they have seen nothing."""
+def accuracies(net: MLP, models: Mapping[str, State], data: Toy2D) -> dict[str, float]:
+    """The share of the test square that models get right, and users where they saw nothing."""
     points = data.test.inputs.numpy()
     owner = sector(points, data.num_clients)
-    results: Accuracies = {}
-    for name, state in models.items():
+    results = {}
+    for client, (name, state) in enumerate(models.items()):
         right = _predict(net, state, points) == data.test.targets.numpy()
         results[name] = float(right.mean())
-        if name.startswith("user "):
-            client = int(name.removeprefix("user ")) - 1
+        if client < USERS:
             results[f"{name}, unseen"] = float(right[owner != client].mean())
     return results
 
 
 def _panels(
-    net: MLP, models: Mapping[str, State], data: Toy2D, numbers: Accuracies
+    net: MLP, models: Mapping[str, State], data: Toy2D, numbers: Mapping[str, float]
 ) -> list[Boundary]:
     edges = np.linspace(-4, 4, SIDE + 1)
     centres = (edges[:-1] + edges[1:]) / 2
     grid = np.stack(np.meshgrid(centres, centres), axis=-1).reshape(-1, 2).astype(np.float32)
     clients = data.client_data
     panels = []
-    for name, state in models.items():
-        rows = np.empty(0, dtype=np.int64)
-        if name.startswith("user "):
-            rows = clients.index[int(name.removeprefix("user ")) - 1]
+    for client, (name, state) in enumerate(models.items()):
+        rows = clients.index[client] if client < USERS else np.empty(0, dtype=np.int64)
         panels.append(
             Boundary(
                 f"{name}: {100 * numbers[name]:.1f} %",
@@ -148,3 +131,10 @@ def _predict(net: MLP, state: State, points: NDArray[np.floating]) -> NDArray[np
     net.load_state_dict(state)
     classes: NDArray[np.int64] = net(torch.from_numpy(points)).argmax(1).numpy()
     return classes
+
+
+if __name__ == "__main__":
+    figure, found = toy_figure()
+    for method, values in found.items():
+        print(f"{method}: {', '.join(f'{k} {100 * v:.1f}' for k, v in values.items())}")
+    save(figure, sys.argv[1] if sys.argv[1:] else "toy.svg")
