@@ -6,7 +6,8 @@ FedGKD above, FedAvg below; the two differ in the distillation term alone. Train
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,16 +16,28 @@ import torch
 from fedgkd_pl import MLP, FedAvg, FederatedCallback, FedGKD, LocalEngine, Toy2D
 from fedgkd_pl.data.datasets.toy import sector
 from fedgkd_pl.federation.message import ClientUpdate, State
-from fedgkd_pl.plots.plane import Boundary, decision_boundaries
-from fedgkd_pl.plots.style import save
+from fedgkd_pl.plots.plane import scatter_class
+from fedgkd_pl.plots.style import PALETTE, TEXT, boxed, literal, make_panels, save
 from fedgkd_pl.seeds import derive, seeded
 from lightning.pytorch import LightningModule, Trainer
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch.optim import Adam
 
 USERS = 3  # as many as the paper draws
 SIDE = 200  # of the grid that boundaries are drawn from
+SQUARE = (-4.0, 4.0)  # from and to, along both axes
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """The classes a model predicts on a square of the plane."""
+
+    title: str
+    classes: NDArray[np.int64]  # on a regular grid; rows from low to high y
+    points: NDArray[np.floating]  # what the model was trained on, points × 2; may be empty
+    labels: NDArray[np.int64]  # of the points
 
 
 class LatestModels(FederatedCallback):
@@ -108,7 +121,7 @@ def accuracies(net: MLP, models: Mapping[str, State], data: Toy2D) -> dict[str, 
 def _panels(
     net: MLP, models: Mapping[str, State], data: Toy2D, numbers: Mapping[str, float]
 ) -> list[Boundary]:
-    edges = np.linspace(-4, 4, SIDE + 1)
+    edges = np.linspace(*SQUARE, SIDE + 1)
     centres = (edges[:-1] + edges[1:]) / 2
     grid = np.stack(np.meshgrid(centres, centres), axis=-1).reshape(-1, 2).astype(np.float32)
     clients = data.client_data
@@ -131,6 +144,27 @@ def _predict(net: MLP, state: State, points: NDArray[np.floating]) -> NDArray[np
     net.load_state_dict(state)
     classes: NDArray[np.int64] = net(torch.from_numpy(points)).argmax(1).numpy()
     return classes
+
+
+def decision_boundaries(rows: Mapping[str, Sequence[Boundary]]) -> Figure:
+    """The classes models predict on a square, and their training points; rows of equal length."""
+    columns = len(next(iter(rows.values())))
+    shades = np.array([to_rgb(value) for value in PALETTE])
+    figure, grid = make_panels(len(rows) * columns, columns, (2.3, 2.3))
+    panels = [panel for row in rows.values() for panel in row]
+    for axes, panel in zip(grid, panels, strict=True):
+        image = np.dstack([shades[panel.classes], np.full(panel.classes.shape, 0.38)])
+        axes.imshow(image, origin="lower", extent=2 * SQUARE, interpolation="nearest", zorder=0)
+        for number in np.unique(panel.labels):
+            scatter_class(axes, panel.points[panel.labels == number], int(number), 5)
+        axes.axhline(0, color=TEXT, linewidth=0.9, linestyle="--", zorder=2)
+        axes.axvline(0, color=TEXT, linewidth=0.9, linestyle="--", zorder=2)
+        axes.set(title=literal(panel.title), xticks=[], yticks=[], xlim=SQUARE, ylim=SQUARE)
+        axes.grid(visible=False)
+        boxed(axes)
+    for axes, name in zip(grid[::columns], rows, strict=True):
+        axes.set_ylabel(literal(name), fontsize="large", fontweight="bold")
+    return figure
 
 
 if __name__ == "__main__":

@@ -206,19 +206,13 @@ def own_models(run: Run) -> "Figure":
 
 def personalized(run: Run) -> "Figure":
     """Every client before and after it has fine-tuned the global model for itself."""
-    limits = {"client": MOST, "acc_before": 1, "acc_after": 1}
-    rows = _rows(run, folder.PERSONALIZED, "run fedgkd-pl personalize", limits)
-    return before_and_after(rows.to_dict("records"))
-
-
-def before_and_after(rows: Sequence[Mapping[str, float]]) -> "Figure":
-    """The same of the rows that ``personalize`` gives back."""
     from fedgkd_pl.plots.per_client import per_client
 
+    limits = {"client": MOST, "acc_before": 1, "acc_after": 1}
+    rows = _rows(run, folder.PERSONALIZED, "run fedgkd-pl personalize", limits)
+    accs = 100 * rows.set_index("client")
     names = {"global model": "acc_before", "personalized": "acc_after"}
-    return per_client(
-        {name: {int(row["client"]): 100 * row[key] for row in rows} for name, key in names.items()}
-    )
+    return per_client({name: accs[column].to_dict() for name, column in names.items()})
 
 
 def confusion(run: Run) -> "Figure":

@@ -1,7 +1,6 @@
 """``fedgkd-pl personalize``: the global model of a run, fine-tuned by each client for itself."""
 
 import logging
-import sys
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -14,7 +13,8 @@ from fedgkd_pl.callbacks.client_evaluation import OwnRunner, Score
 from fedgkd_pl.engines.base import schedule
 from fedgkd_pl.engines.local import LocalEngine
 from fedgkd_pl.errors import RunFailed, require
-from fedgkd_pl.experiments.draw import before_and_after
+from fedgkd_pl.experiments.draw import personalized
+from fedgkd_pl.experiments.runs import Run
 from fedgkd_pl.experiments.trained import open_run
 from fedgkd_pl.federation.answers import Form, checked, like
 from fedgkd_pl.federation.checks import check_resumed
@@ -86,7 +86,7 @@ def personalize(
     rows = _rows(experiment, epochs, lr, clients, progress)
     output.mkdir(parents=True, exist_ok=True)
     write_text(output / PERSONALIZED, csv_text(COLUMNS, rows))
-    save(before_and_after(rows), (output / PERSONALIZED).with_suffix(".svg"))
+    save(personalized(Run(output, {})), (output / PERSONALIZED).with_suffix(".svg"))
     return rows
 
 
@@ -135,9 +135,9 @@ def _rows(
     before = runner.everyone(model.global_state())
     after: dict[int, Score] = {}
     failed: list[ClientFailure] = []
-    hidden = not (progress and sys.stdout is not None and sys.stdout.isatty())
+    total = len(clients)
     with closing(_train(experiment, job, lr, clients)) as training:
-        for answer in track(training, "clients", len(clients), disable=hidden):
+        for answer in track(training, "clients", total, transient=True, disable=not progress):
             if isinstance(answer, ClientFailure):
                 log.warning("left out client %d: %s", answer.client, answer.reason)
                 failed.append(answer)

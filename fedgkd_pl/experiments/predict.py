@@ -1,6 +1,5 @@
 """Predictions for files: images, arrays, tables or texts, as the run's data lay in files."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +22,6 @@ TOP = 5  # otherwise the most probable ones have
 SHOWN = 10  # rows on the terminal
 
 
-@dataclass(frozen=True)
-class Files:
-    """Raw inputs in files.
-
-    Attributes:
-        head: what names an input, ``file`` or ``row``.
-        names: of every input, in their order.
-        values: the inputs, files or rows, which can be sliced.
-    """
-
-    head: str
-    names: list[str]
-    values: Any
-
-
 def predict_files(
     trained: Trained, source: str | Path, output: str | Path, progress: bool = False
 ) -> pd.DataFrame:
@@ -55,22 +39,19 @@ def predict_files(
     file = Path(output)
     require(file.suffix == ".csv", "output", "must end in .csv", str(file))
     require(file.parent.is_dir(), "output", "its folder does not exist", str(file))
-    found = find_inputs(trained, Path(source).expanduser())
-    starts = range(0, len(found.names), BATCH)
-    console = Console(stderr=True)
-    hidden = not (progress and console.is_terminal and len(starts) > 1)
-    how: dict[str, Any] = {"console": console, "transient": True, "disable": hidden}
+    head, names, values = find_inputs(trained, Path(source).expanduser())
+    starts = range(0, len(names), BATCH)
+    bar: dict[str, Any] = {"console": Console(stderr=True), "transient": True}
     parts = []
-    for start in track(starts, "predicting", **how):
+    for start in track(starts, "predicting", disable=not progress, **bar):
         try:
-            values = found.values[start : start + BATCH]
-            parts.append(trained.predict(values).probabilities)
+            parts.append(trained.predict(values[start : start + BATCH]).probabilities)
         except SettingError as error:
             key = "input" if error.key == "inputs" else error.key
-            where = f"after {found.head} {found.names[start - 1]}: " if start else ""
+            where = f"after {head} {names[start - 1]}: " if start else ""
             raise SettingError(key, where + error.reason, error.got) from error
     table = _table(trained.class_names, torch.cat(parts))
-    table.insert(0, found.head, found.names)
+    table.insert(0, head, names)
     write_text(file, table.to_csv(index=False, float_format="%.6g", lineterminator="\r\n"))
     return table
 
@@ -98,8 +79,12 @@ def _table(names: list[str], probabilities: torch.Tensor) -> pd.DataFrame:
     return pd.concat([pd.DataFrame(columns), each], axis=1)
 
 
-def find_inputs(trained: Trained, source: Path) -> Files:
-    """The inputs in a file or folder, as the kind of data allows."""
+def find_inputs(trained: Trained, source: Path) -> tuple[str, list[str], Any]:
+    """The inputs in a file or folder, as the kind of data allows.
+
+    Returns:
+        What names an input (``file`` or ``row``), the names, and the inputs, which can be sliced.
+    """
     reading = trained.transform.reading
     require(source.exists(), "input", "there is no such file or folder", str(source))
     endings = {Pictures: tuple(ENDINGS), Words: (".txt",)}.get(type(reading), ())
@@ -108,7 +93,7 @@ def find_inputs(trained: Trained, source: Path) -> Files:
         if endings and (source.is_dir() or source.suffix.lower() in endings):
             names, files = _each_file(source, endings)
             texts = isinstance(reading, Words)
-            return Files("file", names, [_text(file) for file in files] if texts else files)
+            return "file", names, [_text(file) for file in files] if texts else files
         if source.suffix in TABLES and isinstance(reading, Words):
             values = _cells(source, [reading.column], "str")[reading.column].tolist()
         elif source.suffix in TABLES and isinstance(reading, Cells):
@@ -122,7 +107,7 @@ def find_inputs(trained: Trained, source: Path) -> Files:
         raise SettingError("input", f"{source} cannot be read: {reason[0]}") from error
     if values is not None:
         require(len(values) > 0, "input", f"{source} has no rows")
-        return Files("row", [str(row) for row in range(1, len(values) + 1)], values)
+        return "row", [str(row) for row in range(1, len(values) + 1)], values
     shape = " × ".join(map(str, trained.transform.shape))
     known = {
         Pictures: f"image files, a folder of them, or an .npy or .npz of {shape} bytes each",

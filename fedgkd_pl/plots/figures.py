@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from fedgkd_pl.errors import require
 from fedgkd_pl.plots.style import (
     BLUE,
     NAMED,
@@ -39,9 +38,7 @@ NOT_NEGATIVE = ("loss", "distance from global")  # what the labels of such value
 FAR = 300  # times the median: such values need a logarithmic axis
 
 
-def learning_curves(
-    curves: Curves, title: str = "", ylabel: str = "test accuracy, %", smooth: int = 1
-) -> "Figure":
+def learning_curves(curves: Curves, title: str = "", ylabel: str = ACCURACY) -> "Figure":
     """A line per label: the mean over seeds, in a band of one standard deviation to either side.
 
     The band ends where values are no longer possible; see :func:`band`.
@@ -49,16 +46,14 @@ def learning_curves(
     Args:
         curves: for every label its seeds, each from round to value, in the unit of ``ylabel``.
             Only rounds that all seeds of a label have are drawn, lest the mean jump where one ends.
-        smooth: each seed's value is the mean of its last so many ones.
     """
-    return curve_panels({title: curves}, 1, ylabel, smooth)
+    return curve_panels({title: curves}, 1, ylabel)
 
 
 def curve_panels(
     panels: Mapping[str, Curves],
     columns: int = 3,
-    ylabel: str = "test accuracy, %",
-    smooth: int = 1,
+    ylabel: str = ACCURACY,
     chosen: Mapping[str, str] | None = None,
 ) -> "Figure":
     """:func:`learning_curves` side by side, a panel per title; they share the y-axis.
@@ -68,10 +63,9 @@ def curve_panels(
     Args:
         chosen: the colour of every label, where it must be that of other figures.
     """
-    require(smooth >= 1, "smooth", "must be at least 1", smooth)
 
     def draw(axes: "Axes", _: str, seeds: Sequence[Mapping[int, float]], how: Line) -> None:
-        rounds, values = _table(seeds, smooth)
+        rounds, values = _table(seeds)
         if not len(rounds):
             return
         axes.plot(rounds, mean_and_std(values)[0], **{**how, "marker": "", "zorder": 3})
@@ -171,18 +165,16 @@ def client_accuracies(
         rows: round, client and its accuracy, in the unit of ``ylabel``.
     """
     by_round: dict[int, list[float]] = {}
-    for number, _, value in rows:
+    for number, _, value in sorted(rows):
         by_round.setdefault(int(number), []).append(float(value))
-    rounds = sorted(by_round)
-    values = [by_round[number] for number in rounds]
+    rounds, values = list(by_round), list(by_round.values())
     figure, (axes,) = make_panels(1, 1, (5.6, 3.4))
     low, high = list(map(min, values)), list(map(max, values))
     axes.fill_between(rounds, low, high, color=BLUE, alpha=0.15, linewidth=0, label="min to max")
-    x = np.repeat(np.array(rounds, dtype=float), [len(each) for each in values])
-    y = np.array([value for each in values for value in each])
-    axes.scatter(x, y, s=12, color=BLUE, linewidths=0, label="a client")
-    mean = [float(np.mean(each)) for each in values]
-    axes.plot(rounds, mean, color=RUST, linewidth=1.8, label="mean")
+    dots = [(number, value) for number, each in by_round.items() for value in each]
+    axes.scatter(*zip(*dots, strict=True), s=12, color=BLUE, linewidths=0, label="a client")
+    means = [float(np.mean(each)) for each in values]
+    axes.plot(rounds, means, color=RUST, linewidth=1.8, label="mean")
     axes.set_title(literal(title))
     whole_numbers(axes.xaxis)
     label_panels([axes], 1, "communication round", ylabel)
@@ -224,47 +216,24 @@ def means_and_whiskers(groups: Sequence[Sequence[float]], label: str) -> tuple[F
     return means, np.where(several, np.abs(ends - means), np.nan)
 
 
-def _table(seeds: Sequence[Mapping[int, float]], smooth: int) -> tuple[list[int], Floats]:
+def _table(seeds: Sequence[Mapping[int, float]]) -> tuple[list[int], Floats]:
     """The rounds that all seeds have, and seeds × rounds; seeds without any round are left out."""
     begun = [seed for seed in seeds if seed]
-    if not begun:
-        return [], np.empty((0, 0))
-    rounds = sorted(set(begun[0]).intersection(*begun[1:]))
-    rows = []
-    for seed in begun:
-        values = [seed[number] for number in sorted(seed)]
-        values = [value if abs(value) < LARGEST else np.nan for value in values]
-        indices = {number: index for index, number in enumerate(sorted(seed), 1)}
-        ends = (indices[number] for number in rounds)
-        rows.append([float(np.mean(values[max(0, end - smooth) : end])) for end in ends])
-    return rounds, np.array(rows)
-
-
-def bars(
-    values: Values,
-    title: str = "",
-    xlabel: str = "test accuracy, %",
-    paper: Mapping[str, float] | None = None,
-) -> "Figure":
-    """A table at a glance: a bar per label, the best on top, with its standard deviation.
-
-    Args:
-        values: for every label a value per seed; labels without any are left out.
-        paper: the paper's number of a label, drawn as a diamond.
-    """
-    return bar_panels({title: values}, 1, xlabel, {title: paper or {}})
+    rounds = sorted(set(begun[0]).intersection(*begun[1:])) if begun else []
+    values = np.array([[seed[number] for number in rounds] for seed in begun])
+    return rounds, np.where(np.abs(values) < LARGEST, values, np.nan)
 
 
 def bar_panels(
     panels: Mapping[str, Values],
     columns: int = 3,
-    xlabel: str = "test accuracy, %",
+    xlabel: str = ACCURACY,
     paper: Mapping[str, Mapping[str, float]] | None = None,
     chosen: Mapping[str, str] | None = None,
 ) -> "Figure":
-    """:func:`bars` side by side, a panel per title; they share both axes.
+    """A bar per label, the best on top, with its standard deviation; a panel per title.
 
-    Labels are in one order, by their mean over the panels that have them.
+    Panels share both axes. Labels are in one order, by their mean over the panels that have them.
 
     Args:
         paper: the paper's numbers, by panel and label.

@@ -1,13 +1,13 @@
-"""Points in the plane: features of a net, and the classes models predict on a square."""
+"""Points in the plane: the features of a net by t-SNE."""
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from fedgkd_pl.plots.style import PALETTE, TEXT, boxed, legend, literal, make_panels
+from fedgkd_pl.plots.style import PALETTE, boxed, legend, literal, make_panels
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 
-SQUARE = (-4.0, 4.0)  # from and to, along both axes
 MARKERS = "o^sDvP*X"  # classes beyond the palette take the colours again with the next marker
 CLASSES = 1_000  # of a feature map
 
@@ -33,16 +32,6 @@ class FeatureMapData:
     client: int
     round: int  # after which the global model is taken, from 1
     name: str = ""  # of the run, such as the method; begins the titles
-
-
-@dataclass(frozen=True)
-class Boundary:
-    """The classes a model predicts on a square of the plane."""
-
-    title: str
-    classes: NDArray[np.int64]  # on a regular grid; rows from low to high y
-    points: Floats  # what the model was trained on, points × 2; may be empty
-    labels: NDArray[np.int64]  # of the points
 
 
 def read_feature_map(path: str | Path, name: str = "") -> FeatureMapData:
@@ -86,7 +75,7 @@ def feature_map(maps: Sequence[FeatureMapData]) -> "Figure":
         }
         for axes, (title, points) in zip(grid[column::columns], titles.items(), strict=True):
             for number in range(classes):
-                _scatter(axes, points[data.labels == number], number, 7)
+                scatter_class(axes, points[data.labels == number], number, 7)
             axes.set(title=literal(title), xticks=[], yticks=[])
             boxed(axes)
     if classes <= 2 * len(PALETTE):
@@ -94,30 +83,7 @@ def feature_map(maps: Sequence[FeatureMapData]) -> "Figure":
     return figure
 
 
-def decision_boundaries(rows: Mapping[str, Sequence[Boundary]]) -> "Figure":
-    """The classes models predict on a square, and their training points; rows of equal length."""
-    from matplotlib.colors import to_rgb
-
-    columns = len(next(iter(rows.values())))
-    shades = np.array([to_rgb(value) for value in PALETTE])
-    figure, grid = make_panels(len(rows) * columns, columns, (2.3, 2.3))
-    panels = [panel for row in rows.values() for panel in row]
-    for axes, panel in zip(grid, panels, strict=True):
-        image = np.dstack([shades[panel.classes], np.full(panel.classes.shape, 0.38)])
-        axes.imshow(image, origin="lower", extent=2 * SQUARE, interpolation="nearest", zorder=0)
-        for number in np.unique(panel.labels):
-            _scatter(axes, panel.points[panel.labels == number], int(number), 5)
-        axes.axhline(0, color=TEXT, linewidth=0.9, linestyle="--", zorder=2)
-        axes.axvline(0, color=TEXT, linewidth=0.9, linestyle="--", zorder=2)
-        axes.set(title=literal(panel.title), xticks=[], yticks=[], xlim=SQUARE, ylim=SQUARE)
-        axes.grid(visible=False)
-        boxed(axes)
-    for axes, name in zip(grid[::columns], rows, strict=True):
-        axes.set_ylabel(literal(name), fontsize="large", fontweight="bold")
-    return figure
-
-
-def _scatter(axes: "Axes", points: Floats, number: int, size: float) -> None:
+def scatter_class(axes: "Axes", points: Floats, number: int, size: float) -> None:
     """Draws the points of a class."""
     again, index = divmod(number, len(PALETTE))
     marker = MARKERS[again % len(MARKERS)]
