@@ -198,7 +198,9 @@ def read_run(folder: str | Path) -> Run:
     file = Path(folder) / SUMMARY
     with reading(file):
         content: Summary = read_json(file)
-        summary = {k: printable(v) if isinstance(v, str) else v for k, v in content.items()}
+        summary: Summary = {
+            k: printable(v) if isinstance(v, str) else v for k, v in content.items()
+        }
         numbers = [summary[key] for key in NUMBERS]
         numbers += [value for key in OPTIONAL if (value := summary.get(key)) is not None]
         texts = [isinstance(summary[key], str) for key in ("method", "dataset")]

@@ -115,7 +115,7 @@ def task_panels(panels: Mapping[str, Curves]) -> "Figure":
 
     def draw(axes: "Axes", title: str, seeds: Sequence[Mapping[int, float]], how: Line) -> None:
         learned = sorted({number for seed in seeds for number in seed})
-        known = {n: [seed[n] for seed in seeds if n in seed] for n in learned}
+        known = {float(n): [seed[n] for seed in seeds if n in seed] for n in learned}
         kind = ACCURACY if title.endswith("accuracy") else ""  # forgetting may be below 0
         _error_bars(axes, known, kind, how)
 
@@ -151,9 +151,9 @@ def _error_bars(
     axes: "Axes", values: Mapping[float, Sequence[float]], kind: str, how: Line
 ) -> None:
     if values:
-        ends = means_and_whiskers(list(values.values()), kind)
+        means, whiskers = means_and_whiskers(list(values.values()), kind)
         marks: dict[str, Any] = {"markersize": 5, "elinewidth": 1.2, "capsize": 3}
-        axes.errorbar(list(values), *ends, **how, **marks)
+        axes.errorbar(list(values), means, whiskers, **how, **marks)
 
 
 def client_accuracies(
@@ -171,8 +171,8 @@ def client_accuracies(
     figure, (axes,) = make_panels(1, 1, (5.6, 3.4))
     low, high = list(map(min, values)), list(map(max, values))
     axes.fill_between(rounds, low, high, color=BLUE, alpha=0.15, linewidth=0, label="min to max")
-    dots = [(number, value) for number, each in by_round.items() for value in each]
-    axes.scatter(*zip(*dots, strict=True), s=12, color=BLUE, linewidths=0, label="a client")
+    x, y = zip(*((number, value) for number in rounds for value in by_round[number]), strict=True)
+    axes.scatter(x, y, s=12, color=BLUE, linewidths=0, label="a client")
     means = [float(np.mean(each)) for each in values]
     axes.plot(rounds, means, color=RUST, linewidth=1.8, label="mean")
     axes.set_title(literal(title))
