@@ -236,7 +236,7 @@ def _rows(run: Run, name: str, how: str, limits: Mapping[str, float]) -> "pd.Dat
     file = run.folder / name
     require(file.exists(), "runs", f"no {name}: {how}", run.folder)
     with reading(file):
-        rows = pd.read_csv(file, usecols=list(limits), float_precision="round_trip")
+        rows = pd.read_csv(file, usecols=list(limits))
         if rows.empty or not all(
             rows[key].dropna().between(0, limits[key]).all() for key in limits
         ):

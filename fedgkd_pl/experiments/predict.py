@@ -44,8 +44,10 @@ def predict_files(
     bar: dict[str, Any] = {"console": Console(stderr=True), "transient": True}
     parts = []
     for start in track(starts, "predicting", disable=not progress, **bar):
+        batch = values[start : start + BATCH]
         try:
-            parts.append(trained.predict(values[start : start + BATCH]).probabilities)
+            batch = np.array(batch) if isinstance(batch, np.ndarray) else batch  # off the disk
+            parts.append(trained.predict(batch).probabilities)
         except SettingError as error:
             key = "input" if error.key == "inputs" else error.key
             where = f"after {head} {names[start - 1]}: " if start else ""
@@ -141,7 +143,6 @@ def _cells(source: Path, columns: list[str], kind: Any) -> pd.DataFrame:
         usecols=columns,
         dtype=kind,
         keep_default_na=kind != "str",
-        float_precision="round_trip",
     )
     return table[columns]
 

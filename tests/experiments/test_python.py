@@ -10,34 +10,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fedgkd_pl import compare, find_runs, plot, read_run, report
+from fedgkd_pl import find_runs, plot, read_run, report
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.experiments.runs import runs_of
 from fedgkd_pl.runs.folder import RunFolder
 
-STUDY: dict[str, Any] = {
-    "name": "small",
-    "config": "smoke",
-    "set": {"rounds": 1, "model.engine.workers": 1},
-    "axes": {"method": {"FedAvg": {"model": "FedAvg"}, "FedGKD": {"model.gamma": 20}}},
-    "measures": ["final"],
-    "rows": ["measure"],
-}
 
+class Study:
+    """An object with runs, as a study's result is."""
 
-def test_a_study_in_python_gives_its_runs_and_figures(tmp_path: Path) -> None:
-    result = compare(STUDY, tmp_path)
-    assert result.exit_code == 0 and result.folder == tmp_path / "small" and not result.failed
-    assert [run.summary["method"] for run in result.runs] == ["FedAvg", "FedGKD"]
-    assert [run.folder for run in runs_of(result)] == [run.folder for run in result.runs]
-    (axes,) = plot("curves", result).axes
-    assert [line.get_label() for line in axes.get_lines()] == ["FedAvg", "FedGKD"]
+    def __init__(self, *runs: Any) -> None:
+        self.runs = runs
 
 
 def test_a_run_is_found_however_it_is_given(done: Path, tmp_path: Path) -> None:
     one = read_run(done)
     best = f"{100 * one.summary['best_test_acc']:.2f}"
-    for given in (one, done, str(done), RunFolder(done), [one], tmp_path, [[done]]):
+    for given in (one, done, str(done), RunFolder(done), Study(one), tmp_path, [[done]]):
         assert [each.folder.resolve() for each in runs_of(given)] == [done]
     assert best in repr(one) and str(done) in repr(one)
     with (done / "metrics.csv").open() as file:
