@@ -138,12 +138,9 @@ def _text(file: Path) -> str:
 def _cells(source: Path, columns: list[str], kind: Any) -> pd.DataFrame:
     if source.suffix == ".parquet":
         return pd.read_parquet(source, columns=columns)[columns].astype(kind)
-    table = pd.read_csv(
-        *(source, "\t" if source.suffix == ".tsv" else ","),
-        usecols=columns,
-        dtype=kind,
-        keep_default_na=kind != "str",
-    )
+    separator = "\t" if source.suffix == ".tsv" else ","
+    how: dict[str, Any] = {"dtype": kind, "keep_default_na": kind != "str"}
+    table = pd.read_csv(source, sep=separator, usecols=columns, **how)
     return table[columns]
 
 
