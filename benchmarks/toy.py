@@ -1,8 +1,8 @@
 """The toy of the paper's first figure over five seeds: ``benchmarks.toy OUT``.
 
 The figure claims that distillation keeps clients' models from forgetting what they do not hold, and
-that it takes bias from the aggregate. Both are measured here, in the setting of ``fedgkd-pl figure
-toy`` and in a longer one. Two minutes; what is finished is not trained again. The runs are kept in
+that it takes bias from the aggregate. Both are measured here, in the setting of ``examples/toy.py``
+and in a longer one. Two minutes; what is finished is not trained again. The runs are kept in
 ``results/toy`` (`make results`).
 """
 

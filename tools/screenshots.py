@@ -20,8 +20,10 @@ from urllib.request import urlopen
 
 from fedgkd_pl import compare
 from fedgkd_pl.experiments.draw import draw
+from fedgkd_pl.plots.style import save
 from PIL import Image
 
+from examples.toy import toy_figure
 from tools.classes import REPO
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -135,7 +137,7 @@ def main(argv: Sequence[str]) -> int:
         tensorboard(browser, two, images / "tensorboard.png")
         three = [str(study / f"{name}-seed0") for name in ("FedAvg", "FedGKD", "SCAFFOLD")]
         draw("features", three, str(images / "features.png"))
-        draw("toy", [], str(images / "toy.png"))
+        save(toy_figure()[0], images / "toy.png")
         for name in ("features", "toy"):
             shrink(images / f"{name}.png")
     return 0

@@ -9,8 +9,7 @@ from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.message import ClientUpdate, State
 from fedgkd_pl.federation.server import FederatedServer
-from fedgkd_pl.plots.feature_maps import encode_feature_map
-from fedgkd_pl.plots.plane import FeatureMapData, Floats, feature_map
+from fedgkd_pl.plots.plane import FeatureMapData, Floats, encode_feature_map, feature_map
 from fedgkd_pl.plots.style import opaque
 from fedgkd_pl.runs.files import output_folder
 from fedgkd_pl.runs.folder import FEATURE_MAPS

@@ -1,28 +1,29 @@
-"""``fedgkd-pl figure``: the paper's figures from finished runs."""
+"""The paper's figures of finished runs, ``fedgkd-pl figure``."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedgkd_pl.errors import StorageError, require
-from fedgkd_pl.experiments.gather import Runs, runs_of
+from fedgkd_pl.errors import require
 from fedgkd_pl.experiments.groups import ALPHA, PARTICIPATION, Group, make_groups
-from fedgkd_pl.experiments.runs import (
-    CLASSES,
-    ROUNDS,
-    Run,
-    find_runs,
-    natural,
-    whole,
-)
+from fedgkd_pl.experiments.runs import Run, Runs, find_runs, natural, reading, runs_of
 from fedgkd_pl.runs import folder
 from fedgkd_pl.runs.accuracy import AVERAGE
 from fedgkd_pl.storage.reading import printable
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
+OWN_MODEL = "own model, when last trained"
 NETS, NET_ACC = "nets/", "_test_acc"  # what the names of NetAccuracy's columns begin and end with
+CLASSES, MOST = 2_000, 2**31  # labels of predictions, and other numbers, are below these
+LABELS = {
+    "test/acc": "test accuracy, %",
+    AVERAGE: "test accuracy of the average, %",
+    "test/loss": "test loss",
+}
 KINDS = {
     "curves": "test accuracy by round, mean ± std over seeds; a panel for each α",
     "average": "the same of the averaged model; needs the AveragedModel callback",
@@ -35,7 +36,6 @@ KINDS = {
     "personalized": "each client before and after fine-tuning; needs fedgkd-pl personalize",
     "tasks": "accuracy and forgetting by the number of tasks learned; needs TaskAccuracy",
     "confusion": f"truth × prediction of a model; needs {folder.PREDICTIONS} (fedgkd-pl predict)",
-    "toy": "decision boundaries of FedGKD and FedAvg on the 2-D toy, trained now; needs no run",
 }
 
 
@@ -45,17 +45,8 @@ def draw(kind: str, paths: Sequence[str], output: str) -> None:
 
     ending = Path(output).suffix.lower()
     require(ending in FORMATS, "output", f"must end in {', '.join(FORMATS)}", output)
-    if kind == "toy":
-        from fedgkd_pl.experiments.toy import toy_figure
-
-        figure, accuracies = toy_figure()
-        for method, values in accuracies.items():
-            text = ", ".join(f"{name} {100 * value:.1f}" for name, value in values.items())
-            print(f"{method}: {text}")
-    else:
-        require(len(paths) > 0, "runs", f"{kind} needs at least one run")
-        figure = plot(kind, find_runs(paths))
-    save(figure, output)
+    require(len(paths) > 0, "runs", f"{kind} needs at least one run")
+    save(plot(kind, find_runs(paths)), output)
     print(f"wrote {output}")
 
 
@@ -68,32 +59,25 @@ def plot(kind: str, runs: Runs) -> "Figure":
             to ``confusion``, ``nets`` and ``partition`` show the first run.
         runs: as :func:`runs_of` takes them.
     """
+    of_groups: dict[str, Callable[[Sequence[Group]], Figure]] = {
+        "curves": learning_curves,
+        "average": partial(learning_curves, column=AVERAGE),
+        "participation": participation,
+        "features": features,
+        "tasks": tasks,
+    }
+    of_run: dict[str, Callable[[Run], Figure]] = {
+        "nets": nets,
+        "partition": partition,
+        "clients": clients,
+        "per_client": own_models,
+        "personalized": personalized,
+        "confusion": confusion,
+    }
+    require(kind in KINDS, "kind", f"must be one of {', '.join(KINDS)}", kind)
     runs = runs_of(runs)
-    known = [each for each in KINDS if each != "toy"]
-    require(kind in known, "kind", f"must be one of {', '.join(known)}", kind)
     require(len(runs) > 0, "runs", f"{kind} needs at least one run")
-    groups = make_groups(runs)
-    if kind == "curves":
-        return learning_curves(groups)
-    if kind == "average":
-        return learning_curves(groups, AVERAGE)
-    if kind == "nets":
-        return nets(runs[0])
-    if kind == "participation":
-        return participation(groups)
-    if kind == "tasks":
-        return tasks(groups)
-    if kind == "partition":
-        return partition(runs[0])
-    if kind == "features":
-        return features(groups)
-    if kind == "clients":
-        return clients(runs[0])
-    if kind == "per_client":
-        return own_models(runs[0])
-    if kind == "personalized":
-        return personalized(fine_tuned(runs[0]))
-    return confusion(runs[0])
+    return of_run[kind](runs[0]) if kind in of_run else of_groups[kind](make_groups(runs))
 
 
 def learning_curves(groups: Sequence[Group], column: str = "test/acc") -> "Figure":
@@ -104,29 +88,7 @@ def learning_curves(groups: Sequence[Group], column: str = "test/acc") -> "Figur
         column = "test/loss"
     panels = panels_of(groups, column, 100.0 if column.endswith("/acc") else 1.0)
     require(len(panels) > 0, "runs", f"no {folder.METRICS} has {column}")
-    labels = {"test/acc": "test accuracy, %", AVERAGE: "test accuracy of the average, %"}
-    labels["test/loss"] = "test loss"
-    return curve_panels(panels, ylabel=labels.get(column, column))
-
-
-def nets(run: Run) -> "Figure":
-    """The test accuracy of every net by round, and of their ensemble."""
-    from fedgkd_pl.plots.figures import curve_panels
-
-    known = {"ensemble": run.columns.get("test/acc", {})}
-    known |= {
-        printable(name.removeprefix(NETS).removesuffix(NET_ACC)): values
-        for name, values in run.columns.items()
-        if name.startswith(NETS) and name.endswith(NET_ACC)
-    }
-    text = f"no {folder.METRICS} with {NETS}…{NET_ACC}: train with NetAccuracy"
-    require(len(known) > 1, "runs", text, run.folder)
-    curves = {
-        name: [{number: 100 * value for number, value in values.items()}]
-        for name, values in known.items()
-        if values
-    }
-    return curve_panels({printable(run.title): curves})
+    return curve_panels(panels, ylabel=LABELS.get(column, column))
 
 
 def panels_of(
@@ -142,16 +104,28 @@ def panels_of(
     return panels
 
 
+def nets(run: Run) -> "Figure":
+    """The test accuracy of every net by round, and of their ensemble."""
+    from fedgkd_pl.plots.figures import curve_panels
+
+    names = [name for name in run.columns if name.startswith(NETS) and name.endswith(NET_ACC)]
+    text = f"no {folder.METRICS} with {NETS}…{NET_ACC}: train with NetAccuracy"
+    require(len(names) > 0, "runs", text, run.folder)
+    curves = {"ensemble": [run.accuracy]} if run.accuracy else {}
+    for name in names:
+        curves[name.removeprefix(NETS).removesuffix(NET_ACC)] = [run.percent(name)]
+    return curve_panels({run.title: curves})
+
+
 def tasks(groups: Sequence[Group]) -> "Figure":
     """Accuracy on all tasks so far, and how much of the earlier ones is forgotten, by data."""
-    from fedgkd_pl.plots.tasks import task_panels
+    from fedgkd_pl.plots.figures import task_panels
 
     found: dict[str, dict[str, list[dict[int, float]]]] = {}
     several = len({group.panel for group in groups}) > 1
     for group in groups:
         for title, column in (("accuracy", "task/acc"), ("forgetting", "task/forgetting")):
-            seeds = [run.columns for run in group.runs.values()]
-            known = [_by_task(columns, column) for columns in seeds if columns.get(column)]
+            known = [_by_task(run, column) for run in group.runs.values() if column in run.columns]
             if known:
                 panel = f"{group.panel}: {title}" if several else title
                 found.setdefault(panel, {})[group.name] = known
@@ -159,12 +133,10 @@ def tasks(groups: Sequence[Group]) -> "Figure":
     return task_panels(found)
 
 
-def _by_task(columns: dict[str, dict[int, float]], column: str) -> dict[int, float]:
+def _by_task(run: Run, column: str) -> dict[int, float]:
     """A column in percent, by how many tasks are learned when it is logged."""
-    ends = {number: learned for learned, number in enumerate(sorted(columns["task/acc"]), start=1)}
-    return {
-        ends[number]: 100 * value for number, value in columns[column].items() if number in ends
-    }
+    ends = {number: learned for learned, number in enumerate(sorted(run.columns["task/acc"]), 1)}
+    return {ends[n]: value for n, value in run.percent(column).items() if n in ends}
 
 
 def participation(groups: Sequence[Group]) -> "Figure":
@@ -188,24 +160,21 @@ def partition(run: Run) -> "Figure":
     """The paper's bubbles."""
     from fedgkd_pl.plots.partition import bubble_chart
 
-    require("counts" in run.partition, "runs", f"no {folder.PARTITION} in", run.folder)
     data = run.partition
-    return bubble_chart(data["counts"], str(data.get("dataset", "")), data["class_names"])
+    require("counts" in data, "runs", f"no {folder.PARTITION} in", run.folder)
+    return bubble_chart(data["counts"], data["dataset"], data["class_names"])
 
 
 def features(groups: Sequence[Group]) -> "Figure":
     """The last feature map of every group."""
-    from fedgkd_pl.plots.feature_maps import read_feature_map
-    from fedgkd_pl.plots.plane import feature_map
+    from fedgkd_pl.plots.plane import feature_map, read_feature_map
 
     maps = []
     for group in groups:
         run = next(iter(group.runs.values()))
-        if files := sorted(run.folder.glob(folder.FEATURE_MAPS), key=natural):
-            try:
-                maps.append(read_feature_map(files[-1], group.name))
-            except StorageError as error:
-                raise run.damaged(files[-1].name) from error
+        for file in sorted(run.folder.glob(folder.FEATURE_MAPS), key=natural)[-1:]:
+            with reading(file):
+                maps.append(read_feature_map(file, group.name))
     require(len(maps) > 0, "runs", f"none has {folder.FEATURE_MAPS}: train with FeatureMap")
     return feature_map(maps)
 
@@ -214,92 +183,62 @@ def clients(run: Run) -> "Figure":
     """What each client's model gets right on the test set."""
     from fedgkd_pl.plots.figures import client_accuracies
 
-    rows = run.table(folder.LOCAL_MODELS)
-    require(len(rows) > 0, "runs", f"no {folder.LOCAL_MODELS}: train with LocalModels", run.folder)
-    try:
-        points = [
-            (whole(row["round"], ROUNDS), whole(row["client"], ROUNDS), 100 * float(row["acc"]))
-            for row in rows
-        ]
-        require(all(0 <= value <= 100 for *_, value in points), "runs", "has other accuracies")
-    except (KeyError, TypeError, ValueError) as error:
-        raise run.damaged(folder.LOCAL_MODELS) from error
-    return client_accuracies(points)
+    limits = {"round": MOST, "client": MOST, "acc": 1}
+    rows = _rows(run, folder.LOCAL_MODELS, "train with LocalModels", limits)
+    return client_accuracies(zip(rows["round"], rows["client"], 100 * rows["acc"], strict=True))
 
 
 def own_models(run: Run) -> "Figure":
     """The last global model for every client, and each client's own of when it trained last."""
     from fedgkd_pl.plots.per_client import per_client
 
-    rows = run.table(folder.CLIENTS)
-    require(len(rows) > 0, "runs", f"no {folder.CLIENTS}: train with ClientEvaluation", run.folder)
-    try:
-        numbers = [(whole(row["round"], ROUNDS), whole(row["client"], ROUNDS)) for row in rows]
-        last = max(number for number, _ in numbers)
-        ours: dict[int, float] = {}
-        theirs: dict[int, float] = {}
-        for (number, client), row in zip(numbers, rows, strict=True):
-            if number == last:
-                ours[client] = _percent(row["global_acc"])
-            if row["local_acc"]:
-                theirs[client] = _percent(row["local_acc"])
-        known = {client: value for client, value in theirs.items() if client in ours}
-    except (KeyError, TypeError, ValueError) as error:
-        raise run.damaged(folder.CLIENTS) from error
-    models = {"global model": ours} | ({"own model, when last trained": known} if known else {})
-    return per_client(models, f"round {last}")
-
-
-def fine_tuned(run: Run) -> list[dict[str, float]]:
-    """The accuracies of ``personalized.csv``."""
-    rows = run.table(folder.PERSONALIZED)
-    text = f"no {folder.PERSONALIZED}: run fedgkd-pl personalize"
-    require(len(rows) > 0, "runs", text, run.folder)
-    names = ("acc_before", "acc_after")
-    try:
-        return [
-            {name: _percent(row[name]) / 100 for name in names}
-            | {"client": whole(row["client"], ROUNDS)}
-            for row in rows
-        ]
-    except (KeyError, TypeError, ValueError) as error:
-        raise run.damaged(folder.PERSONALIZED) from error
-
-
-def personalized(rows: Sequence[dict[str, float]]) -> "Figure":
-    """Every client before and after it has fine-tuned the global model for itself."""
-    from fedgkd_pl.plots.per_client import per_client
-
+    limits = {"round": MOST, "client": MOST, "global_acc": 1, "local_acc": 1}
+    rows = _rows(run, folder.CLIENTS, "train with ClientEvaluation", limits)
+    last = rows["round"].max()
+    ours = rows[rows["round"] == last].set_index("client")["global_acc"]
+    theirs = rows.groupby("client")["local_acc"].last().dropna()  # the last one that is known
+    theirs = theirs[theirs.index.isin(ours.index)]
+    models = {"global model": ours} | ({} if theirs.empty else {OWN_MODEL: theirs})
     return per_client(
-        {
-            name: {int(row["client"]): 100 * row[key] for row in rows}
-            for name, key in (("global model", "acc_before"), ("personalized", "acc_after"))
-        }
+        {name: (100 * accs).to_dict() for name, accs in models.items()}, f"round {last}"
     )
 
 
-def _percent(text: str) -> float:
-    """An accuracy of a CSV file; anything else is a ``ValueError``."""
-    value = float(text)
-    if not 0 <= value <= 1:
-        raise ValueError("is no accuracy")
-    return 100 * value
+def personalized(run: Run) -> "Figure":
+    """Every client before and after it has fine-tuned the global model for itself."""
+    from fedgkd_pl.plots.per_client import per_client
+
+    limits = {"client": MOST, "acc_before": 1, "acc_after": 1}
+    rows = _rows(run, folder.PERSONALIZED, "run fedgkd-pl personalize", limits)
+    accs = 100 * rows.set_index("client")
+    names = {"global model": "acc_before", "personalized": "acc_after"}
+    return per_client({name: accs[column].to_dict() for name, column in names.items()})
 
 
 def confusion(run: Run) -> "Figure":
     """What the model takes for what."""
-    import numpy as np
+    import pandas as pd
     from fedgkd_pl.plots.figures import confusion_chart
 
-    rows = run.table(folder.PREDICTIONS)
-    require(len(rows) > 0, "runs", f"no {folder.PREDICTIONS}: run fedgkd-pl predict", run.folder)
-    try:
-        columns = ("label", "prediction")
-        pairs = np.array([[whole(row[key], CLASSES) for key in columns] for row in rows])
-    except (KeyError, TypeError, ValueError) as error:
-        raise run.damaged(folder.PREDICTIONS) from error
+    limits = {"label": CLASSES, "prediction": CLASSES}
+    rows = _rows(run, folder.PREDICTIONS, "run fedgkd-pl predict", limits)
     names = run.partition.get("class_names", [])
-    size = max(len(names), int(pairs.max()) + 1)
-    matrix = np.zeros((size, size), dtype=np.int64)
-    np.add.at(matrix, tuple(pairs.T), 1)
-    return confusion_chart(matrix, names=names if len(names) == size else ())
+    every = range(max(len(names), int(rows.max(axis=None)) + 1))
+    counts = pd.crosstab(rows["label"], rows["prediction"])
+    matrix = counts.reindex(index=every, columns=every, fill_value=0).to_numpy()
+    return confusion_chart(matrix, names=names if len(names) == len(every) else ())
+
+
+def _rows(run: Run, name: str, how: str, limits: Mapping[str, float]) -> "pd.DataFrame":
+    """The columns of a CSV file that a run must have; values are from 0 to a limit."""
+    import pandas as pd
+
+    file = run.folder / name
+    require(file.exists(), "runs", f"no {name}: {how}", run.folder)
+    with reading(file):
+        rows = pd.read_csv(file, usecols=list(limits))
+        if rows.empty or not all(
+            rows[key].dropna().between(0, limits[key]).all() for key in limits
+        ):
+            raise ValueError("has other values")
+    return rows

@@ -1,21 +1,14 @@
 """A page with the tables and every figure of some runs, which needs nothing beside it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import fedgkd_pl
-from fedgkd_pl.experiments.draw import (
-    clients,
-    features,
-    fine_tuned,
-    own_models,
-    panels_of,
-    personalized,
-)
+from fedgkd_pl.experiments.draw import features, panels_of, partition, plot
 from fedgkd_pl.experiments.groups import Group, make_groups, shared_settings
 from fedgkd_pl.experiments.overview import overview
 from fedgkd_pl.experiments.paper import TITLE
@@ -29,8 +22,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Panels = dict[str, dict[str, list[float]]]  # by data and line, a value a seed
-Paper = Mapping[str, Mapping[str, float]]
-Bars = tuple[str, str, str, str, Panels, Paper]  # name, title, text, label, values, paper's
 SHOWN = 6  # a page shows no more charts of partitions, feature maps and clients than this
 WIDE = 8  # inches; such figures take the whole width of a page
 LEAST = 0.6  # of its size; on a narrow screen a figure is made no smaller, and scrolls
@@ -42,59 +33,27 @@ class Curve(NamedTuple):
     column: str
     name: str
     title: str
-    text: str
     label: str  # of the axis; shares of 1 are shown in %
 
 
 CURVES = (
-    Curve(
-        *("test/acc", "curves", "Learning curves"),
-        *("Test accuracy by round; bands: ± one std.", "test accuracy, %"),
-    ),
-    Curve(
-        *("average/acc", "average", "Averaged model"),
-        *("Test accuracy of the mean of past models.", "test accuracy, %"),
-    ),
-    Curve("test/loss", "test_loss", "Test loss", "Of the global model, by round.", "test loss"),
-    Curve(
-        *("client/loss_mean", "loss", "Local loss"),
-        *("Mean over the clients of a round.", "clients' training loss"),
-    ),
-    Curve(
-        *("client/kd_mean", "kd", "Distillation"),
-        *("How far clients are from their teacher.", "clients' distillation loss"),
-    ),
-    Curve(
-        *("drift/norm_mean", "drift", "Client drift"),
-        *("‖w_k − w_t‖, mean over a round's clients.", "distance from global"),
-    ),
-    Curve(
-        *("drift/cosine", "cosine", "Agreement of updates"),
-        *("Mean cosine between two updates.", "cosine of two updates"),
-    ),
-    Curve(
-        *("local/acc_mean", "local", "Local models"),
-        *("Clients' models on the global test set.", "clients' test accuracy, %"),
-    ),
-    Curve(
-        *("clients/global_acc_mean", "own", "Clients' own samples"),
-        *("Global model, mean of clients.", "accuracy on own samples, %"),
-    ),
-    Curve(
-        *("clients/global_acc_worst10", "worst", "Worst tenth of clients"),
-        *("Global model on their own samples.", "accuracy on own samples, %"),
-    ),
-    Curve(
-        *("teacher/agreement_mean", "agreement", "Agreement with the teacher"),
-        *("Samples that client and teacher give the same class.", "same class, %"),
-    ),
-    Curve(
-        *("forgetting/mean", "forgetting", "Forgetting"),
-        *(
-            "Best accuracy of a class so far, less now's; mean of classes.",
-            "accuracy lost, % points",
-        ),
-    ),
+    Curve("test/acc", "curves", "Learning curves", "test accuracy, %"),
+    Curve("average/acc", "average", "Mean of past models", "test accuracy, %"),
+    Curve("test/loss", "test_loss", "Test loss of the global model", "test loss"),
+    Curve("client/loss_mean", "loss", "Local loss, mean of clients", "clients' training loss"),
+    Curve("client/kd_mean", "kd", "Distillation", "clients' distillation loss"),
+    Curve("drift/norm_mean", "drift", "Client drift ‖w_k − w_t‖", "distance from global"),
+    Curve("drift/cosine", "cosine", "Agreement of updates", "cosine of two updates"),
+    Curve("local/acc_mean", "local", "Clients' models, test set", "clients' test accuracy, %"),
+    Curve("clients/global_acc_mean", "own", "Clients' own samples", "accuracy on own samples, %"),
+    Curve("clients/global_acc_worst10", "worst", "Worst tenth", "accuracy on own samples, %"),
+    Curve("teacher/agreement_mean", "agreement", "Client and teacher agree", "same class, %"),
+    Curve("forgetting/mean", "forgetting", "Forgetting of a class", "accuracy lost, % points"),
+)
+OF_CLIENTS = (  # name, kind of plot, file, title
+    ("clients", "clients", LOCAL_MODELS, "Each client's model on the test set"),
+    ("own", "per_client", CLIENTS, "Models on each client's own samples"),
+    ("tuned", "personalized", PERSONALIZED, "Before and after each client's fine-tuning"),
 )
 
 
@@ -112,19 +71,7 @@ def write_page(
     runs: Sequence[Run], file: Path, title: str = "", table: str = "", notes: Sequence[str] = ()
 ) -> None:
     """Writes a page that needs nothing beside it; it begins with ``table``, in HTML, if given."""
-    from fedgkd_pl.plots.style import to_svg
-
     groups = make_groups(runs)
-    sections = []
-    for section in figures(groups):
-        svg = to_svg(section.figure, f"figure-{section.name}")
-        width = section.figure.get_figwidth()
-        wide = " class=wide" if width > WIDE else ""
-        sections.append(
-            f"<section{wide}><h2>{escape(section.title)}</h2><p>{escape(section.text)}</p>"
-            f'<figure data-name="{section.name}" style="--least: {LEAST * width:.2f}in">{svg}'
-            "</figure></section>"
-        )
     page = Template((Path(__file__).parent / "page.html").read_text(encoding="utf-8"))
     heading = title or ", ".join(dict.fromkeys(group.dataset for group in groups))
     rounds = sum(run.summary["rounds"] for run in runs)
@@ -143,103 +90,92 @@ def write_page(
             f"paper ({escape(TITLE)}) does, <i>at best val</i> on the validation set."
             + (" <i>average</i> is that of the averaged model." if averaged else ""),
             table=f"{table}<section><h2>All runs</h2>{rows}<ul>{below}</ul></section>",
-            figures="\n".join(sections),
+            figures="\n".join(map(_to_html, figures(groups))),
             settings=Table.of(settings).to_html() if settings else "",
         ),
+    )
+
+
+def _to_html(section: Section) -> str:
+    from fedgkd_pl.plots.style import to_svg
+
+    width = section.figure.get_figwidth()
+    wide = " class=wide" if width > WIDE else ""
+    return (
+        f"<section{wide}><h2>{escape(section.title)}</h2><p>{escape(section.text)}</p>"
+        f'<figure data-name="{section.name}" style="--least: {LEAST * width:.2f}in">'
+        f"{to_svg(section.figure, f'figure-{section.name}')}</figure></section>"
     )
 
 
 def figures(groups: Sequence[Group]) -> Iterator[Section]:
     """Every figure that the runs have data for; a method has one colour in all of them."""
     from fedgkd_pl.plots.figures import bar_panels, curve_panels
-    from fedgkd_pl.plots.partition import bubble_chart
     from fedgkd_pl.plots.style import colours
 
     chosen = colours(dict.fromkeys(group.name for group in groups))
     for curve in CURVES:
         if curves := panels_of(groups, curve.column, 100.0 if "%" in curve.label else 1.0):
             figure = curve_panels(curves, ylabel=curve.label, chosen=chosen)
-            yield Section(curve.name, curve.title, curve.text, figure)
-    for name, title, text, label, values, paper in (_best(groups), *_costs(groups)):
-        if sum(map(len, values.values())) > 1:
-            figure = bar_panels(values, xlabel=label, paper=paper, chosen=chosen)
-            yield Section(name, title, text, figure)
-    yield from _clients(groups)
-    shown: list[Any] = []
-    for group in groups:
-        partition = next(iter(group.runs.values())).partition
-        if "counts" in partition and partition["counts"] not in shown and len(shown) < SHOWN:
-            shown.append(partition["counts"])
-            seed = next(iter(group.runs))
-            yield Section(
-                f"partition{len(shown)}",
-                f"Who holds what: {group.panel}, seed {seed}",
-                "Clients × classes; the area is the number of samples.",
-                bubble_chart(partition["counts"], names=partition["class_names"]),
-            )
-
-
-def _best(groups: Sequence[Group]) -> Bars:
-    values: Panels = {}
+            text = "By round, mean over seeds; bands: ± one std."
+            yield Section(curve.name, curve.title, text, figure)
     paper: dict[str, dict[str, float]] = {}
     for group in groups:
-        if best := group.values("best"):
-            values.setdefault(group.panel, {})[group.name] = best
-            if group.paper:
-                paper.setdefault(group.panel, {})[group.name] = group.paper[0]
+        if group.paper:
+            paper.setdefault(group.panel, {})[group.name] = group.paper[0]
+    for name, title, text, label, values in _bars(groups):
+        if sum(map(len, values.values())) > 1:
+            theirs = paper if name == "best" else None
+            figure = bar_panels(values, xlabel=label, paper=theirs, chosen=chosen)
+            yield Section(name, title, text, figure)
+    yield from _clients(groups)
+    shown: list[list[list[int]]] = []
+    for group in groups:
+        seed, run = next(iter(group.runs.items()))
+        counts = run.partition.get("counts")
+        if counts is not None and counts not in shown and len(shown) < SHOWN:
+            shown.append(counts)
+            title = f"Who holds what: {group.panel}, seed {seed}"
+            text = "Clients × classes; the area is the number of samples."
+            yield Section(f"partition{len(shown)}", title, text, partition(run))
+
+
+def _bars(groups: Sequence[Group]) -> Iterator[tuple[str, str, str, str, Panels]]:
+    """Name, title, text, label and values."""
     differ = any(group.differs for group in groups)
     other = ", of another protocol where the table marks it" if differ else ""
-    text = "Best test accuracy; whiskers: ± one std." + f" ◆: the paper's{other}." * bool(paper)
+    text = "Best test accuracy; whiskers: ± one std."
+    text += f" ◆: the paper's{other}." * any(group.paper for group in groups)
     loss = all(run.has_loss_only for group in groups for run in group.runs.values())
-    label = "test loss" if loss else "test accuracy, %"
-    return "best", "Best accuracy", text, label, values, paper
-
-
-def _costs(groups: Sequence[Group]) -> Iterator[Bars]:
-    sent: Panels = {}
+    best: Panels = {}
     seconds: Panels = {}
+    sent: Panels = {}
     for group in groups:
-        found = [run.summary for run in group.runs.values()]
-        sent.setdefault(group.panel, {})[group.name] = [
-            (each["bytes_down"] + each.get("bytes_up", 0)) / 1e6 for each in found
-        ]
-        if all(each.get("wall_seconds") for each in found):
-            per_round = [each["wall_seconds"] / each["rounds"] for each in found]
-            seconds.setdefault(group.panel, {})[group.name] = per_round
+        summaries = [run.summary for run in group.runs.values()]
+        if values := group.values("best"):
+            best.setdefault(group.panel, {})[group.name] = values
+        if all(each.get("wall_seconds") for each in summaries):
+            values = [each["wall_seconds"] / each["rounds"] for each in summaries]
+            seconds.setdefault(group.panel, {})[group.name] = values
+        values = [(each["bytes_down"] + each.get("bytes_up", 0)) / 1e6 for each in summaries]
+        sent.setdefault(group.panel, {})[group.name] = values
+    yield "best", "Best accuracy", text, "test loss" if loss else "test accuracy, %", best
     text = "Wall time of a round on the machine that ran it, evaluation included."
-    yield "seconds", "Time", text, "seconds per round", seconds, {}
+    yield "seconds", "Time", text, "seconds per round", seconds
     first, *others = sent.values()
     if all(other == first for other in others):  # other samples are as many bytes
         sent = {"": first}
-    yield "bytes", "Bytes", "Sent down and up by all clients over the run.", "MB", sent, {}
+    yield "bytes", "Bytes", "Sent down and up by all clients over the run.", "MB", sent
 
 
 def _clients(groups: Sequence[Group]) -> Iterator[Section]:
-    firsts = [(group, next(iter(group.runs.values()))) for group in groups]
-    with_clients = [each for each in firsts if each[1].table(LOCAL_MODELS)]
-    for number, (group, run) in enumerate(with_clients[:SHOWN], 1):
-        yield Section(
-            f"clients{number}",
-            f"Each client's model: {group.name}, {group.panel}, seed {run.summary['seed']}",
-            "Accuracy on the global test set after local training.",
-            clients(run),
-        )
-    for name, file, title, text, make in (
-        ("own", CLIENTS, "For each client", "Accuracy on the client's own samples.", own_models),
-        (
-            *("tuned", PERSONALIZED, "Personalized", "Before and after each client's fine-tuning."),
-            lambda run: personalized(fine_tuned(run)),
-        ),
-    ):
-        with_file = [each for each in firsts if each[1].table(file)]
-        for number, (group, run) in enumerate(with_file[:SHOWN], 1):
-            where = f"{group.name}, {group.panel}, seed {run.summary['seed']}"
-            yield Section(f"{name}{number}", f"{title}: {where}", text, make(run))
-    with_maps = [group for group, run in firsts if [*run.folder.glob(FEATURE_MAPS)]]
+    firsts = [(group, *next(iter(group.runs.items()))) for group in groups]
+    for name, kind, file, title in OF_CLIENTS:
+        known = [each for each in firsts if (each[2].folder / file).exists()]
+        for number, (group, seed, run) in enumerate(known[:SHOWN], 1):
+            text = f"{group.name}, {group.panel}, seed {seed}"
+            yield Section(f"{name}{number}", title, text, plot(kind, run))
+    with_maps = [group for group, _, run in firsts if [*run.folder.glob(FEATURE_MAPS)]]
     if with_maps:
-        yield Section(
-            "features",
-            "Features (t-SNE)",
-            "Penultimate features of test samples by class: the global model and a client's.",
-            features(with_maps[:SHOWN]),
-        )
+        text = "Penultimate features of test samples by class: the global model and a client's."
+        yield Section("features", "Features (t-SNE)", text, features(with_maps[:SHOWN]))

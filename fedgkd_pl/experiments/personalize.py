@@ -1,8 +1,7 @@
 """``fedgkd-pl personalize``: the global model of a run, fine-tuned by each client for itself."""
 
 import logging
-import sys
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -10,33 +9,36 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from fedgkd_pl.callbacks.client_evaluation import OwnRunner, Score, spread
-from fedgkd_pl.engines.base import Engine, schedule
+from fedgkd_pl.callbacks.client_evaluation import OwnRunner, Score
+from fedgkd_pl.engines.base import schedule
 from fedgkd_pl.engines.local import LocalEngine
 from fedgkd_pl.errors import RunFailed, require
 from fedgkd_pl.experiments.draw import personalized
-from fedgkd_pl.experiments.trained import begun, load_trained
+from fedgkd_pl.experiments.runs import Run
+from fedgkd_pl.experiments.trained import open_run
 from fedgkd_pl.federation.answers import Form, checked, like
+from fedgkd_pl.federation.checks import check_resumed
 from fedgkd_pl.federation.client_trainer import Job
 from fedgkd_pl.federation.message import LR_FACTOR, ClientFailure, ClientUpdate, Message
 from fedgkd_pl.federation.own_module import has_outputs
 from fedgkd_pl.federation.round import job_of
 from fedgkd_pl.federation.task import task_of
 from fedgkd_pl.methods.fedavg import FedAvg
+from fedgkd_pl.plots.per_client import worst_tenth
 from fedgkd_pl.plots.style import save
 from fedgkd_pl.runs.files import csv_text
 from fedgkd_pl.runs.folder import PERSONALIZED, RunFolder
+from fedgkd_pl.runs.resume import check_net, check_settings, checkpoint_of
 from fedgkd_pl.seeds import derive
+from fedgkd_pl.settings.build import build_request
 from fedgkd_pl.settings.experiment import Experiment
+from fedgkd_pl.settings.request import read_request
 from fedgkd_pl.storage.files import write_text
-from rich.progress import Progress
+from rich.progress import track
 from torch.optim import Optimizer
 
 log = logging.getLogger("fedgkd_pl")
-COLUMNS = [
-    *("client", "samples", "test_samples"),
-    *("acc_before", "acc_after", "loss_before", "loss_after"),
-]
+COLUMNS = "client samples test_samples acc_before acc_after loss_before loss_after".split()
 NO_OWN = (
     "its clients kept no test samples, and would be tested on what they have trained on: "
     "train with --data.client_test_fraction 0.2"
@@ -56,8 +58,8 @@ def personalize(
 ) -> list[Row]:
     """Lets each client fine-tune a run's global model on its own training samples.
 
-    What is trained is the client half of FedAvg, without teachers, with the run's loss, optimizer,
-    clipping and precision. Each client is tested on its own test samples, before and after. Writes
+    The clients train as FedAvg's do, without teachers, with the run's loss, optimizer, clipping and
+    precision. Each is tested on its own test samples, before and after. Writes
     ``personalized.csv`` and ``personalized.svg``.
 
     Args:
@@ -77,29 +79,42 @@ def personalize(
     """
     require(epochs is None or epochs >= 1, "epochs", "must be at least 1", epochs)
     require(lr is None or (lr > 0 and isfinite(lr)), "lr", "must be positive", lr)
-    folder = begun(run)
+    folder = open_run(run)
     output = folder.path if output_dir is None else Path(output_dir)
     require(output.is_dir() or not output.exists(), "output_dir", "is not a folder", str(output))
     experiment = _load(folder, ckpt_path, settings)
-    rows = list(_rows(experiment, epochs, lr, clients, progress))
+    rows = _rows(experiment, epochs, lr, clients, progress)
     output.mkdir(parents=True, exist_ok=True)
     write_text(output / PERSONALIZED, csv_text(COLUMNS, rows))
-    save(personalized(rows), (output / PERSONALIZED).with_suffix(".svg"))
+    save(personalized(Run(output, {})), (output / PERSONALIZED).with_suffix(".svg"))
     return rows
 
 
 def _load(folder: RunFolder, ckpt_path: str, settings: Sequence[str]) -> Experiment:
-    made = load_trained(folder, ckpt_path, settings)
-    model, data = made.model, made.data
+    """The run's method with the weights of a checkpoint, and its data."""
+    file = checkpoint_of(folder, ckpt_path)
+    flags = ["--config", str(folder.config), "--ckpt_path", str(file), *settings]
+    made = build_request(read_request("test", flags))
+    model, data, checkpoint = made.model, made.data, made.start.checkpoint
+    device = made.trainer.strategy.root_device
     with made.whole_keys():
-        text = f"{type(model).__name__} has no client half of FedAvg's to fine-tune with"
+        made.check(trains=False)
+        check_settings(checkpoint, made.fixed)
+        check_resumed(model, data, checkpoint["fedgkd_pl"])
+        check_net(checkpoint, model)
+        text = f"{type(model).__name__} has no client module of FedAvg's to fine-tune with"
         require(isinstance(model, FedAvg), "model", text)
         text = "personalize fine-tunes one net for all clients, and this run's have their own"
         require(model.client_nets.index is None, "model", text)
-        classes = task_of(model, data) == "classes" and has_outputs(model.net)
         text = "personalize tests the logits of classes, which this model does not have"
+        classes = task_of(model, data) == "classes" and has_outputs(model.net)
         require(classes, "run", text, str(folder.path))
         require("test" in data.client_splits, "run", NO_OWN, str(folder.path))
+    made.trainer.precision_plugin.convert_module(model)  # before doubles are loaded
+    model.on_load_checkpoint(checkpoint)
+    model.load_state_dict(checkpoint["state_dict"])
+    model.to(device)
+    model.lay_out(data, device)
     return made
 
 
@@ -109,21 +124,20 @@ def _rows(
     lr: float | None,
     wanted: Sequence[int] | None,
     progress: bool,
-) -> Iterator[Row]:
+) -> list[Row]:
     """Trains and tests the clients; a row each, by their numbers."""
     model, data, trainer = experiment.model, experiment.data, experiment.trainer
     own = data.client_splits["test"]
     clients = _clients(wanted, own.clients, data.num_clients)
     job = _job(experiment, epochs, lr)
-    device, precision = job.device, trainer.precision_plugin
-    runner = OwnRunner(model.net, own, data.eval_batch_size, device, precision)
+    precision = trainer.precision_plugin
+    runner = OwnRunner(model.net, own, data.eval_batch_size, job.device, precision)
     before = runner.everyone(model.global_state())
     after: dict[int, Score] = {}
     failed: list[ClientFailure] = []
-    hidden = not (progress and sys.stdout is not None and sys.stdout.isatty())
-    training = _train(model.engine, job, _message(experiment, lr), clients)
-    with Progress(disable=hidden) as bar, closing(training):
-        for answer in bar.track(training, total=len(clients), description="clients"):
+    total = len(clients)
+    with closing(_train(experiment, job, lr, clients)) as training:
+        for answer in track(training, "clients", total, transient=True, disable=not progress):
             if isinstance(answer, ClientFailure):
                 log.warning("left out client %d: %s", answer.client, answer.reason)
                 failed.append(answer)
@@ -131,28 +145,30 @@ def _rows(
                 after[answer.client] = score
     if not after:
         raise RunFailed(f"all clients failed; client {failed[0].client}: {failed[0].reason}")
+    rows = []
     for client in sorted(after):
         sizes = (client, job.data.index.size(client), own.index.size(client))
         accs, losses = zip(before[client], after[client], strict=True)
-        yield dict(zip(COLUMNS, (*sizes, *accs, *losses), strict=True))
+        rows.append(dict(zip(COLUMNS, (*sizes, *accs, *losses), strict=True)))
+    return rows
 
 
 def _clients(wanted: Sequence[int] | None, known: list[int], number: int) -> list[int]:
     if wanted is None:
         return known
-    require(len(wanted) > 0, "clients", "names none")
+    require(len(wanted) > 0, "clients", "is empty")
     for client in wanted:
-        require(0 <= client < number, "clients", f"there are {number}, from 0", client)
+        require(0 <= client < number, "clients", f"must be 0 to {number - 1}", client)
         require(client in known, "clients", "is too small for test samples of its own", client)
     return sorted(set(wanted))
 
 
 def _job(experiment: Experiment, epochs: int | None, lr: float | None) -> Job:
-    """As in a round, but with FedAvg's client half and with randomness of its own."""
+    """The job of a round, but with FedAvg's client module and with randomness of its own."""
     model, data = experiment.model, experiment.data
     assert isinstance(model, FedAvg)
     job = job_of(model, experiment.trainer, data)
-    client = FedAvg.client(model)  # not the method's own, with its teachers
+    client = FedAvg.client_class(model.net, model.optimizer, model.scheduler)  # without teachers
     if lr is not None:
         text = "the run's module makes its optimizer itself: leave it out"
         require(client.optimizer is not None, "lr", text, lr)
@@ -172,21 +188,17 @@ def _at_rate(optimizer: Any, lr: float, parameters: Any) -> Optimizer:
     return made
 
 
-def _message(experiment: Experiment, lr: float | None) -> Message:
-    model = experiment.model
+def _train(
+    experiment: Experiment, job: Job, lr: float | None, clients: list[int]
+) -> Generator[ClientUpdate | ClientFailure, None, None]:
+    """The answers of the clients, one by one; their data is here, so Flower is not asked."""
+    model, engine = experiment.model, experiment.model.engine
+    if engine.states_stay:
+        engine = LocalEngine(threads=getattr(engine, "threads", 1))
     message = Message(1, {"global": model.global_state()})
     if model.schedule is not None and lr is None:
         model.schedule.begin(model.schedule.rounds + 2)  # the round after the checkpoint's
         message.numbers[LR_FACTOR] = model.schedule.factor
-    return message
-
-
-def _train(
-    engine: Engine, job: Job, message: Message, clients: list[int]
-) -> Generator[ClientUpdate | ClientFailure, None, None]:
-    """What clients answer, one by one; their data is here, so Flower is not asked."""
-    if engine.states_stay:
-        engine = LocalEngine(threads=getattr(engine, "threads", 1))
     sizes = {client: job.data.index.size(client) for client in clients}
     form = Form(like(message.models["global"]), samples=sizes)
     with closing(engine.open(job, len(clients))) as session:
@@ -197,22 +209,16 @@ def _train(
 
 def show(rows: Sequence[Row]) -> None:
     """Prints before and after beside each other, in percent, and who gains."""
-    from rich.console import Console
-    from rich.table import Table
+    import pandas as pd
 
-    table = Table(title=f"{len(rows)} clients, each on its own test samples")
-    names = ("model", "mean", "worst 10 %", "spread", "worst", "best", "loss")
-    for name in names:
-        table.add_column(name, justify="left" if name == "model" else "right")
-    for when, name in (("before", "global"), ("after", "personalized")):
-        scores = [Score(row[f"acc_{when}"], row[f"loss_{when}"]) for row in rows]
-        values = spread(scores)
-        kinds = ("acc_mean", "acc_worst10", "acc_std", "acc_min")
-        percents = [100 * values[kind] for kind in kinds]
-        percents.append(100 * max(score.acc for score in scores))
-        cells = [f"{value:.2f}" for value in percents]
-        table.add_row(name, *cells, f"{values['loss_mean']:.4f}")
-    Console().print(table)
-    gains = [row["acc_after"] - row["acc_before"] for row in rows]
-    more, less = sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains)
+    table = pd.DataFrame(rows)
+    names = {"acc_before": "global", "acc_after": "personalized"}
+    accs = 100 * table[list(names)].rename(columns=names)
+    shown = {"mean": accs.mean(), "worst 10 %": accs.apply(worst_tenth), "spread": accs.std(ddof=0)}
+    shown |= {"worst": accs.min(), "best": accs.max()}
+    losses = table[["loss_before", "loss_after"]].mean().to_numpy()
+    print(f"{len(rows)} clients, each on its own test samples")
+    print(pd.DataFrame(shown).round(2).assign(loss=losses.round(4)).to_string())
+    gain = table["acc_after"] - table["acc_before"]
+    more, less = (gain > 0).sum(), (gain < 0).sum()
     print(f"clients that gain: {more}, lose: {less}, stay as they were: {len(rows) - more - less}")

@@ -5,12 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from fedgkd_pl.experiments.gather import Runs, runs_of
 from fedgkd_pl.experiments.groups import make_groups, shared_settings
 from fedgkd_pl.experiments.overview import Row, measures_of, overview, run_row
 from fedgkd_pl.experiments.page import write_page
 from fedgkd_pl.experiments.protocol import Footnotes
-from fedgkd_pl.experiments.runs import Run, find_runs
+from fedgkd_pl.experiments.runs import Run, Runs, find_runs, runs_of
 from fedgkd_pl.experiments.table import Table
 from fedgkd_pl.runs.folder import CONFIG, SUMMARY
 from fedgkd_pl.storage.files import write_text

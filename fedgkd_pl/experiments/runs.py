@@ -1,22 +1,20 @@
-"""Reads what a run left in its folder; it may be a stranger's, so nothing is trusted."""
+"""Finished runs, read from their folders; nothing in a folder is trusted."""
 
 import csv
 import io
-import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from html import escape
-from math import isfinite, nan
+from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.methods import title_of
 from fedgkd_pl.runs.accuracy import AVERAGE, average_summary
 from fedgkd_pl.runs.folder import CONFIG, METRICS, PARTITION, SUMMARY, RunFolder
-from fedgkd_pl.storage.html import curve, facts
 from fedgkd_pl.storage.reading import MB, printable, read_bytes, read_json
 
 if TYPE_CHECKING:
@@ -32,9 +30,18 @@ ACCURACIES = {
 OF_AVERAGE = "average_"  # begins the name of a measure of AveragedModel's model
 AVERAGES = [f"{OF_AVERAGE}{name}" for name in ACCURACIES]
 OF_TASKS = {f"task_{name}": f"task/{name}" for name in ("acc", "forgetting", "transfer")}
-KEYS = ("method", "dataset", "seed", "rounds", "bytes_down")
+NUMBERS = ("seed", "rounds", "bytes_down")  # of summary.json
+OPTIONAL = (*ACCURACIES.values(), "bytes_up", "wall_seconds", "rounds_asked", "diverged_round")
 LARGEST = 64 * MB  # of a file with rows or counts
-ROUNDS, COUNT, CLASSES = 2**31, 2**63, 2_000  # numbers are below these
+
+
+@contextmanager
+def reading(file: Path, key: str = "runs") -> Iterator[None]:
+    """Turns whatever goes wrong while a run's file is read into one line."""
+    try:
+        yield
+    except Exception as error:
+        raise SettingError(key, f"damaged: {file}") from error
 
 
 @dataclass(frozen=True)
@@ -65,75 +72,60 @@ class Run:
         return load_net(RunFolder(self.folder), "average" if average else "last", flags)
 
     def __repr__(self) -> str:
-        """What it was, how it went and where it is."""
+        """The folder, what was trained, and the accuracies."""
         if not self.summary:
             return f"{type(self).__name__}({str(self.folder)!r})"
-        shown = ", ".join(f"{name} {value}" for name, value in self._shown().items())
-        return f"{type(self).__name__}({str(self.folder)!r}: {shown})"
-
-    def _shown(self) -> dict[str, str]:
-        of = ("dataset", "seed", "rounds")
+        known = [f"{name} {self.summary[name]}" for name in ("dataset", "seed", "rounds")]
         values = {name: self.measure(name) for name in ACCURACIES}
-        known = {name: f"{value:.2f}" for name, value in values.items() if value is not None}
-        return {"method": self.title} | {name: str(self.summary[name]) for name in of} | known
-
-    def _repr_html_(self) -> str:
-        """For a notebook: the accuracies, the curve and the folder."""
-        if not self.summary:
-            return f"<code>{escape(str(self.folder))}</code>"
-        loss = self.columns.get("test/loss", {}) if self.has_loss_only else {}
-        known = {number: value for number, value in loss.items() if isfinite(value)}
-        line = curve(known, "test loss") if loss else curve(self.accuracy, "test accuracy, %")
-        where = f"<br><code>{escape(str(self.folder))}</code>"
-        return facts(self.title, self._shown(), line, where)
+        known += [f"{name} {value:.2f}" for name, value in values.items() if value is not None]
+        what = ", ".join([f"method {self.title}", *known])
+        return f"{type(self).__name__}({str(self.folder)!r}: {what})"
 
     @cached_property
     def columns(self) -> dict[str, dict[int, float]]:
         """The columns of ``metrics.csv``, each by round; none where there is no such file."""
         columns: dict[str, dict[int, float]] = {}
-        rows = self.table(METRICS)
-        try:
-            for row in rows:
-                number = whole(row.pop("round"), ROUNDS)
+        file = self.folder / METRICS
+        with reading(file):
+            text = read_bytes(file, LARGEST).decode() if file.exists() else ""
+            for row in csv.DictReader(io.StringIO(text, newline="")):
+                number = int(row.pop("round"))
                 for name, value in row.items():
                     if value:
-                        columns.setdefault(name, {})[number] = float(value)
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise self.damaged(METRICS) from error
+                        columns.setdefault(printable(name), {})[number] = float(value)
         return columns
 
-    @cached_property
+    @property
     def accuracy(self) -> dict[int, float]:
         """Test accuracy in percent, by round."""
-        return self._percent("test/acc")
+        return self.percent("test/acc")
 
-    @cached_property
+    @property
     def average(self) -> dict[int, float]:
         """Test accuracy of the averaged model in percent, by round; empty where there is none."""
-        return self._percent(AVERAGE)
+        return self.percent(AVERAGE)
 
-    def _percent(self, column: str) -> dict[int, float]:
-        known = self.columns.get(column, {})
-        return {number: 100 * value for number, value in known.items() if abs(value) <= MB}
+    def percent(self, column: str) -> dict[int, float]:
+        """A column of ``metrics.csv`` times 100, by round."""
+        return {number: 100 * value for number, value in self.columns.get(column, {}).items()}
 
     @cached_property
     def partition(self) -> dict[str, Any]:
-        """Who held what; empty where the run does not say."""
-        if not (self.folder / PARTITION).exists():
+        """Who holds what; empty where the run does not say."""
+        import numpy as np
+
+        file = self.folder / PARTITION
+        if not file.exists():
             return {}
-        try:
-            content = read_json(self.folder / PARTITION, LARGEST)
-        except OSError as error:
-            raise self.unreadable(PARTITION, error) from error
-        except ValueError as error:
-            raise self.damaged(PARTITION) from error
-        if not isinstance(content, dict) or not _are_counts(content.get("counts", [[1]])):
-            raise self.damaged(PARTITION)
-        names = content.get("class_names", [])
-        if not isinstance(names, list) or len(names) > CLASSES:
-            raise self.damaged(PARTITION)
-        shown = {"dataset": printable(content.get("dataset", ""))}
-        return content | shown | {"class_names": [printable(name, 40) for name in names]}
+        with reading(file):
+            content: dict[str, Any] = read_json(file, LARGEST)
+            if "counts" in content:
+                table = np.array(content["counts"], dtype=np.uint64)
+                _clients, _classes = table.shape
+                content["counts"] = table.tolist()
+            names = [printable(name, 40) for name in content.get("class_names", [])]
+            dataset = printable(content.get("dataset", ""))
+            return {**content, "dataset": dataset, "class_names": names}
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -141,25 +133,20 @@ class Run:
         from fedgkd_pl.settings import strict_yaml
 
         file = self.folder / CONFIG
-        try:
+        with reading(file):
             return strict_yaml.read(str(file)) if file.exists() else {}
-        except SettingError as error:
-            raise self.damaged(file.name) from error
 
     @property
     def title(self) -> str:
         """The method's name in tables and figures; of its class where the run does not say."""
-        return str(self.summary.get("title") or title_of(str(self.summary["method"])))
+        return str(self.summary.get("title") or title_of(self.summary["method"]))
 
     @property
     def seed(self) -> int:
         """The seed that all others come from."""
         seed: Any = self.settings.get("seed_everything", False)
-        if seed is False:  # all was not seeded, the data was
-            seed = self.summary["seed"]
-        if not is_count(seed):
-            raise self.damaged(CONFIG)
-        return int(seed)
+        with reading(self.folder / CONFIG):
+            return int(self.summary["seed"] if seed is False else seed)  # False: only the data was
 
     @property
     def rounds_asked(self) -> int:
@@ -174,92 +161,52 @@ class Run:
                 ``average_`` before it, of the averaged model. ``task_acc``, ``task_forgetting`` or
                 ``task_transfer``: at the end of the last task, by :class:`TaskAccuracy`.
         """
-        if name in OF_TASKS:
-            by_round = self._percent(OF_TASKS[name])
-            value = by_round[max(by_round)] if by_round else nan
-            return value if isfinite(value) else None
+        value: float | None = None
         kind = name.removeprefix(OF_AVERAGE)
-        number = round_of(name)
-        if self.has_loss_only:
-            value = self._loss(kind, number) if kind == name else nan
-        elif number is not None:
-            value = (self.average if kind != name else self.accuracy).get(number, nan)
+        if name in OF_TASKS:
+            by_round = self.columns.get(OF_TASKS[name], {})
+            value = by_round[max(by_round)] if by_round else None
+        elif (number := round_of(name)) is not None:
+            value = self.columns.get(self._tested_column(name), {}).get(number)
+        elif kind != name:
+            value = average_summary(self.metrics()).get(ACCURACIES[kind])
         else:
-            summary = self._average_summary if kind != name else self.summary
-            saved = summary.get(ACCURACIES[kind])
-            value = nan if saved is None else 100 * float(saved)
-        return value if isfinite(value) else None
+            score = "test_loss" if self.has_loss_only else "test_acc"
+            value = self.summary.get(ACCURACIES[kind].replace("test_acc", score))
+        if value is None or not isfinite(value):
+            return None
+        return value if self.has_loss_only else 100 * value
 
     def tested(self, measure: str) -> int:
         """In how many rounds the model was tested that a measure is of."""
-        of_average = measure.startswith(OF_AVERAGE)
-        column = AVERAGE if of_average else "test/loss" if self.has_loss_only else "test/acc"
-        return len(self.columns.get(column, ())) or int(self.summary["rounds"])
+        values = self.columns.get(self._tested_column(measure), {})
+        return len(values) or int(self.summary["rounds"])
+
+    def _tested_column(self, measure: str) -> str:
+        if measure.startswith(OF_AVERAGE):
+            return AVERAGE
+        return "test/loss" if self.has_loss_only else "test/acc"
 
     @property
     def has_loss_only(self) -> bool:
         """Whether it is measured by its test loss: what it learns has no accuracy."""
         return self.summary.get("score") == "loss"
 
-    def _loss(self, kind: str, number: int | None) -> float:
-        if number is not None:
-            return self.columns.get("test/loss", {}).get(number, nan)
-        saved: Any = self.summary.get(ACCURACIES[kind].replace("test_acc", "test_loss"))
-        return float(saved) if _is_number(saved) else nan
-
-    @cached_property
-    def _average_summary(self) -> Summary:
-        rows = self.metrics()
-        return average_summary([{k: v for k, v in row.items() if abs(v) < ROUNDS} for row in rows])
-
-    def table(self, name: str) -> list[dict[str, str]]:
-        """The rows of a CSV file of the run; none where there is no such file."""
-        if not (self.folder / name).exists():
-            return []
-        try:
-            text = read_bytes(self.folder / name, LARGEST).decode()
-            return list(csv.DictReader(io.StringIO(text, newline="")))
-        except OSError as error:
-            raise self.unreadable(name, error) from error
-        except (ValueError, csv.Error) as error:
-            raise self.damaged(name) from error
-
-    def damaged(self, name: str) -> SettingError:
-        """The error of a file that is not what its name says."""
-        return SettingError("runs", f"not a {name} of fedgkd-pl", self.folder / name)
-
-    def unreadable(self, name: str, error: OSError) -> SettingError:
-        """The error of a file that cannot be read."""
-        return SettingError("runs", f"{name}: {error.strerror}", self.folder / name)
-
 
 def read_run(folder: str | Path) -> Run:
     """A finished run, by its folder; anything else is refused."""
-    folder = Path(folder)
-    file = folder / SUMMARY
-    try:
-        summary: Summary = read_json(file)
-        sound = isinstance(summary, dict) and {*ACCURACIES.values(), *KEYS} <= summary.keys()
-        sound = sound and _is_sound(summary)
-    except (OSError, ValueError):
-        sound = False
-    if not sound:
-        raise SettingError("runs", f"not a {SUMMARY} of fedgkd-pl", file)
-    return Run(folder, summary)
-
-
-def _is_sound(summary: Summary) -> bool:
-    """Whether all values that are shown or computed with have the right types and ranges."""
-    names = [summary["method"], summary["dataset"], summary.get("title", "")]
-    measured = [summary.get(key) for key in (*ACCURACIES.values(), "wall_seconds", "bytes_up")]
-    rounds = [summary.get(key) for key in ("rounds_asked", "diverged_round")]
-    return (
-        all(isinstance(name, str) and name == printable(name) for name in names)
-        and all(is_count(summary[key]) for key in ("rounds", "seed", "bytes_down"))
-        and all(value is None or _is_number(value) for value in measured)
-        and 0 < summary["rounds"] < ROUNDS
-        and all(each is None or (is_count(each) and each < ROUNDS) for each in rounds)
-    )
+    file = Path(folder) / SUMMARY
+    with reading(file):
+        content: Summary = read_json(file)
+        summary: Summary = {
+            k: printable(v) if isinstance(v, str) else v for k, v in content.items()
+        }
+        numbers = [summary[key] for key in NUMBERS]
+        numbers += [value for key in OPTIONAL if (value := summary.get(key)) is not None]
+        texts = [isinstance(summary[key], str) for key in ("method", "dataset")]
+        if not all(map(isfinite, numbers)) or not all(texts) or summary["rounds"] < 1:
+            raise ValueError("has other values")
+    return Run(Path(folder), summary)
 
 
 def find_runs(paths: Sequence[str], newest: bool = False) -> list[Run]:
@@ -270,22 +217,41 @@ def find_runs(paths: Sequence[str], newest: bool = False) -> list[Run]:
         newest: of the versions of a name (``runs/<name>/version_k``) only the newest.
     """
     runs: dict[Path, Run] = {}
-    for path in map(Path, paths):
-        files = list(path.rglob(SUMMARY))
-        if not files:
-            continue
+    for path in paths:
+        files = sorted(Path(path).rglob(SUMMARY), key=lambda file: file.lstat().st_mtime)
         if newest:
-            versions: dict[Path, Path] = {}
-            for file in sorted(files, key=lambda file: file.lstat().st_mtime):
-                home = file.parent
-                is_version = re.fullmatch(r"version_\d+", home.name) is not None
-                versions[home.parent if is_version else home] = file
-            files = list(versions.values())
+            files = [*{re.sub(r"version_\d+$", "", str(f.parent)): f for f in files}.values()]
         for file in sorted(files, key=natural):
             runs.setdefault(file.parent.resolve(), read_run(file.parent))
     if not runs:
         raise SettingError("runs", f"no finished run ({SUMMARY}) below", ", ".join(paths))
     return list(runs.values())
+
+
+class HasRuns(Protocol):
+    """An object with finished runs, such as a study's result."""
+
+    @property
+    def runs(self) -> Sequence[Run]:
+        """The finished runs."""
+
+
+Runs: TypeAlias = "Run | RunFolder | str | Path | HasRuns | Sequence[Runs]"
+
+
+def runs_of(runs: Runs) -> list[Run]:
+    """Runs, however they are given.
+
+    Args:
+        runs: one or several of: a run, its folder, what ``fit`` gives back, a folder above some,
+            and anything that has ``runs``, such as what ``compare`` gives back.
+    """
+    if isinstance(runs, Run):
+        return [runs]
+    if isinstance(runs, str | Path | RunFolder):
+        return find_runs([str(runs.path if isinstance(runs, RunFolder) else runs)])
+    inner: Any = getattr(runs, "runs", runs)
+    return [run for each in inner for run in runs_of(each)]
 
 
 def round_of(measure: str) -> int | None:
@@ -297,31 +263,3 @@ def round_of(measure: str) -> int | None:
 def natural(path: Path) -> list[Any]:
     """A key to sort by, so that version_10 comes after version_9."""
     return [(int(s), "") if s.isdigit() else (-1, s) for s in re.split(r"(\d+)", str(path)) if s]
-
-
-def whole(text: str, below: int) -> int:
-    """A whole number of a CSV file, from 0 to ``below`` - 1; anything else is a ``ValueError``."""
-    number = int(text)
-    if not 0 <= number < below:
-        raise ValueError(f"must be from 0 to {below - 1}")
-    return number
-
-
-def is_count(value: Any) -> bool:
-    """Whether a value is a whole number of a size that can be computed with."""
-    return type(value) is int and 0 <= value < COUNT
-
-
-def _is_number(value: Any) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and abs(value) < COUNT and math.isfinite(value)
-
-
-def _are_counts(table: Any) -> bool:
-    """Whether a value is a matrix of clients × classes that has samples."""
-    return (
-        isinstance(table, list)
-        and all(isinstance(row, list) and len(row) == len(table[0]) for row in table)
-        and all(is_count(count) for row in table for count in row)
-        and any(any(row) for row in table)
-    )

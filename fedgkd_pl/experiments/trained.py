@@ -1,9 +1,7 @@
-"""What a run has trained, afterwards: loaded again, used on new inputs, and exported."""
+"""A run's model afterwards: loaded again, used on new inputs, and exported."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from os.path import isfile  # which, unlike Path's, takes a name of any length
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +9,11 @@ import torch
 from fedgkd_pl.callbacks.export import FILES, Format, check_packages, exported
 from fedgkd_pl.data.inputs import RawInputs
 from fedgkd_pl.errors import SettingError, require
-from fedgkd_pl.federation.checks import check_resumed
+from fedgkd_pl.experiments.runs import reading
 from fedgkd_pl.federation.own_module import has_outputs, outputs_of
 from fedgkd_pl.federation.task import Task
-from fedgkd_pl.runs.folder import CONFIG, INPUTS, MODEL, RunFolder
-from fedgkd_pl.runs.inputs import ModelInputs, inputs_files, parse_model, read_model
+from fedgkd_pl.runs.folder import CONFIG, INPUTS, RunFolder
+from fedgkd_pl.runs.inputs import ModelInputs, read_model
 from fedgkd_pl.runs.resume import (
     check_net,
     check_settings,
@@ -25,12 +23,9 @@ from fedgkd_pl.runs.resume import (
 )
 from fedgkd_pl.runs.settings import fixed_settings
 from fedgkd_pl.settings import strict_yaml
-from fedgkd_pl.settings.build import build_request
-from fedgkd_pl.settings.experiment import Experiment
 from fedgkd_pl.settings.model import build_model
-from fedgkd_pl.settings.request import read_request
 from fedgkd_pl.storage.files import commit
-from fedgkd_pl.storage.reading import read_json
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 BATCH = 256  # inputs that the net sees at once
@@ -38,7 +33,7 @@ BATCH = 256  # inputs that the net sees at once
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a model says of some inputs, in their order.
+    """A model's predictions for some inputs, in their order.
 
     Attributes:
         probabilities: inputs × classes.
@@ -76,7 +71,7 @@ class Trained:
         return len(self.class_names)
 
     def predict(self, inputs: Any) -> Predictions:
-        """What the model says of raw inputs.
+        """Predicts the classes of raw inputs.
 
         Args:
             inputs: one or several: images of Pillow's, texts, rows of a table (an array, or columns
@@ -120,12 +115,11 @@ def load_run(
         which: the model of the ``last`` round, of the ``best`` by validation, the ``average`` of
             :class:`~fedgkd_pl.AveragedModel`, or a checkpoint file of the run.
         imports: your modules, where the net or the method is yours.
-        settings: further flags of ``fedgkd-pl fit`` that do not decide the result. A run of an
-            older version needs its data, such as ``["--data.data_dir", "data"]``.
+        settings: further flags of ``fedgkd-pl fit`` that do not decide the result.
     """
-    home = begun(folder)
+    home = open_run(folder)
     settings = [*(word for module in imports for word in ("--import", module)), *settings]
-    model = read_model(home.path) or _of_data(home, settings)
+    model = model_of(home)
     net = load_net(home, which, settings, model.encoder)
     names = model.class_names or [str(number) for number in range(model.num_classes)]
     return Trained(net, model.raw, names, model.task)
@@ -142,22 +136,21 @@ def load_net(
     file = weights_file(folder, which, config.get("rounds"))
     made = build_model(["--config", str(folder.config), *settings], encoder)
     compare_settings(fixed_settings(config), made.fixed)
-    net = made.model.net
     if file.suffix == ".safetensors":
-        tensors = _read_tensors(file)
-        made.model.client_nets.fill_like(made.model.net, tensors)
-        _load_weights(net, tensors, file)
+        with reading(file, "run"):
+            weights = load_file(file)
     else:
         checkpoint, _ = load_checkpoint(file)
         check_settings(checkpoint, made.fixed)
-        weights = {
-            name.removeprefix("net."): tensor
-            for name, tensor in checkpoint["state_dict"].items()
-            if name.startswith("net.")
-        }
-        made.model.client_nets.fill_like(made.model.net, weights)
-        check_net({"state_dict": weights}, net)
-        _load_weights(net, weights, file)
+        saved = checkpoint["state_dict"].items()
+        weights = {k.removeprefix("net."): tensor for k, tensor in saved if k.startswith("net.")}
+    net = made.model.net
+    made.model.client_nets.fill_like(net, weights)
+    check_net({"state_dict": weights}, net)
+    kinds = {tensor.dtype for tensor in weights.values() if tensor.is_floating_point()}
+    if len(kinds) == 1:
+        net.to(kinds.pop())
+    net.load_state_dict(weights)
     return net.eval()
 
 
@@ -170,94 +163,27 @@ def weights_file(folder: RunFolder, which: str, rounds: Any = None) -> Path:
     """
     if which == "average":
         text = f"no {folder.average.name} in the run: train with AveragedModel"
-        require(isfile(folder.average), "average", text, str(folder.path))
+        require(folder.average.is_file(), "average", text, str(folder.path))
         return folder.average
-    ended = which == "last" and isfile(folder.model)
-    if ended and (folder.last_checkpoint() is None or _rounds_asked(folder) == rounds):
+    ended = which == "last" and folder.model.is_file()
+    if ended and (folder.last_checkpoint() is None or folder.is_finished(rounds)):
         return folder.model
     return checkpoint_of(folder, which)
 
 
-def _rounds_asked(folder: RunFolder) -> Any:
-    try:
-        return read_json(folder.summary)["rounds_asked"]
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
-
-
-def _read_tensors(file: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(file)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise _damaged(file) from error
-
-
-def _load_weights(net: nn.Module, weights: dict[str, Tensor], file: Path) -> None:
-    """Loads weights into a net, which becomes of their precision."""
-    kinds = {tensor.dtype for tensor in weights.values() if tensor.is_floating_point()}
-    if len(kinds) == 1:
-        net.to(kinds.pop())
-    try:
-        net.load_state_dict(weights)
-    except RuntimeError as error:  # of another net
-        raise _damaged(file) from error
-
-
-def _damaged(file: Path) -> SettingError:
-    key = "average" if file.name != MODEL else "run"
-    return SettingError(key, "is damaged, or of another net", file)
-
-
-def _of_data(folder: RunFolder, settings: Sequence[str]) -> ModelInputs:
-    """What a run of an older version does not say, from its data."""
-    try:
-        made = _built(folder, checkpoint_of(folder, "last"), settings)
-        with made.whole_keys():
-            made.data.prepare_data()
-            made.data.setup()
-        files = inputs_files(made.model, made.data)
-    except SettingError as error:
-        text = f"is older than {INPUTS}, and its data is not here either: {error}"
-        raise SettingError("run", text) from error
-    return parse_model(json.loads(files[INPUTS]))
-
-
-def _built(folder: RunFolder, file: Path, settings: Sequence[str]) -> Experiment:
-    flags = ["--config", str(folder.config), "--ckpt_path", str(file)]
-    return build_request(read_request("test", [*flags, *settings]))
-
-
-def begun(run: str | Path) -> RunFolder:
+def open_run(run: str | Path) -> RunFolder:
     """The folder of a run that has settings."""
     folder = RunFolder(Path(run))
-    text = f"no run was begun there: no {CONFIG}"
-    require(isfile(folder.config), "run", text, str(run))
+    require(folder.is_begun(), "run", f"no run was begun there: no {CONFIG}", str(run))
     return folder
 
 
-def load_trained(folder: RunFolder, ckpt_path: str, settings: Sequence[str] = ()) -> Experiment:
-    """A run's method with the weights of a checkpoint, and its data; all of it checked.
-
-    Args:
-        ckpt_path: ``last``, ``best`` (by validation) or a checkpoint file of the run.
-        settings: further flags of ``fedgkd-pl fit`` that do not decide the result.
-    """
-    made = _built(folder, checkpoint_of(folder, ckpt_path), settings)
-    model, data, checkpoint = made.model, made.data, made.start.checkpoint
-    with made.whole_keys():
-        made.check(trains=False)
-        check_settings(checkpoint, made.fixed)
-        check_resumed(model, data, checkpoint["fedgkd_pl"])
-        check_net(checkpoint, model)
-    made.trainer.precision_plugin.convert_module(model)  # before doubles are loaded
-    model.on_load_checkpoint(checkpoint)
-    model.load_state_dict(checkpoint["state_dict"])
-    model.to(made.trainer.strategy.root_device)
-    model.lay_out(data, made.trainer.strategy.root_device)  # as in a run
-    return made
+def model_of(folder: RunFolder) -> ModelInputs:
+    """The inputs and outputs of a run's model, by ``model.json``."""
+    model = read_model(folder.path)
+    if model is None:
+        raise SettingError("run", f"has no {INPUTS}", str(folder.path))
+    return model
 
 
 def export(
@@ -284,20 +210,16 @@ def export(
         The file.
     """
     require(format in FILES, "format", f"must be one of {', '.join(FILES)}", format)
-    folder = begun(run)
+    check_packages(format, "format")
+    text = "is another model than that of ckpt_path: give one of them"
+    require(not average or ckpt_path == "last", "average", text, ckpt_path)
+    folder = open_run(run)
     which = "average" if average else ckpt_path
     kind = f"-{which}" if which in ("best", "average") else ""
     name = FILES[format].replace("model", f"model{kind}", 1)
     file = folder.path / name if output is None else Path(output)
     require(file.parent.is_dir(), "output", "its folder does not exist", str(file))
-    check_packages(format, "format")
-    text = "is another model than that of ckpt_path: give one of them"
-    require(not average or ckpt_path == "last", "average", text, ckpt_path)
-    model = read_model(folder.path)
-    inputs = torch.empty(0)  # which only a trace needs
-    if format != "safetensors":
-        model = model or _of_data(folder, settings)
-        inputs = model.example()
-    net = load_net(folder, which, settings, model.encoder if model else None)
-    commit(file, [exported(net, inputs, format, "format")])
+    model = model_of(folder)
+    net = load_net(folder, which, settings, model.encoder)
+    commit(file, [exported(net, model.example(), format, "format")])
     return file

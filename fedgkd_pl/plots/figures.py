@@ -1,10 +1,9 @@
 """The paper's figures of numbers, each a pure function from plain data to a figure."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from fedgkd_pl.errors import require
 from fedgkd_pl.plots.style import (
     BLUE,
     NAMED,
@@ -29,6 +28,8 @@ Curves = Mapping[str, Sequence[Mapping[int, float]]]  # label → seeds → roun
 Shares = Mapping[str, Mapping[float, Sequence[float]]]  # label → participation → a value a seed
 Values = Mapping[str, Sequence[float]]  # label → a value a seed
 Floats = NDArray[np.float64]
+Line = dict[str, Any]  # how Matplotlib draws one
+T = TypeVar("T")
 
 WRITTEN = 12  # a confusion matrix of more classes than this has no numbers in its cells
 LARGEST = 1e100  # a curve has gaps where values are larger, or no numbers
@@ -37,9 +38,7 @@ NOT_NEGATIVE = ("loss", "distance from global")  # what the labels of such value
 FAR = 300  # times the median: such values need a logarithmic axis
 
 
-def learning_curves(
-    curves: Curves, title: str = "", ylabel: str = "test accuracy, %", smooth: int = 1
-) -> "Figure":
+def learning_curves(curves: Curves, title: str = "", ylabel: str = ACCURACY) -> "Figure":
     """A line per label: the mean over seeds, in a band of one standard deviation to either side.
 
     The band ends where values are no longer possible; see :func:`band`.
@@ -47,16 +46,14 @@ def learning_curves(
     Args:
         curves: for every label its seeds, each from round to value, in the unit of ``ylabel``.
             Only rounds that all seeds of a label have are drawn, lest the mean jump where one ends.
-        smooth: each seed's value is the mean of its last so many ones.
     """
-    return curve_panels({title: curves}, 1, ylabel, smooth)
+    return curve_panels({title: curves}, 1, ylabel)
 
 
 def curve_panels(
     panels: Mapping[str, Curves],
     columns: int = 3,
-    ylabel: str = "test accuracy, %",
-    smooth: int = 1,
+    ylabel: str = ACCURACY,
     chosen: Mapping[str, str] | None = None,
 ) -> "Figure":
     """:func:`learning_curves` side by side, a panel per title; they share the y-axis.
@@ -66,27 +63,19 @@ def curve_panels(
     Args:
         chosen: the colour of every label, where it must be that of other figures.
     """
-    require(smooth >= 1, "smooth", "must be at least 1", smooth)
+
+    def draw(axes: "Axes", _: str, seeds: Sequence[Mapping[int, float]], how: Line) -> None:
+        rounds, values = _table(seeds)
+        if not len(rounds):
+            return
+        axes.plot(rounds, mean_and_std(values)[0], **{**how, "marker": "", "zorder": 3})
+        if len(values) > 1:
+            ends = band(values, ylabel)
+            axes.fill_between(rounds, *ends, color=how["color"], alpha=0.18, linewidth=0)
+
     size = (5.6, 3.6) if len(panels) == 1 else (3.1, 2.6)
-    figure, grid = make_panels(len(panels), columns, size)
-    chosen = chosen or colours(label for curves in panels.values() for label in curves)
-    for axes, (title, curves) in zip(grid, panels.items(), strict=True):
-        for label, seeds in curves.items():
-            rounds, values = _table(seeds, smooth)
-            if not len(rounds):
-                continue
-            axes.plot(
-                *(rounds, mean_and_std(values)[0]),
-                label=literal(label),
-                color=chosen[label],
-                linestyle=style(label).dash,
-                linewidth=1.6,
-                zorder=3,
-            )
-            if len(values) > 1:
-                ends = band(values, ylabel)
-                axes.fill_between(rounds, *ends, color=chosen[label], alpha=0.18, linewidth=0)
-        axes.set_title(literal(title))
+    figure, grid = _panels(panels, columns, size, draw, chosen)
+    for axes in grid:
         whole_numbers(axes.xaxis)
     shown = np.concatenate([line.get_ydata() for axes in grid for line in axes.lines] or [[1.0]])
     shown = shown[np.isfinite(shown)]
@@ -95,7 +84,6 @@ def curve_panels(
             axes.set_yscale("log", nonpositive="clip")
             axes.set_ylim(shown.min() / 2, 2 * shown.max())
     label_panels(grid, columns, "communication round", ylabel)
-    legend(figure, grid)
     return figure
 
 
@@ -104,30 +92,68 @@ def participation_panels(panels: Mapping[str, Shares], columns: int = 3) -> "Fig
 
     A panel per title, such as one for each α; they share the y-axis.
     """
+
+    def draw(axes: "Axes", _: str, by_ratio: Mapping[float, Sequence[float]], how: Line) -> None:
+        known = {ratio: by_ratio[ratio] for ratio in sorted(by_ratio) if len(by_ratio[ratio])}
+        _error_bars(axes, known, ACCURACY, how)
+
     size = (4.6, 3.4) if len(panels) == 1 else (3.1, 2.6)
-    figure, grid = make_panels(len(panels), columns, size)
-    chosen = colours(label for values in panels.values() for label in values)
-    for axes, (title, values) in zip(grid, panels.items(), strict=True):
-        for label, by_ratio in values.items():
-            ratios = sorted(ratio for ratio, seeds in by_ratio.items() if len(seeds))
-            if not ratios:
-                continue
-            axes.errorbar(
-                *(ratios, *means_and_whiskers([by_ratio[ratio] for ratio in ratios], ACCURACY)),
-                label=literal(label),
-                color=chosen[label],
-                linestyle=style(label).dash,
-                marker=style(label).symbol,
-                markersize=5,
-                linewidth=1.6,
-                elinewidth=1.2,
-                capsize=3,
-            )
-        axes.set_title(literal(title))
+    figure, grid = _panels(panels, columns, size, draw)
+    for axes, values in zip(grid, panels.values(), strict=True):
         axes.set_xticks(sorted({ratio for by_ratio in values.values() for ratio in by_ratio}))
     label_panels(grid, columns, "participation ratio C", ACCURACY)
-    legend(figure, grid)
     return figure
+
+
+def task_panels(panels: Mapping[str, Curves]) -> "Figure":
+    """A panel per title, a line per label over the number of tasks learned, in percent.
+
+    Args:
+        panels: for every label its seeds, each from the number of tasks to the value. Drawn are the
+            mean of the seeds that have a value and, if several have, their standard deviation.
+    """
+
+    def draw(axes: "Axes", title: str, seeds: Sequence[Mapping[int, float]], how: Line) -> None:
+        learned = sorted({number for seed in seeds for number in seed})
+        known = {float(n): [seed[n] for seed in seeds if n in seed] for n in learned}
+        kind = ACCURACY if title.endswith("accuracy") else ""  # forgetting may be below 0
+        _error_bars(axes, known, kind, how)
+
+    figure, grid = _panels(panels, 2, (3.6, 3.0), draw, share=False)
+    for axes in grid:
+        axes.set(xlabel="tasks learned", ylabel="%")
+        whole_numbers(axes.xaxis)
+    return figure
+
+
+def _panels(
+    panels: Mapping[str, Mapping[str, T]],
+    columns: int,
+    size: tuple[float, float],
+    draw: "Callable[[Axes, str, T, Line], None]",
+    chosen: Mapping[str, str] | None = None,
+    share: bool = True,
+) -> "tuple[Figure, list[Axes]]":
+    """A panel per title, with a line per label in the colour of its method, and one legend."""
+    figure, grid = make_panels(len(panels), columns, size, share)
+    chosen = chosen or colours(label for lines in panels.values() for label in lines)
+    for axes, (title, lines) in zip(grid, panels.items(), strict=True):
+        for label, values in lines.items():
+            how: Line = {"label": literal(label), "color": chosen[label], "linewidth": 1.6}
+            how |= {"linestyle": style(label).dash, "marker": style(label).symbol}
+            draw(axes, title, values, how)
+        axes.set_title(literal(title))
+    legend(figure, grid)
+    return figure, grid
+
+
+def _error_bars(
+    axes: "Axes", values: Mapping[float, Sequence[float]], kind: str, how: Line
+) -> None:
+    if values:
+        means, whiskers = means_and_whiskers(list(values.values()), kind)
+        marks: dict[str, Any] = {"markersize": 5, "elinewidth": 1.2, "capsize": 3}
+        axes.errorbar(list(values), means, whiskers, **how, **marks)
 
 
 def client_accuracies(
@@ -139,18 +165,16 @@ def client_accuracies(
         rows: round, client and its accuracy, in the unit of ``ylabel``.
     """
     by_round: dict[int, list[float]] = {}
-    for number, _, value in rows:
+    for number, _, value in sorted(rows):
         by_round.setdefault(int(number), []).append(float(value))
-    rounds = sorted(by_round)
-    values = [by_round[number] for number in rounds]
+    rounds, values = list(by_round), list(by_round.values())
     figure, (axes,) = make_panels(1, 1, (5.6, 3.4))
     low, high = list(map(min, values)), list(map(max, values))
     axes.fill_between(rounds, low, high, color=BLUE, alpha=0.15, linewidth=0, label="min to max")
-    x = np.repeat(np.array(rounds, dtype=float), [len(each) for each in values])
-    y = np.array([value for each in values for value in each])
+    x, y = zip(*((number, value) for number in rounds for value in by_round[number]), strict=True)
     axes.scatter(x, y, s=12, color=BLUE, linewidths=0, label="a client")
-    mean = [float(np.mean(each)) for each in values]
-    axes.plot(rounds, mean, color=RUST, linewidth=1.8, label="mean")
+    means = [float(np.mean(each)) for each in values]
+    axes.plot(rounds, means, color=RUST, linewidth=1.8, label="mean")
     axes.set_title(literal(title))
     whole_numbers(axes.xaxis)
     label_panels([axes], 1, "communication round", ylabel)
@@ -192,47 +216,24 @@ def means_and_whiskers(groups: Sequence[Sequence[float]], label: str) -> tuple[F
     return means, np.where(several, np.abs(ends - means), np.nan)
 
 
-def _table(seeds: Sequence[Mapping[int, float]], smooth: int) -> tuple[list[int], Floats]:
+def _table(seeds: Sequence[Mapping[int, float]]) -> tuple[list[int], Floats]:
     """The rounds that all seeds have, and seeds × rounds; seeds without any round are left out."""
     begun = [seed for seed in seeds if seed]
-    if not begun:
-        return [], np.empty((0, 0))
-    rounds = sorted(set(begun[0]).intersection(*begun[1:]))
-    rows = []
-    for seed in begun:
-        values = [seed[number] for number in sorted(seed)]
-        values = [value if abs(value) < LARGEST else np.nan for value in values]
-        indices = {number: index for index, number in enumerate(sorted(seed), 1)}
-        ends = (indices[number] for number in rounds)
-        rows.append([float(np.mean(values[max(0, end - smooth) : end])) for end in ends])
-    return rounds, np.array(rows)
-
-
-def bars(
-    values: Values,
-    title: str = "",
-    xlabel: str = "test accuracy, %",
-    paper: Mapping[str, float] | None = None,
-) -> "Figure":
-    """A table at a glance: a bar per label, the best on top, with its standard deviation.
-
-    Args:
-        values: for every label a value per seed; labels without any are left out.
-        paper: the paper's number of a label, drawn as a diamond.
-    """
-    return bar_panels({title: values}, 1, xlabel, {title: paper or {}})
+    rounds = sorted(set(begun[0]).intersection(*begun[1:])) if begun else []
+    values = np.array([[seed[number] for number in rounds] for seed in begun])
+    return rounds, np.where(np.abs(values) < LARGEST, values, np.nan)
 
 
 def bar_panels(
     panels: Mapping[str, Values],
     columns: int = 3,
-    xlabel: str = "test accuracy, %",
+    xlabel: str = ACCURACY,
     paper: Mapping[str, Mapping[str, float]] | None = None,
     chosen: Mapping[str, str] | None = None,
 ) -> "Figure":
-    """:func:`bars` side by side, a panel per title; they share both axes.
+    """A bar per label, the best on top, with its standard deviation; a panel per title.
 
-    Labels are in one order, by their mean over the panels that have them.
+    Panels share both axes. Labels are in one order, by their mean over the panels that have them.
 
     Args:
         paper: the paper's numbers, by panel and label.

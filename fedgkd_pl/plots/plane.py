@@ -1,20 +1,23 @@
-"""Points in the plane: features of a net, and the classes models predict on a square."""
+"""Points in the plane: the features of a net by t-SNE."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from fedgkd_pl.plots.style import PALETTE, TEXT, boxed, legend, literal, make_panels
+from fedgkd_pl.plots.style import PALETTE, boxed, legend, literal, make_panels
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Floats = NDArray[np.float64]
 
-SQUARE = (-4.0, 4.0)  # from and to, along both axes
 MARKERS = "o^sDvP*X"  # classes beyond the palette take the colours again with the next marker
+CLASSES = 1_000  # of a feature map
 
 
 @dataclass(frozen=True)
@@ -31,14 +34,29 @@ class FeatureMapData:
     name: str = ""  # of the run, such as the method; begins the titles
 
 
-@dataclass(frozen=True)
-class Boundary:
-    """The classes a model predicts on a square of the plane."""
+def read_feature_map(path: str | Path, name: str = "") -> FeatureMapData:
+    """Reads a map that :class:`~fedgkd_pl.FeatureMap` wrote; nothing in the file is run.
 
-    title: str
-    classes: NDArray[np.int64]  # on a regular grid; rows from low to high y
-    points: Floats  # what the model was trained on, points × 2; may be empty
-    labels: NDArray[np.int64]  # of the points
+    Args:
+        path: of ``features-round<NNN>.npz``.
+        name: of the run, for titles.
+    """
+    with np.load(path, allow_pickle=False) as file:
+        values = {key: file[key] if file[key].ndim else file[key].item() for key in file.files}
+    data = FeatureMapData(**values, name=name)
+    shapes = {data.global_points.shape, data.local_points.shape, (*data.labels.shape, 2)}
+    if len(shapes) > 1 or not 0 <= data.labels.min() <= data.labels.max() < CLASSES:
+        raise ValueError(f"{path} is not a feature map")
+    return data
+
+
+def encode_feature_map(data: FeatureMapData) -> bytes:
+    """Encodes a map as the content of an ``.npz`` file."""
+    content = io.BytesIO()
+    names = [field.name for field in fields(data) if field.name != "name"]
+    arrays: dict[str, Any] = {name: np.array(getattr(data, name)) for name in names}
+    np.savez(content, **arrays)
+    return content.getvalue()
 
 
 def feature_map(maps: Sequence[FeatureMapData]) -> "Figure":
@@ -57,8 +75,7 @@ def feature_map(maps: Sequence[FeatureMapData]) -> "Figure":
         }
         for axes, (title, points) in zip(grid[column::columns], titles.items(), strict=True):
             for number in range(classes):
-                mine = points[data.labels == number]
-                axes.scatter(mine[:, 0], mine[:, 1], s=7, linewidths=0, **_class_style(number))
+                scatter_class(axes, points[data.labels == number], number, 7)
             axes.set(title=literal(title), xticks=[], yticks=[])
             boxed(axes)
     if classes <= 2 * len(PALETTE):
@@ -66,33 +83,9 @@ def feature_map(maps: Sequence[FeatureMapData]) -> "Figure":
     return figure
 
 
-def decision_boundaries(rows: Mapping[str, Sequence[Boundary]]) -> "Figure":
-    """The classes models predict on a square, and their training points; rows of equal length."""
-    from matplotlib.colors import to_rgb
-
-    columns = len(next(iter(rows.values())))
-    shades = np.array([to_rgb(value) for value in PALETTE])
-    figure, grid = make_panels(len(rows) * columns, columns, (2.3, 2.3))
-    flat = [(name, column, panel) for name, row in rows.items() for column, panel in enumerate(row)]
-    for axes, (name, column, panel) in zip(grid, flat, strict=True):
-        image = np.dstack([shades[panel.classes], np.full(panel.classes.shape, 0.38)])
-        axes.imshow(image, origin="lower", extent=2 * SQUARE, interpolation="nearest", zorder=0)
-        for number in np.unique(panel.labels):
-            mine = panel.points[panel.labels == number]
-            axes.scatter(
-                mine[:, 0], mine[:, 1], s=5, linewidths=0, zorder=3, **_class_style(int(number))
-            )
-        axes.axhline(0, color=TEXT, linewidth=0.9, linestyle="--", zorder=2)
-        axes.axvline(0, color=TEXT, linewidth=0.9, linestyle="--", zorder=2)
-        axes.set(title=literal(panel.title), xticks=[], yticks=[], xlim=SQUARE, ylim=SQUARE)
-        axes.grid(visible=False)
-        boxed(axes)
-        if column == 0:
-            axes.set_ylabel(literal(name), fontsize="large", fontweight="bold")
-    return figure
-
-
-def _class_style(number: int) -> dict[str, Any]:
+def scatter_class(axes: "Axes", points: Floats, number: int, size: float) -> None:
+    """Draws the points of a class."""
     again, index = divmod(number, len(PALETTE))
     marker = MARKERS[again % len(MARKERS)]
-    return {"color": PALETTE[index], "marker": marker, "label": str(number)}
+    dots: dict[str, Any] = {"color": PALETTE[index], "marker": marker, "label": str(number)}
+    axes.scatter(points[:, 0], points[:, 1], s=size, linewidths=0, zorder=3, **dots)

@@ -79,9 +79,8 @@ def colours(names: Iterable[str]) -> dict[str, str]:
     Methods with a colour of their own keep it, other labels take the next free one.
     """
     names = list(names)
-    indices = {name: _index(name) for name in names}
-    own = [name for name, index in indices.items() if index is not None and index < len(STYLES)]
-    chosen = {name: style(name).colour for name in own}
+    own = [name for name in names if (_index(name) or 0) < len(STYLES)]
+    chosen = {name: style(name).colour for name in own if _index(name) is not None}
     for name in names:
         if name not in chosen:
             start = PALETTE.index(style(name).colour)
@@ -93,11 +92,9 @@ def colours(names: Iterable[str]) -> dict[str, str]:
 
 def _index(name: str) -> int | None:
     """The number of a method among all; None of another name."""
-    plain = _plain(name)
-    for info in discover().values():
-        if plain in (_plain(info.title), _plain(info.name)):
-            return info.colour
-    return None
+    methods = discover().values()
+    known = {_plain(text): each.colour for each in methods for text in (each.title, each.name)}
+    return known.get(_plain(name))
 
 
 def _plain(name: str) -> str:

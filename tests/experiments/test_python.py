@@ -1,154 +1,133 @@
-"""Studies, reports and figures in Python: objects that a notebook shows, not printed text."""
+"""Runs, studies, reports and figures in Python, and what damaged files of a run come to."""
 
+import csv
+import io
 import json
-import xml.etree.ElementTree as ET
-from html.parser import HTMLParser
+import os
+import pickle
 from pathlib import Path
 from typing import Any
 
-import fedgkd_pl
 import numpy as np
 import pytest
-from fedgkd_pl import Arrays, Digits, Dirichlet, build, compare, plot, read_run, report
+from fedgkd_pl import find_runs, plot, read_run, report
 from fedgkd_pl.errors import SettingError
-from fedgkd_pl.experiments.gather import runs_of
-from fedgkd_pl.experiments.study import Cell
-from fedgkd_pl.experiments.study_result import StudyResult
+from fedgkd_pl.experiments.runs import runs_of
 from fedgkd_pl.runs.folder import RunFolder
-from fedgkd_pl.storage.html import bubbles, curve
-
-from tests.support.runs import QUICK
-from tests.support.runs import Run as Command
-from tests.support.studies import fake, study
-
-EVIL = "<script>alert(1)</script>"
 
 
-class Balanced(HTMLParser):
-    """Reads HTML, and fails where a tag is not closed or is one that runs something."""
+class Study:
+    """An object with runs, as a study's result is."""
 
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.feed(text)
-        assert not self.open, self.open
-
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
-        assert tag not in ("script", "link", "img", "iframe", "object")
-        assert not any(name.startswith("on") or name in ("src", "href") for name, _ in attrs)
-        if tag != "br":
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
+    def __init__(self, *runs: Any) -> None:
+        self.runs = runs
 
 
-def html(thing: Any) -> str:
-    text: str = thing._repr_html_()
-    Balanced(text)
-    assert "http" not in text.replace('xmlns="http://www.w3.org/2000/svg"', "")
-    return text
-
-
-STUDY: dict[str, Any] = {
-    "name": "small",
-    "config": "smoke",
-    "set": {"rounds": 1, "model.engine.workers": 1},
-    "axes": {"method": {"FedAvg": {"model": "FedAvg"}, "FedGKD": {"model.gamma": 20}}},
-    "measures": ["final"],
-    "rows": ["measure"],
-}
-
-
-def test_a_study_in_python_gives_its_runs_and_tables(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    result = compare(STUDY, tmp_path)
-    assert result.exit_code == 0 and result.folder == tmp_path / "small" and not result.failed
-    assert [run.summary["method"] for run in result.runs] == ["FedAvg", "FedGKD"]
-    finals = [f"{100 * run.summary['final_test_acc']:.4f}" for run in result.runs]
-    assert [record["final"] for record in result.records()] == finals
-    (table,) = result.tables
-    (row,) = table.records()
-    assert row.keys() == {"measure", "FedAvg", "FedGKD"}
-    assert result.to_markdown() == (tmp_path / "small" / "table.md").read_text()
-    assert str(tmp_path / "small") in repr(result) and row["FedAvg"] in repr(result)
-    assert row["FedAvg"] in html(result) and "━" not in capfd.readouterr().out
-    assert len(report(result).rows) == 2 and plot("curves", result).axes
-    with pytest.raises(SettingError, match="name: a study needs one"):
-        compare({"axes": {}}, tmp_path)
-
-
-def test_cells_that_failed_are_told() -> None:
-    runs = [(Cell({"alpha": "1", "method": "FedAvg"}, 0, ()), fake("FedAvg", 0, [0.5]))]
-    result = StudyResult(study(), Path("runs/s"), runs, {"cell": f"no {EVIL}"})
-    assert result.exit_code == 3 and f"failed: cell: no {EVIL}" in repr(result)
-    assert "<b>failed</b> cell: no &lt;script&gt;" in html(result)
-
-
-def test_a_report_is_a_table_of_runs_however_they_are_given(run: Command, tmp_path: Path) -> None:
-    assert run("fit", *QUICK, "--rounds", "2")[0] == 0
-    folder = tmp_path / "runs" / "smoke" / "version_0"
-    one = read_run(folder)
+def test_a_run_is_found_however_it_is_given(done: Path, tmp_path: Path) -> None:
+    one = read_run(done)
     best = f"{100 * one.summary['best_test_acc']:.2f}"
-    for given in (one, folder, str(folder), RunFolder(folder), [one], tmp_path, [[folder]]):
-        assert [each.folder.resolve() for each in runs_of(given)] == [folder]
-        assert report(given).records()[0]["best"] == best
-    (row,) = report(folder, over_seeds=False).records()
-    assert (row["run"], row["best"], row["rounds"]) == (str(folder), best, "2")
-    for shown in (repr(one), html(one)):
-        assert best in shown and str(folder) in shown
-    assert "polyline" in html(one)
-    assert str(one.summary["best_test_acc"]) in html(RunFolder(folder))
-    (folder / "summary.json").unlink()
-    assert "not finished" in html(RunFolder(folder))
-    (folder / "summary.json").write_text("[1]")
-    assert "not finished" in html(RunFolder(folder)), "a stranger's"
+    for given in (one, done, str(done), RunFolder(done), Study(one), tmp_path, [[done]]):
+        assert [each.folder.resolve() for each in runs_of(given)] == [done]
+    assert best in repr(one) and str(done) in repr(one)
+    with (done / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["test/acc"] for row in one.metrics()] == [float(row["test/acc"]) for row in rows]
+    assert one.measure("round2") == one.accuracy[2] == 100 * float(rows[1]["test/acc"])
+    assert one.measure("average_best") is None and one.tested("last10") == 3
+    assert f"{one.measure('best'):.2f}" == best
 
 
-def test_a_strangers_texts_are_escaped() -> None:
-    evil = fake(EVIL, 0, [0.5, 0.6])
-    for text in (html(evil), html(report([evil])), html(report([evil], over_seeds=False))):
-        assert EVIL not in text and "&lt;script&gt;" in text
-    folder = RunFolder(Path(EVIL))
-    assert "&lt;script&gt;" in html(folder)
-    names = [EVIL, '"><b>']
-    assert EVIL not in bubbles([[1, 2]], names) and "<b>" not in bubbles([[1, 2]], names)
+def test_versions_are_sorted_by_number_and_the_newest_is_taken(tmp_path: Path) -> None:
+    content = {"method": "FedAvg", "dataset": "d", "seed": 0, "rounds": 1, "bytes_down": 1}
+    for number in (10, 9, 2):
+        folder = tmp_path / "x" / f"version_{number}"
+        folder.mkdir(parents=True)
+        (folder / "summary.json").write_text(json.dumps(content))
+    paths = [str(tmp_path)]
+    assert [run.folder.name[8:] for run in find_runs(paths)] == ["2", "9", "10"]
+    os.utime(tmp_path / "x" / "version_9" / "summary.json", (2e9, 2e9))
+    assert [run.folder.name for run in find_runs(paths, newest=True)] == ["version_9"]
+    with pytest.raises(SettingError, match="no finished run"):
+        find_runs([str(tmp_path / "nowhere")])
 
 
-def test_a_curve_goes_from_the_lowest_to_the_highest() -> None:
-    svg = ET.fromstring(curve({1: 10.0, 2: 30.0, 3: 20.0}).partition("<br>")[0])
-    points = [tuple(map(float, p.split(","))) for p in svg[0].attrib["points"].split()]
-    assert points == [(4.0, 44.0), (110.0, 4.0), (216.0, 24.0)]
-    assert curve({1: 1.0}) == ""
+def npz(**arrays: Any) -> bytes:
+    points = np.zeros((2, 2))
+    usual: dict[str, Any] = {"global_points": points, "local_points": points, "round": 1}
+    usual |= {"labels": np.array([0, 1]), "global_acc": 0.5, "local_acc": 0.5, "client": 1}
+    file = io.BytesIO()
+    np.savez(file, **(usual | arrays))
+    return file.getvalue()
 
 
-def test_bubbles_have_the_areas_of_the_counts() -> None:
-    svg = ET.fromstring(bubbles([[4, 0], [1, 2]], ["cat", "dog"]))
-    circles = [each for each in svg if each.tag.endswith("circle")]
-    radii = {each[0].text: float(each.attrib["r"]) for each in circles}
-    assert radii == {"client 0, cat: 4": 8.0, "client 1, cat: 1": 4.0, "client 1, dog: 2": 5.7}
+class Canary:
+    """Writes a file where it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.file,)
 
 
-def test_data_show_who_holds_what() -> None:
-    data = Digits(num_clients=7, partition=Dirichlet(alpha=0.1), seed=0)
-    assert "not set up yet" in html(data) and repr(data).startswith("Digits(num_clients=7, ")
-    data.setup()
-    counts = np.array(data.summary()["counts"])
-    shown = html(data)
-    assert shown.count("<circle") == np.count_nonzero(counts)
-    assert "Dirichlet(alpha=0.1)" in shown
-    values = Arrays(np.random.rand(40, 3), np.random.rand(40), num_clients=4, name="<b>x")
-    values.setup()
-    assert "&lt;b&gt;x" in html(values) and "classes of" not in html(values)
+DAMAGED = [
+    ("summary.json", "curves", "[" * 100_000),
+    ("summary.json", "curves", '{"method": "x"}'),
+    ("metrics.csv", "curves", "round,test/acc\n1,2,3\n"),
+    ("metrics.csv", "curves", "round,test/acc\n" + "9" * 5000 + ",1\n"),
+    ("config.yaml", "curves", "x: !!python/object/apply:os.system ['true']\n"),
+    ("config.yaml", "curves", "seed_everything: [1]\n"),
+    ("partition.json", "partition", '{"counts": [[1, 2], [3]]}'),
+    ("partition.json", "partition", '{"counts": [[1, -2]]}'),
+    ("partition.json", "partition", "[]"),
+    ("predictions.csv", "confusion", "label,prediction\n-1,2\n"),
+    ("predictions.csv", "confusion", "label,prediction\n1,99999999\n"),
+    ("local_models.csv", "clients", "round,client,acc\n1,2,inf\n"),
+    ("clients.csv", "per_client", "round,client\n1,2\n"),
+    ("personalized.csv", "personalized", "client,acc_before,acc_after\n1,0.5,1.5\n"),
+    ("features-round001.npz", "features", "no archive"),
+    ("features-round001.npz", "features", npz(labels=np.array([0, 1, 2]))),
+    ("features-round001.npz", "features", npz(labels=np.array([0, -1]))),
+]
 
 
-def test_an_experiment_says_what_it_would_train() -> None:
-    made = build("smoke", name="x")
-    assert repr(made) == "Experiment(FedGKD on digits, 3 rounds, runs/x)"
-    assert "model.buffer_size" in html(made)
+@pytest.mark.parametrize(("name", "kind", "content"), DAMAGED)
+def test_a_damaged_file_is_named(done: Path, name: str, kind: str, content: str | bytes) -> None:
+    data = content if isinstance(content, bytes) else content.encode()
+    (done / name).write_bytes(data)
+    with pytest.raises(SettingError, match=f"^runs: damaged: .*{name}"):
+        plot(kind, str(done))
 
 
-def test_the_functions_are_public() -> None:
-    assert {"compare", "report", "plot", "StudyResult"} <= {*fedgkd_pl.__all__}
-    assert json.dumps(report([fake("FedAvg", 0, [0.5])]).records())
+def test_no_code_of_a_run_is_run(done: Path, tmp_path: Path) -> None:
+    canary = Canary(tmp_path / "touched")
+    objects = np.array([canary], dtype=object)
+    (done / "features-round001.npz").write_bytes(npz(labels=objects))
+    with pytest.raises(SettingError, match="damaged"):
+        plot("features", done)
+    for name in ("global.safetensors", "partition.json", "metrics.csv"):
+        (done / name).write_bytes(pickle.dumps(canary))
+    for use in (lambda: plot("partition", done), lambda: plot("curves", done), read_run(done).net):
+        with pytest.raises(SettingError):
+            use()
+    assert not canary.file.exists()
+
+
+def test_control_characters_of_a_stranger_are_not_shown(done: Path) -> None:
+    summary = json.loads((done / "summary.json").read_text()) | {"title": "a\x1b[2J\nb"}
+    (done / "summary.json").write_text(json.dumps(summary))
+    assert read_run(done).title == "a?[2J b"
+    assert "\x1b" not in str(report(done))
+
+
+def test_a_figure_says_what_it_needs(done: Path) -> None:
+    for kind, word in (
+        *(("nets", "NetAccuracy"), ("clients", "LocalModels"), ("features", "FeatureMap")),
+        *(("tasks", "TaskAccuracy"), ("per_client", "ClientEvaluation"), ("average", "average")),
+        *(("personalized", "fedgkd-pl personalize"), ("confusion", "fedgkd-pl predict")),
+    ):
+        with pytest.raises(SettingError, match=f"^runs: .*{word}"):
+            plot(kind, done)
+    with pytest.raises(SettingError, match=r"^kind: must be one of"):
+        plot("toy", done)
+    assert plot("partition", done).axes and plot("participation", done).axes

@@ -3,7 +3,6 @@
 import re
 from dataclasses import replace
 from functools import partial
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -14,43 +13,23 @@ import pytest
 import torch
 from fedgkd_pl import MLP, FedAvg, FedGKD, LocalEngine, RunFiles
 from fedgkd_pl.callbacks.feature_map import FeatureMap, embed
-from fedgkd_pl.errors import SettingError, StorageError
-from fedgkd_pl.experiments.toy import sector, toy_figure
-from fedgkd_pl.methods import MethodInfo, discover
+from fedgkd_pl.errors import SettingError
+from fedgkd_pl.methods import discover
 from fedgkd_pl.plots import figures as draw
 from fedgkd_pl.plots import plane, style
-from fedgkd_pl.plots.feature_maps import read_feature_map
-from fedgkd_pl.plots.partition import bubble_chart
-from fedgkd_pl.plots.tasks import task_panels
 from lightning.pytorch import Callback, seed_everything
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.callbacks import ModelCheckpoint
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from torch import nn
 from torch.optim import SGD
 
-from tests.conftest import Table, fit, linear, quiet_trainer, same
+from examples.toy import toy_figure
+from tests.conftest import Table, fit, quiet_trainer, same
 
 # -- colours ---------------------------------------------------------------------------------------
 
-# Machado, Oliveira and Fernandes, 2009: how the severely colour-blind see linear RGB.
-EYES = {
-    "usual": np.eye(3),
-    "protan": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216],
-               [-0.003882, -0.048116, 1.051998]],
-    "deutan": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413],
-               [-0.011820, 0.042940, 0.968881]],
-    "tritan": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602],
-               [0.004733, 0.691367, 0.303900]],
-}  # fmt: skip
 PAGES = ("#FFFFFF", "#F7F8FA", "#16181B", "#1E1E1E")
-OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7")
-
-
-@pytest.fixture
-def _no_pictures() -> None:
-    """They are drawn here."""
 
 
 def linear_rgb(value: str) -> Any:
@@ -64,22 +43,6 @@ def contrast(a: str, b: str) -> float:
     return (light + 0.05) / (dark + 0.05)
 
 
-def lab(rgb: Any) -> Any:
-    to_xyz = np.array(
-        [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750],
-         [0.0193339, 0.1191920, 0.9503041]]
-    )  # fmt: skip
-    xyz = to_xyz @ np.clip(rgb, 0, 1) / [0.95047, 1, 1.08883]
-    f = np.where(xyz > 216 / 24389, np.cbrt(xyz), (24389 / 27 * xyz + 16) / 116)
-    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
-
-
-def apart(a: str, b: str) -> float:
-    """The distance in CIELAB to the eyes that see the smallest."""
-    seen = [[lab(np.array(eye) @ linear_rgb(c)) for c in (a, b)] for eye in EYES.values()]
-    return float(min(np.linalg.norm(x - y) for x, y in seen))
-
-
 def test_colours_can_be_told_apart_on_light_and_dark_pages() -> None:
     assert contrast("#000000", "#FFFFFF") == pytest.approx(21)
     assert {each.colour for each in style.STYLES} == set(style.PALETTE)
@@ -87,11 +50,11 @@ def test_colours_can_be_told_apart_on_light_and_dark_pages() -> None:
     for page in PAGES:
         assert contrast(style.TEXT, page) > 3.8
         assert all(contrast(value, page) >= 3 for value in style.PALETTE)
-    okabe_ito = min(apart(a, b) for a, b in combinations(OKABE_ITO, 2))
-    for one, other in combinations(style.STYLES, 2):
-        far = apart(one.colour, other.colour)
-        assert far >= okabe_ito > 16
-        assert far >= 18 or one.dash != other.dash, (one, other)
+    names = ["FedGKD", *(f"γ = {gamma}" for gamma in range(8))]
+    chosen = style.colours(names)
+    assert list(chosen) == names and sorted(chosen.values()) == sorted(style.PALETTE)
+    assert chosen["FedGKD"] == "#2070B0"
+    assert len(style.colours(str(number) for number in range(30))) == 30
 
 
 def test_a_method_has_one_colour_however_it_is_written() -> None:
@@ -104,35 +67,9 @@ def test_a_method_has_one_colour_however_it_is_written() -> None:
         == style.style("FedDistill+").colour
         != style.style("FedDistill").colour
     )
+    titles = [each.title for each in discover().values()]
+    assert len({style.style(title)[:2] for title in titles}) == len(titles) > 9
     assert style.style("mine").colour == style.style("mine").colour in style.PALETTE
-
-
-def test_further_methods_have_colours_again_with_other_dashes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The tenth to the eighteenth are those of the first nine, but not the same line."""
-    more = {
-        f"New{n}": MethodInfo(f"New{n}", "somewhere", f"new method {n}", "", n)
-        for n in range(9, 40)
-    }
-    known = discover()
-    first = {name: info for name, info in known.items() if info.colour < 9}
-    monkeypatch.setattr(style, "discover", lambda: first | more)
-    assert style.style("New9") == style.style("new method 9") == ("#707070", "--", "*")
-    assert style.style("New10") == ("#8080E8", ":", "X")
-    again = [*first, *(f"New{n}" for n in range(9, 18))]
-    assert len({style.style(name)[:2] for name in again}) == 18
-    assert all(style.style(name).colour in style.PALETTE for name in more)
-    chosen = style.colours(["New9", "FedAvg", "New10"])
-    assert chosen["FedAvg"] == "#707070" and len(set(chosen.values())) == 3
-
-
-def test_labels_of_one_figure_have_different_colours() -> None:
-    names = ["FedGKD", *(f"γ = {gamma}" for gamma in range(8))]
-    chosen = style.colours(names)
-    assert list(chosen) == names and sorted(chosen.values()) == sorted(style.PALETTE)
-    assert chosen["FedGKD"] == "#2070B0"
-    assert len(style.colours(str(number) for number in range(30))) == 30
 
 
 # -- files -----------------------------------------------------------------------------------------
@@ -224,14 +161,6 @@ def test_learning_curves_are_mean_and_deviation_over_seeds() -> None:
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["FedGKD", "FedProx"]
 
 
-def test_smoothing_is_the_mean_of_the_last_values() -> None:
-    curves = {"a": [{1: 1.0, 2: 3.0, 3: 8.0, 4: 10.0}]}
-    (line,) = draw.learning_curves(curves, smooth=3).axes[0].get_lines()
-    assert list(line.get_ydata()) == [1, 2, 4, 7]  # 1; 4/2; 12/3; 21/3
-    with pytest.raises(SettingError, match="smooth"):
-        draw.learning_curves(curves, smooth=0)
-
-
 def test_panels_share_the_y_axis_and_one_legend() -> None:
     panels = {f"α = {a}": {"FedAvg": [{1: a, 2: 10 * a}], "FedGKD": [{1: 2 * a}]} for a in (1, 2)}
     panels["α = 4"] = {"MOON": [{1: 4.0, 2: 40.0}]}
@@ -249,12 +178,10 @@ def test_panels_share_the_y_axis_and_one_legend() -> None:
 @pytest.mark.parametrize(
     ("label", "seeds", "ends"),
     [  # two seeds a and b: mean (a + b) / 2, deviation |a - b| / √2
-        ("test accuracy, %", (80.0, 100.0), (90 - 200**0.5, 100)),
         ("clients' test accuracy, %", (0.0, 20.0), (0, 10 + 200**0.5)),
         ("test accuracy, %", (80.0, 120.0), (100 - 800**0.5, 120)),  # so they can be
         ("test loss", (0.0, 2.0), (0, 1 + 2**0.5)),
         ("test loss", (-2.0, 0.0), (-2, -1 + 2**0.5)),  # of a density
-        ("distance from global", (0.0, 2.0), (0, 1 + 2**0.5)),
         ("cosine of two updates", (0.0, 2.0), (1 - 2**0.5, 1 + 2**0.5)),
         ("accuracy lost, % points", (0.0, 2.0), (1 - 2**0.5, 1 + 2**0.5)),
     ],
@@ -272,33 +199,19 @@ def test_bands_end_where_values_are_not_possible(
 
 
 def test_error_bars_end_where_values_are_not_possible() -> None:
-    (axes,) = draw.participation_panels({"": {"a": {0.1: [80.0, 100.0]}}}).axes
-    (segment,) = axes.containers[0][2][0].get_segments()  # type: ignore[index]
+    shares = {1.0: [70.0], 0.1: [80.0, 100.0]}
+    (axes,) = draw.participation_panels({"": {"FedGKD": shares}}).axes
+    line = axes.containers[0][0]
+    assert list(line.get_xdata()) == list(axes.get_xticks()) == [0.1, 1.0]
+    assert list(line.get_ydata()) == [90, 70]
+    assert (line.get_color(), line.get_marker()) == ("#2070B0", ">")
+    segment = axes.containers[0][2][0].get_segments()[0]  # type: ignore[index]
     np.testing.assert_allclose(segment[:, 1], [90 - 200**0.5, 100])
     curves = {"a": [{1: 0.0}, {1: 20.0}]}
-    for axes in task_panels({"accuracy": curves, "forgetting": curves}).axes:
+    for axes in draw.task_panels({"accuracy": curves, "forgetting": curves}).axes:
         low = 0 if axes.get_title() == "accuracy" else 10 - 200**0.5
         (segment,) = axes.containers[0][2][0].get_segments()  # type: ignore[index]
         np.testing.assert_allclose(segment[:, 1], [low, 10 + 200**0.5], atol=1e-9)
-
-
-def test_participation_is_mean_and_error_bars() -> None:
-    table = np.random.default_rng(1).normal(60, 3, (3, 5))
-    values = {"FedGKD": dict(zip((0.4, 0.1, 1.0), table, strict=True)), "FedAvg": {0.1: [7.0]}}
-    (axes,) = draw.participation_panels({"α = 1": values}).axes  # type: ignore[dict-item]
-    gkd, avg = axes.containers
-    line, _, (error,) = gkd  # type: ignore[misc]
-    order = [1, 0, 2]
-    assert list(line.get_xdata()) == [0.1, 0.4, 1.0]
-    mean, std = table.mean(1)[order], table.std(1, ddof=1)[order]
-    np.testing.assert_allclose(line.get_ydata(), mean)
-    ends = np.array([segment[:, 1] for segment in error.get_segments()])
-    np.testing.assert_allclose(ends, np.stack([mean - std, mean + std], 1))
-    assert (line.get_color(), line.get_marker()) == ("#2070B0", ">")
-    assert list(avg[0].get_ydata()) == [7.0]
-    assert list(axes.get_xticks()) == [0.1, 0.4, 1.0]
-    three = draw.participation_panels({f"α = {a}": values for a in (1, 0.5, 0.1)})  # type: ignore
-    assert [a.get_title() for a in three.axes] == ["α = 1", "α = 0.5", "α = 0.1"]
 
 
 def test_clients_from_worst_to_best() -> None:
@@ -320,7 +233,9 @@ def test_clients_from_worst_to_best() -> None:
 
 def test_bars_are_sorted_with_the_papers_numbers_beside() -> None:
     values = {"FedAvg": [50.0, 54.0], "FedGKD": [71.0, 73.0], "MOON": [60.0], "none": []}
-    figure = draw.bars(values, paper={"FedAvg": 51.5, "FedGKD": 70.0, "other": 3.0})
+    figure = draw.bar_panels(
+        {"": values}, paper={"": {"FedAvg": 51.5, "FedGKD": 70.0, "other": 3.0}}
+    )
     (axes,) = figure.axes
     patches = axes.patches
     assert [patch.get_width() for patch in patches] == [52, 60, 72]  # type: ignore[attr-defined]
@@ -337,58 +252,10 @@ def test_bars_are_sorted_with_the_papers_numbers_beside() -> None:
     written = [text.get_text() for text in axes.texts]
     assert written == ["52.00 ± 2.83", "60.00", "72.00 ± 1.41"]
     assert axes.get_xlim()[0] == 0
-    assert not draw.bars({"a": [1.0]}).legends
-    assert [t.get_text() for t in draw.bars({"a": [12345.6]}).axes[0].texts] == ["12,346"]
-
-
-def test_bars_of_several_panels_share_order_colours_and_axes() -> None:
-    """FedGKD has the mean 55 over both panels, FedAvg 50; MOON 40 in the one that has it."""
-    panels = {
-        "α 0.1": {"FedAvg": [20.0], "FedGKD": [30.0, 34.0], "MOON": [40.0]},
-        "α 1": {"FedGKD": [78.0], "FedAvg": [80.0]},
-    }
-    chosen = {"FedAvg": "#707070", "FedGKD": "#123456", "MOON": "#C078A8"}
-    paper = {"α 1": {"FedAvg": 81.0}}
-    figure = draw.bar_panels(panels, paper=paper, chosen=chosen)
-    assert [axes.get_title() for axes in figure.axes] == list(panels)
-    names = [text.get_text() for text in figure.axes[0].get_yticklabels()]
-    assert names == ["MOON", "FedAvg", "FedGKD"]
-    drawn = [
-        {
-            names[round(patch.get_y() + patch.get_height() / 2)]: (  # type: ignore[attr-defined]
-                patch.get_width(),  # type: ignore[attr-defined]
-                to_hex(patch.get_facecolor()),
-            )
-            for patch in axes.patches
-        }
-        for axes in figure.axes
+    assert not draw.bar_panels({"": {"a": [1.0]}}).legends
+    assert [t.get_text() for t in draw.bar_panels({"": {"a": [12345.6]}}).axes[0].texts] == [
+        "12,346"
     ]
-    assert drawn[0] == {
-        **{"FedAvg": (20, "#707070"), "FedGKD": (32, "#123456"), "MOON": (40, "#c078a8")},
-    }
-    assert drawn[1] == {"FedAvg": (80, "#707070"), "FedGKD": (78, "#123456")}
-    assert len({(*axes.get_xlim(), *axes.get_ylim()) for axes in figure.axes}) == 1
-    (markers,) = (c for c in figure.axes[1].collections if c.get_label() == "paper")
-    assert points(*markers.get_offsets().T) == {(81.0, 1)}  # type: ignore[union-attr]
-
-
-def test_bubbles_read_on_light_and_dark_pages() -> None:
-    figure = bubble_chart([[3, 0], [1, 4]], "digits")
-    (axes,) = figure.axes
-    words = [axes.title, axes.xaxis.label, axes.yaxis.label, *axes.get_xticklabels()]
-    assert {to_hex(word.get_color()).upper() for word in words} == {style.TEXT}
-    assert figure.get_facecolor()[3] == axes.get_facecolor()[3] == 0
-    (colour,) = axes.collections[0].get_facecolor()  # type: ignore[union-attr]
-    assert colour[3] == 1 and all(contrast(to_hex(colour), page) >= 3 for page in PAGES)
-
-
-def test_pictures_of_tensorboard_are_smooth() -> None:
-    """It drops the alpha channel: the edges of letters must be mixed with white before."""
-    from torch.utils.tensorboard._utils import figure_to_image
-
-    image = np.asarray(figure_to_image(style.opaque(small())))
-    greys = image[0][(image[0] == image[1]) & (image[0] == image[2])]
-    assert len(np.unique(greys)) > 50, "only the text's own grey"
 
 
 def test_confusion_is_normalised_by_row() -> None:
@@ -437,25 +304,6 @@ def test_feature_maps_show_each_class_in_its_colour() -> None:
     titles = [axes.get_title() for axes in paper.axes]
     assert titles[:3] == [f"{name}, global, round 30: 90.3 %" for name in names]
     assert titles[3:] == [f"{name}, client 4: 44.7 %" for name in names]
-
-
-def test_boundaries_show_predictions_and_points() -> None:
-    classes = np.array([[0, 1], [2, 3]])
-    where, labels = np.array([[1.0, 2.0], [-1.0, 3.0], [2.0, 2.0]]), np.array([0, 1, 0])
-    panel = plane.Boundary("user 1", classes, where, labels)
-    empty = plane.Boundary("aggregate", classes, where[:0], labels[:0])
-    figure = plane.decision_boundaries({"FedGKD": [panel, empty], "FedAvg": [panel, empty]})
-    assert [axes.get_ylabel() for axes in figure.axes] == ["FedGKD", "", "FedAvg", ""]
-    axes = figure.axes[0]
-    (image,) = axes.images
-    for (row, column), number in np.ndenumerate(classes):
-        drawn = to_hex(image.get_array()[row, column, :3]).upper()  # type: ignore[index]
-        assert drawn == style.PALETTE[number]
-    assert image.origin == "lower" and list(image.get_extent()) == [-4, 4, -4, 4]
-    for number, dots in enumerate(axes.collections):
-        np.testing.assert_allclose(dots.get_offsets(), where[labels == number])
-        assert to_hex(dots.get_facecolor()[0]).upper() == style.PALETTE[number]
-    assert not figure.axes[1].collections
 
 
 # -- the callback ----------------------------------------------------------------------------------
@@ -510,7 +358,7 @@ def test_a_map_is_of_the_round_and_of_the_first_client(
     x, y = data.x[:6], data.y[:6]  # the test set
     rows = np.random.default_rng(0).permutation(6)[:5]
     for file, number in zip(files, (2, 4, 5), strict=True):
-        found = read_feature_map(file, "FedAvg")
+        found = plane.read_feature_map(file, "FedAvg")
         first = min(client for at, client in answers.models if at == number)
         assert (found.round, found.client, found.name) == (number, first, "FedAvg")
         assert found.labels.tolist() == y[rows].tolist()
@@ -550,92 +398,20 @@ def test_nobody_notices_that_somebody_looks(tmp_path: Path) -> None:
     assert logged == watched[3]
 
 
-def test_the_same_run_writes_the_same_bytes_and_no_pickle(tmp_path: Path) -> None:
-    for name in "ab":
-        callbacks = [FeatureMap(seed=5), RunFiles(str(tmp_path / name))]
-        fit(server(), Table(sizes=SIZES), 1, callbacks=callbacks)
-    one, two = (tmp_path / name / "features-round001.npz" for name in "ab")
-    assert one.read_bytes() == two.read_bytes()
-    with np.load(one, allow_pickle=False) as file:
-        kept = {name: file[name] for name in file.files}
-    assert set(kept) == {
-        *("global_points", "local_points", "labels", "global_acc", "local_acc", "client", "round")
-    }
-    assert all(array.dtype != object for array in kept.values())
-
-
-@pytest.mark.parametrize("when", ["validation end", "epoch end"])
-def test_a_resumed_run_writes_the_maps_of_an_unbroken_one(when: str, tmp_path: Path) -> None:
+def test_a_resumed_run_writes_the_maps_of_an_unbroken_one(tmp_path: Path) -> None:
     def run(name: str, rounds: int, ckpt: Any = None, *more: Any) -> None:
         files = RunFiles(str(tmp_path / name))
         callbacks = [FeatureMap(every_n_rounds=2), files, *more]
         trainer = quiet_trainer(max_epochs=rounds, callbacks=callbacks, enable_checkpointing=True)
         trainer.fit(server(FedGKD), Table(sizes=SIZES, participation=0.5), ckpt_path=ckpt)
 
-    epoch_end = when == "epoch end"
-    save = ModelCheckpoint(tmp_path, save_last=True, save_on_train_epoch_end=epoch_end)
+    save = ModelCheckpoint(tmp_path, save_last=True, save_on_train_epoch_end=False)
     run("whole", 4, None, ModelCheckpoint(tmp_path / "unused"))
     run("begun", 2, None, save)
     run("resumed", 4, tmp_path / "last.ckpt", ModelCheckpoint(tmp_path / "unused"))
     whole, resumed = (tmp_path / name / "features-round004.npz" for name in ("whole", "resumed"))
     assert whole.read_bytes() == resumed.read_bytes()
     assert len(list((tmp_path / "resumed").glob("features-*"))) == 1
-
-
-def test_a_run_that_stops_early_has_its_last_map(tmp_path: Path) -> None:
-    stop = EarlyStopping("test/acc", mode="max", patience=1, stopping_threshold=-1.0)
-    trainer = fit(
-        *(server(), Table(sizes=SIZES), 9), callbacks=[stop, FeatureMap(), RunFiles(str(tmp_path))]
-    )
-    (file,) = tmp_path.glob("features-*")
-    assert trainer.current_epoch == 1 and file.name == "features-round001.npz"
-    assert read_feature_map(file).round == 1
-
-
-def test_without_run_files_the_map_is_the_loggers_and_in_tensorboard(tmp_path: Path) -> None:
-    logger = TensorBoardLogger(tmp_path, "", "")
-    callbacks = [FeatureMap(every_n_rounds=2)]
-    fit(server(), Table(sizes=SIZES), 3, callbacks=callbacks, logger=logger)
-    assert len(list(tmp_path.glob("features-round*.npz"))) == 2
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(tmp_path)).Reload()
-    assert [image.step for image in events.Images("features")] == [2, 3]
-
-
-def test_a_net_without_features_is_refused_in_one_line() -> None:
-    model = FedAvg(linear(), engine=LocalEngine(workers=1))
-    with pytest.raises(SettingError) as caught:
-        fit(model, Table(), 1, callbacks=[FeatureMap()])
-    text = str(caught.value)
-    assert text.startswith("callbacks: FeatureMap needs") and "SplitNet" in text
-    assert "Linear" in text and "\n" not in text
-
-
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [("every_n_rounds", 0), ("max_samples", 3), ("split", "train"), ("seed", -1)],
-)
-def test_bad_settings(setting: str, value: Any) -> None:
-    with pytest.raises(SettingError, match=f"^{setting}: must be"):
-        FeatureMap(**{setting: value})
-
-
-def test_damaged_maps_are_refused(tmp_path: Path) -> None:
-    file = tmp_path / "features-round001.npz"
-    with pytest.raises(StorageError, match=r"features-round001\.npz: No such file"):
-        read_feature_map(file)
-    fit(server(), Table(sizes=SIZES), 1, callbacks=[FeatureMap(), RunFiles(str(tmp_path))])
-    whole = file.read_bytes()
-    for damage in (b"", b"text", whole[:-30], whole[: len(whole) // 2]):
-        file.write_bytes(damage)
-        with pytest.raises(StorageError, match="is not a whole feature map"):
-            read_feature_map(file)
-    np.savez(file, labels=np.array([{}], dtype=object))
-    with pytest.raises(StorageError, match="is not a whole feature map"):
-        read_feature_map(file)
-    with np.load(tmp_path / "features-round001.npz", allow_pickle=False) as other:
-        assert other.files == ["labels"]
 
 
 def test_the_embedding_keeps_clusters_apart_and_repeats() -> None:
@@ -649,62 +425,6 @@ def test_the_embedding_keeps_clusters_apart_and_repeats() -> None:
     far = np.linalg.norm(one[:, None] - one, axis=-1) + np.where(np.eye(60), np.inf, 0)
     assert (labels[far.argmin(1)] == labels).all(), "everyone's nearest is of its class"
     assert embed(features[:, :1]).shape == (60, 2)
-
-
-# -- the toy ---------------------------------------------------------------------------------------
-
-
-def test_sectors_start_on_the_diagonal() -> None:
-    # at 60°, 150°, 240° and 330° for four clients; 40° is just before the first one begins
-    angles = np.deg2rad([60, 150, 240, 330, 40])
-    where = np.stack([np.cos(angles), np.sin(angles)], 1)
-    assert sector(where, 4).tolist() == [0, 1, 2, 3, 3]
-    assert sector(where, 3).tolist() == [0, 0, 1, 2, 2]
-
-
-def test_without_distillation_both_rows_of_the_toy_are_the_same(capfd: Any) -> None:
-    figure, numbers = toy_figure(rounds=2, gamma=0.0, local_epochs=1)
-    assert numbers["FedGKD"] == numbers["FedAvg"]
-    assert capfd.readouterr() == ("", "")
-    titles = [axes.get_title() for axes in figure.axes]
-    assert titles[:4] == titles[4:]
-    for axes, other in zip(figure.axes[:4], figure.axes[4:], strict=True):
-        assert np.array_equal(axes.images[0].get_array(), other.images[0].get_array())
-
-
-def test_the_toys_numbers_are_those_of_what_is_drawn() -> None:
-    state = torch.get_rng_state()
-    figure, numbers = toy_figure(rounds=3, gamma=5.0, local_epochs=2, seed=1)
-    assert torch.equal(state, torch.get_rng_state())
-    assert numbers["FedGKD"] != numbers["FedAvg"]
-    rng = np.random.default_rng(0)
-    train, _, test = (rng.uniform(-4, 4, (n, 2)) for n in (800, 400, 2000))
-    truth = (test[:, 0] < 0) + 2 * (test[:, 1] < 0)
-    shades = np.array([[int(c[i : i + 2], 16) / 255 for i in (1, 3, 5)] for c in style.PALETTE])
-    column, row = np.floor((test + 4) / 8 * 200).astype(int).T
-    for place, axes in enumerate(figure.axes):
-        found = numbers[("FedGKD", "FedAvg")[place // 4]]
-        name = ("user 1", "user 2", "user 3", "aggregate")[place % 4]
-        image = np.asarray(axes.images[0].get_array())[row, column, :3]
-        guess = np.abs(image[:, None] - shades).sum(-1).argmin(1)
-        # a cell of the grid is 0.04 wide: points at a boundary may fall on its other side
-        assert found[name] == pytest.approx((guess == truth).mean(), abs=0.01)
-        assert axes.get_title() == f"{name}: {100 * found[name]:.1f} %"
-        if place % 4 == 3:
-            assert not axes.collections
-            continue
-        unseen = sector(test, 4) != place % 4
-        right = (guess == truth)[unseen].mean()
-        assert found[f"{name}, unseen"] == pytest.approx(right, abs=0.01)
-        drawn = np.concatenate([np.asarray(dots.get_offsets()) for dots in axes.collections])
-        mine = train[sector(train, 4) == place % 4]
-        order = [np.lexsort(part.T) for part in (drawn, mine)]
-        np.testing.assert_allclose(drawn[order[0]], mine[order[1]], atol=1e-5)
-    assert set(found) == {f"user {k}{u}" for k in (1, 2, 3) for u in ("", ", unseen")} | {
-        "aggregate"
-    }
-    with pytest.raises(SettingError, match="num_clients"):
-        toy_figure(num_clients=2)
 
 
 @pytest.mark.parametrize("features", [np.full((40, 8), 3.0), np.full((40, 8), np.nan)])
@@ -723,3 +443,12 @@ def test_a_run_that_diverges_does_not_hide_the_others() -> None:
     assert draw.learning_curves({"FedAvg": [calm]}).axes[0].get_yscale() == "linear"
     figure = draw.learning_curves({"FedAvg": [calm | {1: 0.0}], "MOON": [calm | {10: 1e9}]})
     assert figure.axes[0].get_yscale() == "linear", "nothing to take the logarithm of"
+
+
+def test_the_toys_two_methods_differ_in_the_distillation_alone() -> None:
+    figure, numbers = toy_figure(rounds=2, gamma=0.0, local_epochs=1)
+    assert numbers["FedGKD"] == numbers["FedAvg"]
+    titles = [axes.get_title() for axes in figure.axes]
+    assert titles[:4] == titles[4:]
+    for axes, other in zip(figure.axes[:4], figure.axes[4:], strict=True):
+        assert np.array_equal(axes.images[0].get_array(), other.images[0].get_array())
