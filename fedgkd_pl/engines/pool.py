@@ -5,6 +5,7 @@ process that has torch and Lightning imported, so a pool costs that import once.
 """
 
 import io
+import math
 import os
 import pickle
 import signal
@@ -45,7 +46,14 @@ class WorkerHandle:
     connection: Connection
     client: int | None = None  # None while it waits for one
     given: float = 0.0  # when it got that client
-    started: float | None = None  # when it began with that client; None until it says so
+    limit: float = math.inf  # when it must have answered; known once it says that it has begun
+
+    def end(self) -> None:
+        """Ends it, at once if it is training."""
+        self.connection.close()  # a worker that reads the end of its connection ends
+        self.process.join(timeout=1 if self.client is None else 0)
+        self.process.kill()
+        self.process.join()
 
 
 class PoolSession(Session):
@@ -54,7 +62,7 @@ class PoolSession(Session):
     def __init__(self, job: Job, workers: int, threads: int, timeout: float | None = None) -> None:
         self.job = job
         self.threads = threads
-        self.timeout = timeout
+        self.timeout = timeout or math.inf
         self.context = context(__name__)
         self.message = b""
         self.workers: list[WorkerHandle] = []
@@ -62,10 +70,10 @@ class PoolSession(Session):
         # before multiprocessing waits for workers, which ignore its SIGTERM
         self._end = util.Finalize(self, _end, (self.workers, self.files), exitpriority=10)
         try:
-            for tensor in _plain_tensors(job.data.examples, job.client.public):
-                self.files.add(tensor)
+            self.files.write(job.data.examples)
+            self.files.write(job.client.public)
             for slot in range(workers):
-                self.workers.append(self._start(slot))
+                self._start(slot)
         except BaseException:
             self.close()
             raise
@@ -78,7 +86,7 @@ class PoolSession(Session):
         done: dict[int, Answer] = {}
         try:
             for slot in range(len(self.workers)):
-                self._tell(slot, self.message)
+                self._send(slot, self.message)
                 self._assign(slot, waiting)
             for client in order:
                 while client not in done:
@@ -96,7 +104,7 @@ class PoolSession(Session):
     def close(self) -> None:
         self._end()
 
-    def _start(self, slot: int) -> WorkerHandle:
+    def _start(self, slot: int) -> None:
         job = self.files.pickle(_for_worker(self.job, slot))
         ours, theirs = self.context.Pipe()
         process = self.context.Process(
@@ -104,30 +112,19 @@ class PoolSession(Session):
             name=f"fedgkd-worker-{slot}",
             daemon=False,  # it may start processes that read samples; _end ends it
         )
-        try:
-            with without_main():
-                process.start()
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        worker = WorkerHandle(process, ours)
+        with without_main():
+            process.start()
+        theirs.close()
+        self.workers[slot : slot + 1] = [WorkerHandle(process, ours)]
         try:
             ours.send_bytes(job)
-        except BaseException as error:
-            ours.close()
-            _kill(worker)
-            if isinstance(error, OSError):
-                reason = f"ended as it started (exit code {process.exitcode})"
-                raise RunFailed(f"a worker process {reason}") from error
-            raise
-        return worker
+        except OSError as error:
+            process.join()
+            text = f"a worker process ended as it started (exit code {process.exitcode})"
+            raise RunFailed(text) from error
 
-    def _tell(self, slot: int, task: Any) -> None:
+    def _send(self, slot: int, task: Any) -> None:
         """Sends a task; a worker that has died since its last one is replaced."""
-        if not self.workers[slot].process.is_alive():
-            self._replace(slot)
         try:
             self.workers[slot].connection.send(task)
         except OSError:
@@ -135,36 +132,27 @@ class PoolSession(Session):
             self.workers[slot].connection.send(task)
 
     def _replace(self, slot: int) -> None:
-        _kill(self.workers[slot])
-        self.workers[slot].connection.close()
-        self.workers[slot] = self._start(slot)
+        self.workers[slot].end()
+        self._start(slot)
         self.workers[slot].connection.send(self.message)
 
     def _assign(self, slot: int, waiting: Iterator[int]) -> None:
         client = next(waiting, None)
         given = time.monotonic()
         if client is not None:
-            self._tell(slot, (client, encode_state(self.job.states.get(client, {}))))
+            self._send(slot, (client, encode_state(self.job.states.get(client, {}))))
         worker = self.workers[slot]  # perhaps another one now
-        worker.client, worker.given, worker.started = client, given, None
+        worker.client, worker.given, worker.limit = client, given, math.inf
 
     def _ready(self) -> list[int]:
         """Waits until a worker has answered, died or run out of time."""
         busy = {w.connection: n for n, w in enumerate(self.workers) if w.client is not None}
-        left = None
-        started = [w.started for w in self.workers if w.client is not None and w.started]
-        if self.timeout is not None and started:
-            left = max(0.0, min(started) + self.timeout - time.monotonic())
+        limit = min(self.workers[slot].limit for slot in busy.values())
+        left = None if limit == math.inf else max(0.0, limit - time.monotonic())
         answered = cast(list[Connection], wait(list(busy), left))
-        return [busy[connection] for connection in answered] or [
-            slot for slot in busy.values() if self._late(slot)
-        ]
-
-    def _late(self, slot: int) -> bool:
-        started = self.workers[slot].started
-        if started is None or self.timeout is None:
-            return False
-        return time.monotonic() - started >= self.timeout
+        now = time.monotonic()
+        late = [slot for slot in busy.values() if self.workers[slot].limit <= now]
+        return [busy[connection] for connection in answered] or late
 
     def _receive(self, slot: int) -> Answer | None:
         """A worker's answer; None if it only says that it has begun."""
@@ -182,10 +170,11 @@ class PoolSession(Session):
             killed = code == -signal.SIGKILL
             hint = "; usually out of memory: use fewer workers" if killed else ""
             return ClientFailure(worker.client, f"its process died (exit code {code}{hint})")
+        now = time.monotonic()
         if answer == BEGUN:
-            worker.started = time.monotonic()
+            worker.limit = now + self.timeout
             return None
-        return read(answer, worker.client, time.monotonic() - worker.given)
+        return read(answer, worker.client, now - worker.given)
 
 
 class MappedFiles:
@@ -200,14 +189,21 @@ class MappedFiles:
         self.open: list[IO[bytes]] = []
         self.known: dict[int, tuple[str, list[int]]] = {}  # path and axes, by the tensor's id
 
-    def add(self, value: Tensor) -> None:
+    def write(self, examples: Examples | None) -> None:
+        """Writes the tensors of examples that lie in the host's memory; others travel by value."""
+        for value in vars(examples).values() if examples is not None else ():
+            plain = type(value) is Tensor and value.layout is torch.strided
+            if plain and value.device.type == "cpu" and value.numel():
+                with suppress(TypeError):  # NumPy does not have its type
+                    self._write(value)
+
+    def _write(self, tensor: Tensor) -> None:
         """Writes a tensor with its widest stride first, so that it lies there as in memory."""
-        order = sorted(range(value.dim()), key=lambda axis: -value.stride(axis))
+        order = sorted(range(tensor.dim()), key=lambda axis: -tensor.stride(axis))
+        array = tensor.detach().permute(order).numpy(force=True)
         path = Path(self.folder.name, f"{len(self.known)}.npy")
         try:
-            np.save(path, value.detach().permute(order).numpy(force=True))
-        except TypeError:  # NumPy does not have its type: it travels by value
-            return
+            np.save(path, array)
         except OSError as error:
             raise StorageError(path, error) from error
         name = str(path)
@@ -215,7 +211,7 @@ class MappedFiles:
             self.open.append(path.open("rb"))
             path.unlink()
             name = f"/proc/{os.getpid()}/fd/{self.open[-1].fileno()}"
-        self.known[id(value)] = name, [order.index(axis) for axis in range(value.dim())]
+        self.known[id(tensor)] = name, [order.index(axis) for axis in range(tensor.dim())]
 
     def pickle(self, job: Job) -> bytes:
         """A job by value, but for the tensors in the files."""
@@ -249,29 +245,13 @@ def _map(path: str, axes: list[int]) -> Tensor:
     return torch.from_numpy(np.load(path, mmap_mode="c")).permute(axes)
 
 
-def _plain_tensors(*parts: Examples | None) -> Iterator[Tensor]:
-    """The tensors of examples that lie in the host's memory."""
-    for value in (value for part in parts if part is not None for value in vars(part).values()):
-        if type(value) is Tensor and value.layout is torch.strided and not value.is_quantized:
-            if value.device.type == "cpu" and value.numel():
-                yield value
-
-
 def _end(workers: list[WorkerHandle], files: MappedFiles) -> None:
     for worker in workers:
-        worker.connection.close()  # a worker that reads the end of its connection ends
+        worker.connection.close()  # they end side by side
     for worker in workers:
-        if worker.client is None:
-            worker.process.join(timeout=1)
-        _kill(worker)
+        worker.end()
     workers.clear()
     files.close()
-
-
-def _kill(worker: WorkerHandle) -> None:
-    if worker.process.is_alive():
-        worker.process.kill()
-    worker.process.join()
 
 
 def _for_worker(job: Job, number: int) -> Job:
