@@ -277,13 +277,10 @@ def _work(connection: Connection, threads: int, settings: dict[str, Any]) -> Non
 
 
 def _serve(connection: Connection, worker: Worker) -> None:
-    encoded, message = b"", None
+    begun = partial(connection.send_bytes, BEGUN)
     while True:
         task = connection.recv()
         if isinstance(task, bytes):
-            encoded, message = task, None
-            continue
-        client, state = task
-        message = message or Message.decode(encoded)
-        begun = partial(connection.send_bytes, BEGUN)
-        connection.send_bytes(worker.train(message, client, state, begun=begun))
+            message = Message.decode(task)
+        else:
+            connection.send_bytes(worker.train(message, *task, begun=begun))
