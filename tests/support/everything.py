@@ -57,6 +57,7 @@ class Everything(FedDF):
 
     title = "Everything"
     client_class = EverythingClient
+    takes_sequences = True
     keeps = ("shift",)
 
     def __init__(self, **kwargs: Any) -> None:
