@@ -199,7 +199,8 @@ class MappedFiles:
 
     def _write(self, tensor: Tensor) -> None:
         """Writes a tensor with its widest stride first, so that it lies there as in memory."""
-        order = sorted(range(tensor.dim()), key=lambda axis: -tensor.stride(axis))
+        steps = tensor.stride()
+        order = sorted(range(tensor.dim()), key=lambda axis: -steps[axis])
         array = tensor.detach().permute(order).numpy(force=True)
         path = Path(self.folder.name, f"{len(self.known)}.npy")
         try:
@@ -283,4 +284,5 @@ def _serve(connection: Connection, worker: Worker) -> None:
         if isinstance(task, bytes):
             message = Message.decode(task)
         else:
-            connection.send_bytes(worker.train(message, *task, begun=begun))
+            client, state = task
+            connection.send_bytes(worker.train(message, client, state, begun=begun))

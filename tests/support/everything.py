@@ -19,6 +19,8 @@ PRECISIONS = ["32-true", "64-true", "bf16-mixed"]
 class EverythingClient(FedAvgClient):
     """Learns from its task, public inputs, what the server sends and what it kept."""
 
+    uses_public = True
+
     @override
     def receive(self, message: Message, state: State) -> None:
         super().receive(message, state)
