@@ -20,9 +20,9 @@ WORK = ["--data", "Digits", "--data.num_clients", "2", "--data.batch_size", "32"
 WORK += ["--model", "FedGKD", "--model.buffer_size", "2", "--model.net", "fedgkd_pl.MLP"]
 WORK += ["--model.net.hidden", "[512, 512]", "--rounds", str(ROUNDS), "--profile", "true"]
 ENGINES = {
-    "local": ["--model.engine", "local", "--model.engine.workers", "1"],
-    "pool": ["--model.engine", "local", "--model.engine.workers", "2"],
-    "ray": ["--model.engine", "ray", "--model.engine.workers", "2"],
+    "local": ["--model.engine", "LocalEngine", "--model.engine.workers", "1"],
+    "pool": ["--model.engine", "LocalEngine", "--model.engine.workers", "2"],
+    "ray": ["--model.engine", "RayEngine", "--model.engine.actors", "2"],
 }
 
 

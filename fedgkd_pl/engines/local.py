@@ -9,6 +9,7 @@ from fedgkd_pl.federation.answers import failure
 from fedgkd_pl.federation.client_trainer import ClientTrainer, Job, quiet
 from fedgkd_pl.federation.message import Answer, Message, State
 from fedgkd_pl.federation.performance import keep_memory, threads
+from typing_extensions import override
 
 
 class LocalEngine(Engine):
@@ -38,8 +39,8 @@ class LocalEngine(Engine):
         self.threads = threads
         self.timeout = timeout
 
+    @override
     def open(self, job: Job, cohort_size: int) -> Session:
-        """See :meth:`Engine.open`."""
         keep_memory()  # for evaluation, too
         if self.workers != "auto":
             workers = self.workers
@@ -62,15 +63,15 @@ class InProcessSession(Session):
         self.threads = threads
         self.trainer = ClientTrainer(job)
 
+    @override
     def run(self, message: Message, cohort: Sequence[int]) -> Iterator[Answer]:
-        """See :meth:`Session.run`."""
         for client in schedule(self.job, cohort):
             with threads(self.threads), quiet():  # not while the answer is used
                 answer = self._train(message, client, self.job.states.get(client, {}))
             yield answer
 
+    @override
     def close(self) -> None:
-        """See :meth:`Session.close`."""
         self.trainer.close()
 
     def _train(self, message: Message, client: int, state: State) -> Answer:

@@ -1,36 +1,39 @@
 """A pool of worker processes, each with a net, a Trainer and a view of the data.
 
-The training data and every round's message lie in shared memory. Workers are forked from a server
+The training data lies in temporary files, which all workers map. Workers are forked from a server
 process that has torch and Lightning imported, so a pool costs that import once.
 """
 
 import io
+import math
+import os
 import pickle
 import signal
+import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import util
 from multiprocessing.connection import Connection, wait
-from typing import Any, cast
+from pathlib import Path
+from typing import IO, Any, cast
 
 import cloudpickle
+import numpy as np
 import torch
+from fedgkd_pl.data.examples import Examples
 from fedgkd_pl.engines.base import Session, devices_like, schedule
-from fedgkd_pl.engines.shared import Memory, SharedTensors
 from fedgkd_pl.engines.worker import Worker, read
-from fedgkd_pl.errors import RunFailed, SettingError
+from fedgkd_pl.errors import RunFailed, SettingError, StorageError
 from fedgkd_pl.federation.client_trainer import Job, quiet
 from fedgkd_pl.federation.message import Answer, ClientFailure, Message, encode_state
 from fedgkd_pl.federation.performance import numerics, set_numerics
-from fedgkd_pl.processes.start import (
-    context,
-    ending_with_parent,
-    may_be_forked,
-    without_main,
-)
+from fedgkd_pl.processes.start import context, ending_with_parent, may_be_forked, without_main
 from torch import Tensor
+from typing_extensions import override
 
 BEGUN = b">"
 
@@ -42,8 +45,15 @@ class WorkerHandle:
     process: Any
     connection: Connection
     client: int | None = None  # None while it waits for one
-    given: float | None = None  # when it got that client
-    started: float | None = None  # when it began with that client; None until it says so
+    given: float = 0.0  # when it got that client
+    limit: float = math.inf  # when it must have answered; known once it says that it has begun
+
+    def end(self) -> None:
+        """Ends it, at once if it is training."""
+        self.connection.close()  # a worker that reads the end of its connection ends
+        self.process.join(timeout=1 if self.client is None else 0)
+        self.process.kill()
+        self.process.join()
 
 
 class PoolSession(Session):
@@ -52,33 +62,31 @@ class PoolSession(Session):
     def __init__(self, job: Job, workers: int, threads: int, timeout: float | None = None) -> None:
         self.job = job
         self.threads = threads
-        self.timeout = timeout
+        self.timeout = timeout or math.inf
         self.context = context(__name__)
-        parts = [vars(part) for part in (job.data.examples, job.client.public) if part is not None]
-        self.data = [t for part in parts for t in part.values() if _can_be_shared(t)]
-        self.shared = SharedTensors(self.data)
-        self.message = Memory()
+        self.message = b""
         self.workers: list[WorkerHandle] = []
+        self.files = MappedFiles()
         # before multiprocessing waits for workers, which ignore its SIGTERM
-        self._end = util.Finalize(
-            self, _end, (self.workers, self.shared.memory, self.message), exitpriority=10
-        )
+        self._end = util.Finalize(self, _end, (self.workers, self.files), exitpriority=10)
         try:
+            self.files.write(job.data.examples)
+            self.files.write(job.client.public)
             for slot in range(workers):
-                self.workers.append(self._start(slot))
+                self._start(slot)
         except BaseException:
             self.close()
             raise
 
+    @override
     def run(self, message: Message, cohort: Sequence[int]) -> Iterator[Answer]:
-        """See :meth:`Session.run`."""
-        self.message.write([message.encode()])  # nobody reads: all clients before have answered
+        self.message = message.encode()
         order = schedule(self.job, cohort)
         waiting = iter(order)
         done: dict[int, Answer] = {}
         try:
             for slot in range(len(self.workers)):
-                self._tell(slot, self.message.size)
+                self._send(slot, self.message)
                 self._assign(slot, waiting)
             for client in order:
                 while client not in done:
@@ -92,43 +100,31 @@ class PoolSession(Session):
             self.close()
             raise
 
+    @override
     def close(self) -> None:
-        """See :meth:`Session.close`."""
         self._end()
 
-    def _start(self, slot: int) -> WorkerHandle:
-        job = _dumps(_for_worker(self.job, slot), self.data)
+    def _start(self, slot: int) -> None:
+        job = self.files.pickle(_for_worker(self.job, slot))
         ours, theirs = self.context.Pipe()
-        args = (theirs, self.threads, numerics(), self.shared, self.message)
         process = self.context.Process(
-            **ending_with_parent(_work, *args),
+            **ending_with_parent(_work, theirs, self.threads, numerics()),
             name=f"fedgkd-worker-{slot}",
             daemon=False,  # it may start processes that read samples; _end ends it
         )
-        try:
-            with without_main():
-                process.start()
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        worker = WorkerHandle(process, ours)
+        with without_main():
+            process.start()
+        theirs.close()
+        self.workers[slot : slot + 1] = [WorkerHandle(process, ours)]
         try:
             ours.send_bytes(job)
-        except BaseException as error:
-            ours.close()
-            _kill(worker)
-            if isinstance(error, OSError):
-                reason = f"ended as it started (exit code {process.exitcode})"
-                raise RunFailed(f"a worker process {reason}") from error
-            raise
-        return worker
+        except OSError as error:
+            process.join()
+            text = f"a worker process ended as it started (exit code {process.exitcode})"
+            raise RunFailed(text) from error
 
-    def _tell(self, slot: int, task: Any) -> None:
+    def _send(self, slot: int, task: Any) -> None:
         """Sends a task; a worker that has died since its last one is replaced."""
-        if not self.workers[slot].process.is_alive():
-            self._replace(slot)
         try:
             self.workers[slot].connection.send(task)
         except OSError:
@@ -136,36 +132,27 @@ class PoolSession(Session):
             self.workers[slot].connection.send(task)
 
     def _replace(self, slot: int) -> None:
-        _kill(self.workers[slot])
-        self.workers[slot].connection.close()
-        self.workers[slot] = self._start(slot)
-        self.workers[slot].connection.send(self.message.size)
+        self.workers[slot].end()
+        self._start(slot)
+        self.workers[slot].connection.send(self.message)
 
     def _assign(self, slot: int, waiting: Iterator[int]) -> None:
         client = next(waiting, None)
         given = time.monotonic()
         if client is not None:
-            self._tell(slot, (client, encode_state(self.job.states.get(client, {}))))
-        worker = self.workers[slot]
-        worker.client, worker.given, worker.started = client, given, None
+            self._send(slot, (client, encode_state(self.job.states.get(client, {}))))
+        worker = self.workers[slot]  # perhaps another one now
+        worker.client, worker.given, worker.limit = client, given, math.inf
 
     def _ready(self) -> list[int]:
         """Waits until a worker has answered, died or run out of time."""
         busy = {w.connection: n for n, w in enumerate(self.workers) if w.client is not None}
-        left = None
-        started = [w.started for w in self.workers if w.client is not None and w.started]
-        if self.timeout is not None and started:
-            left = max(0.0, min(started) + self.timeout - time.monotonic())
+        limit = min(self.workers[slot].limit for slot in busy.values())
+        left = None if limit == math.inf else max(0.0, limit - time.monotonic())
         answered = cast(list[Connection], wait(list(busy), left))
-        return [busy[connection] for connection in answered] or [
-            slot for slot in busy.values() if self._late(slot)
-        ]
-
-    def _late(self, slot: int) -> bool:
-        started = self.workers[slot].started
-        if started is None or self.timeout is None:
-            return False
-        return time.monotonic() - started >= self.timeout
+        now = time.monotonic()
+        late = [slot for slot in busy.values() if self.workers[slot].limit <= now]
+        return [busy[connection] for connection in answered] or late
 
     def _receive(self, slot: int) -> Answer | None:
         """A worker's answer; None if it only says that it has begun."""
@@ -181,38 +168,91 @@ class PoolSession(Session):
             code = worker.process.exitcode
             self._replace(slot)
             killed = code == -signal.SIGKILL
-            hint = "; mostly a lack of memory: take fewer workers" if killed else ""
+            hint = "; usually out of memory: use fewer workers" if killed else ""
             return ClientFailure(worker.client, f"its process died (exit code {code}{hint})")
+        now = time.monotonic()
         if answer == BEGUN:
-            worker.started = time.monotonic()
+            worker.limit = now + self.timeout
             return None
-        assert worker.given is not None
-        return read(answer, worker.client, time.monotonic() - worker.given)
+        return read(answer, worker.client, now - worker.given)
 
 
-def _end(workers: list[WorkerHandle], *memories: Memory) -> None:
+class MappedFiles:
+    """Tensors in temporary files, which other processes map when they unpickle what has them.
+
+    On Linux a file loses its name at once, so that nothing stays after a kill; it is opened through
+    this process's descriptor.
+    """
+
+    def __init__(self) -> None:
+        self.folder = tempfile.TemporaryDirectory(prefix="fedgkd-", ignore_cleanup_errors=True)
+        self.open: list[IO[bytes]] = []
+        self.known: dict[int, tuple[str, list[int]]] = {}  # path and axes, by the tensor's id
+
+    def write(self, examples: Examples | None) -> None:
+        """Writes the tensors of examples that lie in the host's memory; others travel by value."""
+        for value in vars(examples).values() if examples is not None else ():
+            plain = type(value) is Tensor and value.layout is torch.strided
+            if plain and value.device.type == "cpu" and value.numel():
+                with suppress(TypeError):  # NumPy does not have its type
+                    self._write(value)
+
+    def _write(self, tensor: Tensor) -> None:
+        """Writes a tensor with its widest stride first, so that it lies there as in memory."""
+        steps = tensor.stride()
+        order = sorted(range(tensor.dim()), key=lambda axis: -steps[axis])
+        array = tensor.detach().permute(order).numpy(force=True)
+        path = Path(self.folder.name, f"{len(self.known)}.npy")
+        try:
+            np.save(path, array)
+        except OSError as error:
+            raise StorageError(path, error) from error
+        name = str(path)
+        if sys.platform == "linux":
+            self.open.append(path.open("rb"))
+            path.unlink()
+            name = f"/proc/{os.getpid()}/fd/{self.open[-1].fileno()}"
+        self.known[id(tensor)] = name, [order.index(axis) for axis in range(tensor.dim())]
+
+    def pickle(self, job: Job) -> bytes:
+        """A job by value, but for the tensors in the files."""
+        known = self.known
+
+        class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+            def reducer_override(self, value: object) -> Any:
+                if id(value) in known:
+                    return _map, known[id(value)]
+                return super().reducer_override(value)
+
+        buffer = io.BytesIO()
+        try:
+            Pickler(buffer).dump(job)
+        except SettingError:  # of a dataset, which it names
+            raise
+        except Exception as error:  # a user's net or loss may hold anything
+            text = f"the net, loss or data cannot be sent to another process ({error})"
+            raise pickle.PicklingError(f"{text}; engine.workers 1 needs none") from error
+        return buffer.getvalue()
+
+    def close(self) -> None:
+        """Removes the files; what is mapped stays until the workers end."""
+        for file in self.open:
+            file.close()
+        self.folder.cleanup()
+
+
+def _map(path: str, axes: list[int]) -> Tensor:
+    """A tensor over a file; what is written to it stays in this process."""
+    return torch.from_numpy(np.load(path, mmap_mode="c")).permute(axes)
+
+
+def _end(workers: list[WorkerHandle], files: MappedFiles) -> None:
     for worker in workers:
-        worker.connection.close()  # a worker that reads the end of its connection ends
+        worker.connection.close()  # they end side by side
     for worker in workers:
-        if worker.client is None:
-            worker.process.join(timeout=1)
-        _kill(worker)
+        worker.end()
     workers.clear()
-    for memory in memories:
-        memory.close()
-
-
-def _kill(worker: WorkerHandle) -> None:
-    if worker.process.is_alive():
-        worker.process.kill()
-    worker.process.join()
-
-
-def _can_be_shared(value: object) -> bool:
-    """Whether a value is a plain tensor in the host's memory; others travel by value."""
-    if type(value) is not Tensor or value.layout is not torch.strided:
-        return False
-    return value.device.type == "cpu" and not value.is_quantized
+    files.close()
 
 
 def _for_worker(job: Job, number: int) -> Job:
@@ -224,68 +264,25 @@ def _for_worker(job: Job, number: int) -> Job:
     return replace(job.on(device), states={})
 
 
-def _work(
-    connection: Connection,
-    threads: int,
-    settings: dict[str, Any],
-    shared: SharedTensors,
-    message: Memory,
-) -> None:
+def _work(connection: Connection, threads: int, settings: dict[str, Any]) -> None:
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)  # handled by the parent
     may_be_forked()
     set_numerics(settings, threads)
-    with quiet():
-        _serve(connection, shared, message)
-
-
-def _serve(connection: Connection, shared: SharedTensors, memory: Memory) -> None:
-    worker: Worker | None = None
-    try:
+    with quiet(), suppress(EOFError, OSError):  # the pool was closed, or its process is gone
         job = connection.recv_bytes()
-        data = shared.tensors()
-        shared.memory.close()
-        worker = Worker(lambda: _loads(job, data))
-        size, message = 0, None
-        while True:
-            task = connection.recv()
-            if isinstance(task, int):  # the size of a new message
-                size, message = task, None
-                continue
+        worker = Worker(lambda: cast(Job, pickle.loads(job)))
+        with closing(worker):
+            _serve(connection, worker)
+
+
+def _serve(connection: Connection, worker: Worker) -> None:
+    begun = partial(connection.send_bytes, BEGUN)
+    while True:
+        task = connection.recv()
+        if isinstance(task, bytes):
+            message = Message.decode(task)
+        else:
             client, state = task
-            if message is None:
-                message = Message.decode(memory.map(size)[:])
-            begun = partial(connection.send_bytes, BEGUN)
             connection.send_bytes(worker.train(message, client, state, begun=begun))
-    except (EOFError, OSError):
-        if worker is not None:  # the pool was closed, or its process is gone
-            worker.close()
-
-
-def _dumps(job: Job, shared: list[Tensor]) -> bytes:
-    """Pickles a job by value, but for the tensors that are sent through shared memory."""
-    slots = {id(tensor): slot for slot, tensor in enumerate(shared)}
-
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-        def persistent_id(self, value: object) -> int | None:
-            return slots.get(id(value))
-
-    buffer = io.BytesIO()
-    try:
-        Pickler(buffer).dump(job)
-    except SettingError:  # of a dataset, which it names
-        raise
-    except Exception as error:  # a user's net or loss may hold anything
-        text = f"the net, loss or data cannot be sent to another process ({error})"
-        raise pickle.PicklingError(f"{text}; engine.workers 1 needs none") from error
-    return buffer.getvalue()
-
-
-def _loads(blob: bytes, shared: list[Tensor]) -> Job:
-    class Unpickler(pickle.Unpickler):
-        def persistent_load(self, slot: int) -> Tensor:
-            return shared[slot]
-
-    job: Job = Unpickler(io.BytesIO(blob)).load()
-    return job

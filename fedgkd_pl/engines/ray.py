@@ -10,34 +10,27 @@ import os
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import cloudpickle
 import torch
-from fedgkd_pl.engines.base import Engine, Session, cores, needs, schedule
-from fedgkd_pl.engines.ray_cluster import (
-    connect,
-    end_if_interrupted,
-    keep_signals,
-    own_cluster,
-    start,
-    unwrap_stop,
-)
+from fedgkd_pl.engines.base import Engine, Session, needs, schedule
+from fedgkd_pl.engines.ray_cluster import connect, keep_signals
 from fedgkd_pl.engines.ray_worker import RayWorker, blob
 from fedgkd_pl.engines.worker import read
 from fedgkd_pl.errors import RunFailed, require
 from fedgkd_pl.federation.client_trainer import Job
 from fedgkd_pl.federation.message import Answer, ClientFailure, Message, encode_state
 from fedgkd_pl.federation.performance import keep_memory, numerics
+from typing_extensions import override
 
 if TYPE_CHECKING:
     from fedgkd_pl.federation.server import FederatedServer
 
 log = logging.getLogger("fedgkd_pl")
 PATIENCE = 60.0  # seconds without a worker until a warning
-STARTING = 30.0  # seconds after which the workers are counted that have started
 GPUS = ("cuda", "xpu")  # what Ray shares out as GPUs, by torch's names
 
 
@@ -51,8 +44,8 @@ class RayEngine(Engine):
         ray_address: of a cluster: ``auto`` for the one of this machine, ``host:6379`` or
             ``ray://host:10001``; by default ``RAY_ADDRESS`` (which ``ray job submit`` sets) and,
             without it, a Ray of its own on this machine, for as long as the run lasts.
-        workers: how many; ``auto`` takes one per client of a cohort as far as the cluster has
-            cores, or GPUs if a worker needs one.
+        actors: how many workers; ``auto`` takes one per client of a cohort as far as the cluster
+            has cores, or GPUs if a worker needs one.
         threads: intra-op threads of each client's training, and the cores that Ray keeps for it;
             another number gives other rounding.
         gpus: of each worker; 0.25 lets four share one. By default 1 where the Trainer has a GPU;
@@ -64,29 +57,29 @@ class RayEngine(Engine):
     def __init__(
         self,
         ray_address: str | None = None,
-        workers: int | Literal["auto"] = "auto",
+        actors: int | Literal["auto"] = "auto",
         threads: int = 1,
         gpus: float | None = None,
         timeout: float | None = None,
         retries: int = 3,
     ) -> None:
         needs("ray", "ray")
-        require(workers == "auto" or int(workers) >= 1, "workers", "must be auto or ≥ 1", workers)
+        require(actors == "auto" or int(actors) >= 1, "actors", "must be auto or ≥ 1", actors)
         require(threads >= 1, "threads", "must be at least 1", threads)
         require(gpus is None or gpus >= 0, "gpus", "must not be negative", gpus)
         require(timeout is None or timeout > 0, "timeout", "must be positive", timeout)
         require(retries >= 0, "retries", "must not be negative", retries)
         self.ray_address = ray_address
-        self.workers = workers
+        self.actors = actors
         self.threads = threads
         self.gpus = gpus
         self.timeout = timeout
         self.retries = retries
         self.joined = False  # whether the connection is ours to end
-        self.surroundings = ExitStack()  # of a Ray of our own
 
+    @override
     def check(self, server: "FederatedServer") -> None:
-        """Joins the cluster, or starts one; see :meth:`Engine.check`."""
+        """Joins the cluster, or starts one."""
         import ray
 
         if server._trainer is not None:
@@ -94,21 +87,11 @@ class RayEngine(Engine):
         if ray.is_initialized():  # it is the user's, who will also end it
             return
         self.joined = True
-        with unwrap_stop():
-            try:
-                self._join()
-            except BaseException:
-                self.leave()
-                raise
-
-    def _join(self) -> None:
-        address = self.ray_address or os.environ.get("RAY_ADDRESS", "local")
-        if address != "local":
-            connect(address)
-            return
-        self.surroundings.enter_context(own_cluster())
-        with end_if_interrupted():
-            start({"address": "local", "num_cpus": cores(), "include_dashboard": False})
+        try:
+            connect(self.ray_address or os.environ.get("RAY_ADDRESS", "local"))
+        except BaseException:
+            self.leave()
+            raise
 
     def leave(self) -> None:
         """Leaves the cluster that :meth:`check` has joined."""
@@ -117,11 +100,11 @@ class RayEngine(Engine):
         if self.joined:  # perhaps not completely
             with keep_signals():
                 ray.shutdown()
-        self.surroundings.close()
         self.joined = False
 
+    @override
     def open(self, job: Job, cohort_size: int) -> Session:
-        """See :meth:`Engine.open`; :meth:`check` has joined the cluster."""
+        """Starts actors on the cluster that :meth:`check` has joined."""
         keep_memory()  # for evaluation
         gpus = self.gpus_of_worker(job.device)
         if not gpus and job.device.type != "cpu":
@@ -132,7 +115,7 @@ class RayEngine(Engine):
         """The GPUs of a worker, given where the server computes."""
         if self.gpus is not None:
             return self.gpus
-        text = f"Ray shares out no {server.type} devices: take 0 (clients on CPUs) or LocalEngine"
+        text = f"Ray has no {server.type} devices: use 0 (clients train on CPUs) or LocalEngine"
         require(server.type in ("cpu", *GPUS), "gpus", text, self.gpus)
         return 0.0 if server.type == "cpu" else 1.0
 
@@ -143,10 +126,8 @@ class Actor:
 
     handle: Any
     pending: Any  # the reference of its next answer; None if it has no task
+    since: float  # when it got its task
     client: int | None = None  # None while it starts
-    since: float = 0.0  # when it got its task
-    place: str = ""  # its machine and process, once it has started
-    node: str = ""  # the cluster's name of the machine
 
 
 class RaySession(Session):
@@ -159,41 +140,36 @@ class RaySession(Session):
         self.engine = engine
         self.job = job
         self.actors: list[Actor] = []
-        self.never_started = 0
-        self.opened = time.monotonic()
-        self.announced = 0  # workers that were logged
+        self.parts: dict[int, Any] = {}  # each client's data, from its first round on
+        self.failed_starts = 0
         try:
-            with unwrap_stop():
-                self._open(job, cohort_size, gpus)
+            self._open(cohort_size, gpus)
         except BaseException:
             self.close()
             raise
 
-    def _open(self, job: Job, cohort_size: int, gpus: float) -> None:
-        ray, engine = self.ray, self.engine
-        fit = sum(
-            _fit(node["Resources"], engine.threads, gpus) for node in ray.nodes() if node["Alive"]
-        )
+    def _open(self, cohort_size: int, gpus: float) -> None:
+        ray, engine, job = self.ray, self.engine, self.job
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        room = sum(_fit(resources, engine.threads, gpus) for resources in nodes)
         what = f"{engine.threads} cores" + (f" and {gpus:g} GPUs" if gpus else "")
-        require(fit >= 1, "engine", f"no node of the Ray cluster has the {what} of a worker")
-        self.room = fit
-        number = min(fit, cohort_size) if engine.workers == "auto" else engine.workers
+        require(room >= 1, "engine", f"no node of the Ray cluster has the {what} of a worker")
+        number = min(room, cohort_size) if engine.actors == "auto" else int(engine.actors)
         kind = job.device.type if job.device.type in GPUS else "cuda"
         device = torch.device(kind, 0) if gpus else torch.device("cpu")  # Ray shows no other
         nobody = job.data.only(-1, job.data.examples.portable(torch.empty(0, dtype=torch.int64)))
         packed = cloudpickle.dumps(replace(job.on(device), data=nobody, states={}))
         self.packed = ray.put(blob(packed))
-        self.parts: dict[int, Any] = {}  # each client's data, from its first round on
         self.actor_class = ray.remote(RayWorker).options(
             num_cpus=engine.threads, num_gpus=gpus, max_restarts=0, max_concurrency=1
         )
         self.actors = [self._start() for _ in range(number)]
+        log.warning("Ray: %d workers, %d nodes with room for %d", number, len(nodes), room)
 
+    @override
     def run(self, message: Message, cohort: Sequence[int]) -> Iterator[Answer]:
-        """See :meth:`Session.run`."""
         try:
-            with unwrap_stop():
-                yield from self._run(message, schedule(self.job, cohort))
+            yield from self._run(message, schedule(self.job, cohort))
         except BaseException:  # a stopped round leaves workers in the middle of something
             self.close()
             raise
@@ -210,35 +186,18 @@ class RaySession(Session):
                         self._ask(actor, waiting.popleft(), broadcast)
                 for answer in self._answers(message.round, waiting, lost):
                     done[answer.client] = answer
-                self._announce_workers()
             yield done.pop(client)
 
-    def _announce_workers(self) -> None:
-        """Logs once who trains: when all have started, or some after :data:`STARTING` seconds."""
-        started = [actor for actor in self.actors if actor.place]
-        late = time.monotonic() - self.opened >= STARTING
-        complete = len(started) == len(self.actors)
-        if len(started) <= self.announced or not (complete or (late and not self.announced)):
-            return
-        nodes, threads = len({actor.node for actor in started}), self.engine.threads
-        log.warning(
-            "Ray: %d of %d workers train on %d node%s, with %d thread%s each; there is room for %d",
-            *(len(started), len(self.actors), nodes, "s" * (nodes > 1)),
-            *(threads, "s" * (threads > 1), self.room),
-        )
-        self.announced = len(started)
-
+    @override
     def close(self) -> None:
-        """See :meth:`Session.close`."""
-        with unwrap_stop():
-            for actor in self.actors:
-                self._kill(actor)
-            self.actors = []
-            self.engine.leave()
+        for actor in self.actors:
+            self._kill(actor)
+        self.actors = []
+        self.engine.leave()
 
     def _start(self) -> Actor:
         handle = self.actor_class.remote([self.packed], self.engine.threads, numerics())
-        return Actor(handle, handle.started.remote(), since=time.monotonic())
+        return Actor(handle, handle.prepare.remote(), time.monotonic())
 
     def _ask(self, actor: Actor, client: int, broadcast: Any) -> None:
         if client not in self.parts:
@@ -268,15 +227,12 @@ class RaySession(Session):
                     times = f"its worker was lost {lost[client]} times"
                     yield ClientFailure(client, f"{times}: {reason}")
                     continue
-                text = "round %d: client %d is trained again: its worker (%s) was lost: %s"
-                log.warning(text, round, client, actor.place, reason)
+                text = "round %d: client %d is trained again: its worker was lost: %s"
+                log.warning(text, round, client, reason)
                 waiting.appendleft(client)
                 continue
             actor.pending = actor.client = None
-            if client is None:
-                self.never_started = 0
-                actor.place, actor.node = answer
-            else:
+            if client is not None:
                 yield read(answer, client, time.monotonic() - actor.since)
         yield from self._late()
 
@@ -295,16 +251,15 @@ class RaySession(Session):
 
     def _replace(self, actor: Actor, reason: str) -> None:
         self._kill(actor)
-        if actor.client is None:  # it did not even start
-            if any(other.place for other in self.actors if other is not actor):
-                text = "a worker of the Ray cluster does not start, the others go on: %s"
-                log.warning(text, reason)
-                self.actors.remove(actor)
-                return
-            self.never_started += 1
-            if self.never_started > self.engine.retries + len(self.actors):
-                raise RunFailed(f"engine: no worker of the Ray cluster starts: {reason}")
-        self.actors[self.actors.index(actor)] = self._start()
+        place = self.actors.index(actor)
+        self.failed_starts += actor.client is None
+        if actor.client is not None or self.failed_starts <= self.engine.retries:
+            self.actors[place] = self._start()
+            return
+        log.warning("a worker of the Ray cluster does not start: %s", reason)
+        del self.actors[place]
+        if not self.actors:
+            raise RunFailed(f"engine: no worker of the Ray cluster starts: {reason}")
 
     def _kill(self, actor: Actor) -> None:
         with suppress(self.ray.exceptions.RayError, ValueError):  # it may be gone, or the cluster

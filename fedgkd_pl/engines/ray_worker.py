@@ -1,7 +1,5 @@
 """The Ray actor that trains clients in a process of its own."""
 
-import os
-import platform
 from contextlib import suppress
 from typing import Any
 
@@ -28,14 +26,10 @@ class RayWorker:
         self.name = ""
         self.message: Message | None = None
 
-    def started(self) -> tuple[str, str]:
-        """Its machine and process, and the id of its node, once it is ready to train."""
-        import ray
-
+    def prepare(self) -> None:
+        """Makes it ready to train."""
         with quiet(), suppress(Exception):  # the first client reports it
             self.worker.prepare()
-        place = f"{platform.node()}, process {os.getpid()}"
-        return place, ray.get_runtime_context().get_node_id()
 
     def train(self, message: list[Any], client: int, state: bytes, part: Blob) -> bytes:
         """The answer of a client, for :func:`read`."""

@@ -1,23 +1,18 @@
-"""Starts processes that are forked from a server with everything imported, and end with us."""
+"""Worker processes: forked from a server that has everything imported, ended with their parent."""
 
+import ctypes
 import multiprocessing
 import os
 import signal
 import sys
-import tempfile
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from importlib import import_module
-from multiprocessing import util
-from multiprocessing.connection import wait
+from contextlib import contextmanager
+from multiprocessing import forkserver
 from types import ModuleType
 from typing import Any
 
-from fedgkd_pl.processes.output import keep_output, only_our_warnings
-
-PRELOAD = "_FEDGKD_PL_PRELOAD"  # for fedgkd_pl.processes.preload: our id, then modules
-SOCKET_NAME = 70  # bytes of a folder that leave room for a socket's name; some systems take 92
+PR_SET_PDEATHSIG = 1
+_may_be_forked = False
 
 
 def context(*modules: str) -> Any:
@@ -25,12 +20,10 @@ def context(*modules: str) -> Any:
 
     Nothing of this process's threads or accelerators is inherited.
     """
-    fork = "forkserver" in multiprocessing.get_all_start_methods()
-    chosen = multiprocessing.get_context("forkserver" if fork else "spawn")
-    if fork:
-        chosen.set_forkserver_preload(["fedgkd_pl.processes.preload"])
-        os.environ[PRELOAD] = " ".join([str(os.getpid()), *modules])
-        _short_socket_names()
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    chosen = multiprocessing.get_context("forkserver")
+    chosen.set_forkserver_preload(list(modules))
     return chosen
 
 
@@ -49,24 +42,6 @@ def may_be_forked() -> None:
     _may_be_forked = sys.platform == "linux"
 
 
-_may_be_forked = False
-
-
-def _short_socket_names() -> None:
-    """Uses another folder for multiprocessing's sockets where TMPDIR is too long for them."""
-    if len(os.fsencode(tempfile.gettempdir())) <= SOCKET_NAME:
-        return
-    before = tempfile.tempdir
-    for folder in ("/tmp", "/var/tmp", os.getcwd()):
-        tempfile.tempdir = folder
-        try:
-            with suppress(OSError):  # not writable
-                util.get_temp_dir()  # makes the folder of all sockets
-                return
-        finally:
-            tempfile.tempdir = before
-
-
 @contextmanager
 def without_main() -> Iterator[None]:
     """Starts a process that does not import the user's script again.
@@ -83,52 +58,27 @@ def without_main() -> Iterator[None]:
 
 
 def ending_with_parent(target: Callable[..., None], *args: Any) -> dict[str, Any]:
-    """The arguments of a Process that ends with this one, even before it has imported anything.
-
-    ``target`` must be a function of a module, imported in the process; ``args`` should need few
-    imports to be unpickled.
-    """
-    return {"target": _watched, "args": (target.__module__, target.__qualname__, args)}
+    """The arguments of a Process that ends with this one."""
+    return {"target": _run, "args": (target, *args)}
 
 
-def _watched(module: str, name: str, args: tuple[Any, ...]) -> None:
+def _run(target: Callable[..., None], *args: Any) -> None:
     end_with_parent()
-    keep_output()
-    only_our_warnings()
-    getattr(import_module(module), name)(*args)
+    target(*args)
 
 
 def end_with_parent() -> None:
-    """Has this process killed when the one that started it ends, for whatever reason.
+    """Has this process end when the one that it works for ends, for whatever reason.
 
-    On Linux the kernel does it, by a signal for the closed pipe, also during a long call that lets
-    no other thread run. The thread is for other systems, and for a pipe that another fork of the
-    parent holds open.
+    The fork server ends when nobody holds its pipe any more: this process must not. On Linux, the
+    kernel then kills what the server has forked. Elsewhere a worker ends when it next waits.
     """
-    parent = multiprocessing.parent_process()
-    if parent is None or parent.pid is None:
-        return
-    sentinel = parent.sentinel
+    server: Any = getattr(forkserver, "_forkserver", None)
+    if server is not None and server._forkserver_alive_fd is not None:
+        os.close(server._forkserver_alive_fd)
+        server._forkserver_alive_fd = None
     if sys.platform == "linux":
-        import fcntl
-
-        fcntl.fcntl(sentinel, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(sentinel, fcntl.F_SETSIG, signal.SIGKILL)
-        flags = fcntl.fcntl(sentinel, fcntl.F_GETFL)
-        fcntl.fcntl(sentinel, fcntl.F_SETFL, flags | os.O_ASYNC)
-    watched = [sentinel]
-    if hasattr(os, "pidfd_open"):
-        try:
-            watched.append(os.pidfd_open(parent.pid))
-        except ProcessLookupError:
-            os._exit(1)
-        except OSError:  # a sandbox without it
-            pass
-    if wait(watched, 0):  # it has already ended
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    parent = multiprocessing.parent_process()
+    if parent is not None and not parent.is_alive():  # it ended before that
         os._exit(1)
-
-    def end() -> None:
-        wait(watched)
-        os._exit(1)
-
-    threading.Thread(target=end, daemon=True).start()

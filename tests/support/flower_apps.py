@@ -1,7 +1,6 @@
 """Flower's apps within one process: what two nodes and a server do, without a network."""
 
 import csv
-import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -18,33 +17,21 @@ from flwr.app import Message as FlowerMessage
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from tests.support.methods import CLASSES, SETTINGS
+from tests.support import everything
 
 BASE = ["--data", "Digits", "--data.num_clients", "5", "--data.batch_size", "20", "--rounds", "3"]
 BASE += ["--data.participation", "0.8", "--data.partition", "Dirichlet"]
 METHODS = {
     "FedGKD": ["--model", "FedGKD", "--model.buffer_size", "2"],
     "MOON": ["--model", "MOON", "--model.mu", "1"],
-    "FedAvg": ["--model", "FedAvg"],
-    "FedProx": ["--model", "FedProx", "--model.mu", "0.1"],
-    "FedDistillPlus": ["--model", "FedDistillPlus"],
-    "FedGen": ["--model", "FedGen", "--model.hidden", "8", "--model.generator_steps", "2"],
-    "FedGKDVote": ["--model", "FedGKDVote", "--model.lam", "0.5", "--model.buffer_size", "2"],
-    "FedGKDPlus": ["--model", "FedGKDPlus"],
+    "FedMD": ["--model", "FedMD", "--data.public", "HeldOut", "--data.public.labelled", "true"],
 }
-PRECISIONS = ["32-true", "64-true", "bf16-mixed", "bf16-true"]
-PAIRS = [(method, precision) for method in METHODS for precision in PRECISIONS]
-for _title, _class in CLASSES.items():  # what is not above, by itself
-    if _class.__name__ not in METHODS:
-        _words = ["--model", _class.__name__, "--data.public", "HeldOut"]
-        for _key, _value in SETTINGS.get(_title, {}).items():
-            _text = _value if isinstance(_value, str) else json.dumps(_value)
-            _words += [f"--model.{_key}", _text]
-        METHODS[_class.__name__] = _words
-        keeps_models = _class.models_differ or _class.__name__ in ("FedMD", "FedDistill")
-        if not keeps_models:
-            PAIRS.append((_class.__name__, "32-true"))
 NET = ["--model.net", "fedgkd_pl.MLP", "--model.net.hidden", "[16]", "--model.net.projection", "8"]
+
+
+def flags(method: str) -> list[str]:
+    """Those of ``fit`` that train a method."""
+    return everything.words() if method == "Everything" else [*METHODS[method], *NET, *BASE]
 
 
 class Loop(Grid):
@@ -113,13 +100,13 @@ class Runs:
     def local(self, method: str, *words: str) -> Path:
         name = ["--output_dir", str(self.folder), "--name", f"local-{method}"]
         name += ["--model.engine.workers", "1"]
-        assert main(["fit", *METHODS[method], *NET, *BASE, *name, *words]) == 0
+        assert main(["fit", *flags(method), *name, *words]) == 0
         return self.folder / f"local-{method}/version_0"
 
     def app(self, method: str, *words: str) -> Path:
         app = self.folder / f"app-{method}"
         name = ["--output_dir", str(self.folder), "--name", f"flower-{method}"]
-        assert main(["flower", str(app), *METHODS[method], *NET, *BASE, *name, *words]) == 0
+        assert main(["flower", str(app), *flags(method), *name, *words]) == 0
         return app
 
     def flower(self, app: Path, nodes: Any = TWO, change: Any = None, **run: Any) -> Loop:

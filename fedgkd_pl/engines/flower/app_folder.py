@@ -50,28 +50,25 @@ import = "{modules}"
 def write_app(folder: str, argv: list[str]) -> None:
     """Writes an app to a new folder; ``argv`` are flags of ``fit``, checked as far as possible."""
     target = Path(folder)
-    named = re.fullmatch(r"[a-zA-Z][a-zA-Z0-9_-]{,31}", target.name)
-    text = "Flower takes names of at most 32 letters, digits and dashes"
-    require(named is not None, "folder", text, target.name)
-    require(not target.exists(), "folder", "there is one already", target)
+    named = re.fullmatch(r"[a-zA-Z][a-zA-Z0-9_-]{,31}", target.name) is not None
+    require(named, "folder", "must have at most 32 letters, digits and dashes", target.name)
+    require(not target.exists(), "folder", "exists already", target)
     require("--resume" not in argv, "resume", "goes to flwr run: --run-config 'resume=...'")
     experiment = build_request(read_request("fit", _over_flower(argv)))
-    engine = experiment.model.engine
-    text = "must be Flower's: give its flags behind all configs"
-    if not isinstance(engine, FlowerEngine):
-        raise SettingError("engine", text, type(engine).__name__)
-    modules = sorted(experiment.modules)
+    model, modules = experiment.model, sorted(experiment.modules)
+    text = "must be FlowerEngine: its flags go behind all configs"
+    require(isinstance(model.engine, FlowerEngine), "engine", text, type(model.engine).__name__)
     files = [_file(module) for module in modules]
     target.mkdir(parents=True)
     for file in files:
         shutil.copy(file, target)
-    about = {
-        "name": target.name.replace("_", "-").lower(),
-        "method": type(experiment.model).__name__,
-        "data": type(experiment.data).__name__,
-        "modules": " ".join(modules),
-    }
-    write_text(target / "pyproject.toml", PROJECT.format(**about))
+    project = PROJECT.format(
+        name=target.name.replace("_", "-").lower(),
+        method=type(model).__name__,
+        data=type(experiment.data).__name__,
+        modules=" ".join(modules),
+    )
+    write_text(target / "pyproject.toml", project)
     write_text(target / "fedgkd_app.py", APP)
     where = str(Path(experiment.settings["output_dir"]).absolute())  # flwr runs it elsewhere
     settings = experiment.settings | {"output_dir": where}
@@ -89,8 +86,8 @@ def _over_flower(argv: list[str]) -> list[str]:
 
 def _file(module: str) -> Path:
     spec = importlib.util.find_spec(module)
-    single = spec is not None and spec.origin is not None and not spec.submodule_search_locations
-    single = single and "." not in module and module != "fedgkd_app"
-    require(single, "import", "an app takes modules of one file along; install others", module)
-    assert spec is not None and spec.origin is not None
+    text = "must be a module of one file, which the app takes along; install others"
+    single = spec is not None and not spec.submodule_search_locations and "." not in module
+    if spec is None or spec.origin is None or not single or module == "fedgkd_app":
+        raise SettingError("import", text, module)
     return Path(spec.origin)

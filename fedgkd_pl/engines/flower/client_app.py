@@ -13,7 +13,6 @@ from fedgkd_pl.engines.flower.engine import FlowerEngine
 from fedgkd_pl.engines.flower.records import (
     Contract,
     Mark,
-    differing,
     pack_answers,
     unpack_contract,
     unpack_task,
@@ -26,17 +25,15 @@ from fedgkd_pl.federation.performance import keep_memory
 from fedgkd_pl.federation.round import job_of
 from fedgkd_pl.settings.build import build_request
 from fedgkd_pl.settings.request import Request
-from fedgkd_pl.storage.files import write_text
 
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
 
-SETTINGS = "settings.json"  # what a node has agreed to, beside its clients' states
 log = logging.getLogger("fedgkd_pl")
 
 
 def make(file: str, mods: list[Any] | None) -> "ClientApp":
-    """See :func:`fedgkd_pl.flower.client_app`."""
+    """The ClientApp of :func:`fedgkd_pl.flower.client_app`."""
     from flwr.app import ConfigRecord, RecordDict
     from flwr.app import Message as FlowerMessage
     from flwr.clientapp import ClientApp
@@ -91,11 +88,11 @@ class Node:
         if owner is not None:
             source = data.public_source
             common = source is None or not source.from_training
-            text = "every node would hold out its own: take OtherData, which is the same for all"
+            text = "every node would hold out its own: use OtherData, which is the same for all"
             require(common, "public", text)
-            text = "a node with data of its own trains on all of it: leave it out"
+            text = "must be 0: a node with data of its own trains on all of it"
             require(not any(data.client_fractions.values()), "client_test_fraction", text)
-            text = "must say how many samples a client with data of its own may have at most"
+            text = "must be set: the most samples that a client with data of its own may have"
             require(engine.max_samples is not None, "max_samples", text)
             job.data = job.data.only(owner, data.all_training_examples())
         self.contract = contract_of(experiment, owner is not None)
@@ -143,14 +140,12 @@ def _node(argv: tuple[str, ...], modules: tuple[str, ...], owner: int | None, _:
 def node_of(file: str, context: Any, asked: Contract) -> tuple[Node, list[int]]:
     """The node of a context and its clients; refuses what its operator has not agreed to."""
     said = context.node_config
-    text = f"the server runs fedgkd_pl {asked.version}, this node {fedgkd_pl.__version__}"
-    require(asked.version == fedgkd_pl.__version__, "version", text)
+    agreed = {"version": fedgkd_pl.__version__, **said}
     for name in "version", "method", "settings":
-        pinned = str(said.get(name, getattr(asked, name)))
-        text = f"this node takes part in {pinned} only, the server runs {getattr(asked, name)}"
-        if name == "settings" and pinned != asked.settings:
-            text += _since(said, pinned, asked)
-        require(pinned == getattr(asked, name), name, text)
+        runs = getattr(asked, name)
+        pinned = str(agreed.get(name, runs))
+        text = f"this node takes part in {pinned} only, the server runs {runs}"
+        require(pinned == runs, name, text)
     own = shlex.split(str(said.get("args", "")))
     more = [*own, "--ckpt_path", "null"]  # a checkpoint is the server's
     request = request_of(file, context.run_config, more)
@@ -162,20 +157,17 @@ def node_of(file: str, context: Any, asked: Contract) -> tuple[Node, list[int]]:
         raise SettingError("args", "not understood by this node, whose log says why") from error
     breach = node.contract.breach(asked)
     require(not breach, "contract", f"this node would not do what the server wants: {breach}")
-    folder = _folder(said, asked.settings)
-    if folder is not None and not (folder / SETTINGS).exists():
-        write_text(folder / SETTINGS, asked.fixed)  # to name what another server changes
     return node, clients_of(said, node.num_clients)
 
 
 def _owner(said: Mapping[str, Any]) -> int | None:
     """The client whose data a node has; None if the data is that of all."""
     own_data = said.get("own-data", False)
-    require(isinstance(own_data, bool), "own-data", "is true or false", own_data)
+    require(isinstance(own_data, bool), "own-data", "must be true or false", own_data)
     if not own_data:
         return None
     one = isinstance(said.get("client"), int) and "clients" not in said
-    require(one, "own-data", "of which client? say client=0, and no clients=")
+    require(one, "own-data", "needs client=0, and no clients=")
     return int(said["client"])
 
 
@@ -195,32 +187,17 @@ def clients_of(said: Mapping[str, Any], num_clients: int) -> list[int]:
             first, step = int(said["partition-id"]), int(said["num-partitions"])
             clients = list(range(first, num_clients, step))
     except (KeyError, ValueError) as error:
-        text = "whom does this node stand for? --node-config 'client=0' or 'clients=\"0 1\"'"
+        text = 'this node has no client: set client=0 or clients="0 1"'
         raise SettingError("node-config", text) from error
     outside = [client for client in clients if not 0 <= client < num_clients]
-    require(not outside, "client", f"there are {num_clients}, from 0", outside)
+    require(not outside, "client", f"must be 0 to {num_clients - 1}", outside)
     return clients
 
 
-def _since(said: Mapping[str, Any], pinned: str, asked: Contract) -> str:
-    """What a server has changed since the settings that a node's operator has agreed to."""
-    folder = _folder(said, pinned)
-    if folder is None or not (folder / SETTINGS).is_file():
-        log.warning("the server's settings are %s", asked.fixed)
-        return "; its log has the server's settings"
-    kept = (folder / SETTINGS).read_text(encoding="utf-8")
-    return f": the server has {differing(asked.fixed, kept)}"
-
-
-def _folder(said: Mapping[str, Any], settings: str) -> Path | None:
-    """Where a node keeps what belongs to some settings; None for nowhere."""
-    folder = said.get("state-dir")
-    # runs with other settings have states of their own; a resumed run has the same
-    return Path(str(folder)) / settings[:16] if folder else None
-
-
 def _states(context: Any, asked: Contract) -> States:
-    return States(context.state, _folder(context.node_config, asked.settings))
+    folder = context.node_config.get("state-dir")
+    # runs with other settings have states of their own; a resumed run has the same
+    return States(context.state, Path(str(folder)) / asked.settings[:16] if folder else None)
 
 
 def _outwards(error: Exception) -> str:

@@ -20,6 +20,7 @@ from fedgkd_pl.federation.answers import Spec, Specs
 from fedgkd_pl.federation.client_trainer import Job
 from fedgkd_pl.federation.message import Answer, ClientFailure, ClientUpdate, Message
 from fedgkd_pl.federation.performance import keep_memory
+from typing_extensions import override
 
 if TYPE_CHECKING:
     from fedgkd_pl.engines.flower.records import Contract
@@ -91,26 +92,26 @@ class FlowerEngine(Engine):
         self.threads = threads
         self.max_samples = max_samples
 
+    @override
     def states(self, declared: Specs) -> Specs:
-        """See :meth:`Engine.states`."""
         from fedgkd_pl.engines.flower.records import SINCE
 
         return {SINCE: Spec((2,), torch.int64, low=0)} if declared else {}
 
+    @override
     def check(self, server: "FederatedServer") -> None:
-        """See :meth:`Engine.check`."""
         apart = server.models_differ and not server.shares_models  # FedWeIT's may be averaged
         if server.client_nets.layout == "per_client" or apart:  # models stay with clients
             log.warning(
-                "%s: clients keep their models, so val/ and test/ are of the nets that they start "
-                "from; client/ values are of their own",
+                "%s: val/ and test/ score the initial nets, because the trained ones stay on the "
+                "nodes; client/ values are of the trained ones",
                 type(server).__name__,
             )
         text = "FlowerEngine runs in a Flower app: make one with fedgkd-pl flower, start it with "
         require(_link is not None, "engine", text + "flwr run")
 
+    @override
     def open(self, job: Job, cohort_size: int) -> Session:
-        """See :meth:`Engine.open`; the nodes know the job themselves."""
         keep_memory()  # for evaluation
         if _link is None or _link.contract is None:
             raise SettingError("engine", "FlowerEngine runs in a Flower app: fedgkd-pl flower")
@@ -128,14 +129,12 @@ class FlowerSession(Session):
         self.hosts: dict[int, int] = {}  # the node of every client that has one
         self.cards: dict[int, list[int]] = {}  # whom each node stands for
         self.asking: dict[str, int] = {}  # the nodes that have not answered yet, by message
-        self.since: dict[int, float] = {}  # when they were asked
         self.refusals: dict[int, str] = {}  # why connected nodes refuse
-        self.again: dict[int, float] = {}  # when to ask those again who refused or failed
-        self.warned: set[tuple[int, int]] = set()  # clients and nodes
+        self.again: dict[int, float] = {}  # when to ask those again
         self.waited = False
 
+    @override
     def run(self, message: Message, cohort: Sequence[int]) -> Iterator[Answer]:
-        """See :meth:`Session.run`."""
         self._find(cohort)
         order = schedule(self.job, cohort)
         asked: dict[int, list[int]] = {}
@@ -174,17 +173,12 @@ class FlowerSession(Session):
         while pending:
             left = start + deadline - time.monotonic()
             for node, reply in self._replies(pending):
-                clients = asked[node]
-                try:
-                    reason = _error(reply)
-                    answers = [] if reason else unpack_answers(reply.content, clients)
-                except Exception as error:  # a node may send anything
-                    reason = f"its node's answer cannot be read: {type(error).__name__}: {error}"
-                if reason:
-                    yield [ClientFailure(client, reason) for client in clients]
-                else:
-                    _add_transfer(answers, time.monotonic() - start)
-                    yield answers
+                if reason := _error(reply):
+                    yield [ClientFailure(client, reason) for client in asked[node]]
+                    continue
+                answers = unpack_answers(reply.content, asked[node])
+                _add_transfer(answers, time.monotonic() - start)
+                yield answers
             if left <= 0:
                 break
             if pending:
@@ -200,20 +194,21 @@ class FlowerSession(Session):
         if not self.refusals:
             return text
         node, reason = min(self.refusals.items())
-        more = f", and {len(self.refusals) - 1} more" if self.refusals.keys() - {node} else ""
-        return f"{text}; node {node} is, but refuses: {reason[:300]}{more}"
+        return f"{text}; node {node} is, but refuses: {reason[:300]}"
 
     def _find(self, cohort: Sequence[int]) -> None:
         """Learns which node stands for whom; before the first round, waits for the cohort's nodes.
 
-        Later it waits only for nodes that have just come back.
+        Later it waits only for nodes that have just been asked.
         """
-        end = time.monotonic() + (0 if self.waited else self.engine.patience)
+        patience = self.engine.patience
+        end = time.monotonic() + (min(JOIN, patience) if self.waited else patience)
         warned = False
         while True:
             self._meet()
             missing = [client for client in cohort if client not in self.hosts]
-            if not missing or (time.monotonic() >= end and not self._has_news()):
+            may_come = not self.waited or self.asking
+            if not missing or not may_come or time.monotonic() >= end:
                 break
             if not warned:
                 log.warning("waiting for the nodes of clients %s", missing)
@@ -221,39 +216,24 @@ class FlowerSession(Session):
             time.sleep(POLL)
         self.waited = True
 
-    def _has_news(self) -> bool:
-        """Whether nodes have just been asked for the first time since they came."""
-        new = [self.since[node] for node in self.asking.values() if node not in self.refusals]
-        limit = min(JOIN, self.engine.patience)
-        return bool(new) and time.monotonic() < max(new) + limit
-
     def _meet(self) -> None:
         """Asks new nodes whom they stand for, and reads the replies so far, without waiting."""
         from flwr.app import ConfigRecord, RecordDict
 
         connected = set(self.grid.get_node_ids())
-        self.cards = {n: clients for n, clients in self.cards.items() if n in connected}
-        self.refusals = {n: text for n, text in self.refusals.items() if n in connected}
+        for known in self.cards, self.refusals, self.again:
+            for node in known.keys() - connected:
+                known.pop(node)
         self.asking = {number: n for number, n in self.asking.items() if n in connected}
-        self.again = {n: when for n, when in self.again.items() if n in connected}
-        busy, now = {*self.cards, *self.asking.values()}, time.monotonic()
+        now = time.monotonic()
         content = RecordDict({"contract": ConfigRecord(asdict(self.contract))})
-        for node in sorted(connected - busy):
+        for node in sorted(connected - {*self.cards, *self.asking.values()}):
             if now >= self.again.get(node, 0.0):
                 number = self._send("query", node, content, 0, max(300.0, self.engine.patience))
                 if number:
                     self.asking[number] = node
-                    self.since[node] = now
         for node, reply in self._replies(self.asking):
-            clients: list[int] = []
-            try:
-                reason = _error(reply)
-                if not reason:
-                    card, number_of = reply.content["node"], len(self.job.data.index)
-                    reason = str(card["refuses"])
-                    clients = [int(c) for c in card["clients"] if 0 <= int(c) < number_of]
-            except Exception as error:  # a node may send anything
-                reason = f"its answer cannot be read: {type(error).__name__}: {error}"
+            clients, reason = self._card(reply)
             if reason:
                 if self.refusals.get(node) != reason:
                     log.warning("node %d is not used: %s", node, reason)
@@ -261,17 +241,25 @@ class FlowerSession(Session):
                 self.again[node] = time.monotonic() + ASK_AGAIN
             else:
                 log.info("node %d stands for clients %s", node, clients)
-                self.cards[node] = clients
                 self.refusals.pop(node, None)
-        self.since = {n: when for n, when in self.since.items() if n in self.asking.values()}
-        self.hosts = {}
-        for node in sorted(self.cards):
-            for client in self.cards[node]:
-                host = self.hosts.setdefault(client, node)
-                if host != node and (client, node) not in self.warned:
-                    text = "client %d is node %d's; node %d, which says so too, is not asked for it"
-                    log.warning(text, client, host, node)
-                    self.warned.add((client, node))
+                others = {client for card in self.cards.values() for client in card}
+                if taken := others & set(clients):
+                    text = "node %d: clients %s have another node, too; only the first is asked"
+                    log.warning(text, node, sorted(taken))
+                self.cards[node] = clients
+        last_to_first = sorted(self.cards, reverse=True)
+        self.hosts = {client: node for node in last_to_first for client in self.cards[node]}
+
+    def _card(self, reply: Any) -> tuple[list[int], str]:
+        """Whom a node stands for, or why there is no answer."""
+        try:
+            if reason := _error(reply):
+                return [], reason
+            card, number = reply.content["node"], len(self.job.data.index)
+            clients = [int(c) for c in card["clients"] if 0 <= int(c) < number]
+            return clients, str(card["refuses"])
+        except Exception as error:  # a node may send anything
+            return [], f"its answer cannot be read: {type(error).__name__}: {error}"
 
     def _send(self, category: str, node: int, content: Any, round: int, seconds: float) -> str:
         """Sends a message that expires after ``seconds``; its number, empty if that fails."""
@@ -300,9 +288,10 @@ def _error(reply: Any) -> str:
     """Why there is no answer; empty if there is one."""
     if isinstance(reply, str):
         return reply
-    if reply.has_error():
-        return f"its node failed: {' '.join(str(reply.error.reason).split())[:300]}"
-    return ""
+    if reply.has_content():
+        return ""
+    reason = reply.error.reason if reply.has_error() else "it answers nothing"
+    return f"its node failed: {' '.join(str(reason).split())[:300]}"
 
 
 def _add_transfer(answers: list[Answer], took: float) -> None:

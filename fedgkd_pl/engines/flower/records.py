@@ -7,6 +7,7 @@ each way, as Flower's mods for differential privacy want it.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -19,7 +20,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 SHOWN = 5  # settings that differ, in a message
 RAW = "fedgkd_pl.bytes"  # the format of types that NumPy does not have
 RAW_TYPES = {"bfloat16": torch.bfloat16}
-MODEL, TENSORS, SECONDS = "model.", "tensors.", "seconds."
+MODEL, TENSORS = "model.", "tensors."
 Mark = tuple[int, int]  # of a state: round and checksum; (0, 0) for nothing kept yet
 SINCE = "kept by its node"  # the name of what stands for a state on the server
 
@@ -39,30 +40,22 @@ class Contract:
         """Why this side cannot do what the server ``asked`` for; empty if it can."""
         for name in "version", "method", "settings", "data", "public":
             value, mine = getattr(asked, name), getattr(self, name)
-            if mine != value and not (name == "data" and not mine):
-                differ = differing(asked.fixed, self.fixed) if name == "settings" else ""
-                differ = differ or f"{value[:16]}, this node {mine[:16]}"
-                return f"{name}: the server has {differ}"
+            if mine != value and (mine or name != "data"):
+                texts = f"{value[:16]}, this node {mine[:16]}"
+                if name == "settings":
+                    with suppress(ValueError, AttributeError):  # a server may send anything
+                        texts = differing(asked.fixed, self.fixed)
+                return f"{name}: the server has {texts}"
         return ""
 
 
 def differing(asked: str, mine: str) -> str:
-    """The settings (as JSON) that differ, with both values; empty if they cannot be compared."""
-    try:
-        there, here = json.loads(asked), json.loads(mine)
-        keys = [k for k in sorted({*there, *here}) if there.get(k) != here.get(k)]
-    except (ValueError, TypeError, AttributeError):
-        return ""
-    pairs = [
-        f"{short(k)} {_cut(there.get(k))}, this node {_cut(here.get(k))}" for k in keys[:SHOWN]
-    ]
+    """The settings (as JSON) that differ, with both values."""
+    there, here = json.loads(asked), json.loads(mine)
+    keys = [key for key in sorted({*there, *here}) if there.get(key) != here.get(key)]
+    pairs = [f"{short(k)} {there.get(k)!r:.60}, this node {here.get(k)!r:.60}" for k in keys]
     more = f"; {len(keys) - SHOWN} more differ" if len(keys) > SHOWN else ""
-    return "; ".join(pairs) + more
-
-
-def _cut(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."
+    return "; ".join(pairs[:SHOWN]) + more
 
 
 def to_arrays(state: State) -> ArrayRecord:
@@ -144,8 +137,8 @@ def pack_answers(answers: Iterable[Answer]) -> RecordDict:
             records[f"{name}.weights"] = to_arrays(answer.weights)
         if answer.extra:
             records[f"{name}.extra"] = to_arrays(answer.extra)
-        seconds = {SECONDS + key: float(value) for key, value in answer.seconds.items()}
-        records[f"{name}.metrics"] = MetricRecord({**answer.metrics, **seconds})
+        records[f"{name}.metrics"] = MetricRecord(dict(answer.metrics))
+        records[f"{name}.seconds"] = MetricRecord(dict(answer.seconds))
         mark = answer.state[SINCE].tolist() if answer.state else []
         counts = {"num_samples": answer.num_samples, "mark": mark}
         records[f"{name}.counts"] = MetricRecord(counts)
@@ -170,8 +163,8 @@ def _unpack_answer(content: RecordDict, client: int) -> Answer:
         return ClientFailure(client, str(content[f"{name}.failure"]["reason"])[:500])
     if f"{name}.counts" not in content:
         return ClientFailure(client, "its node did not answer for it")
-    values: Any = dict(content[f"{name}.metrics"])
     counts: Any = content[f"{name}.counts"]
+    metrics, seconds = (dict(content[f"{name}.{x}"]) for x in ("metrics", "seconds"))
     weights, extra = (content.array_records.get(f"{name}.{x}", {}) for x in ("weights", "extra"))
     mark = list(counts["mark"])
     if mark and [type(part) for part in mark] != [int, int]:
@@ -180,10 +173,8 @@ def _unpack_answer(content: RecordDict, client: int) -> Answer:
         client=client,
         num_samples=counts["num_samples"],
         weights=from_arrays(weights),
-        metrics={k: v for k, v in values.items() if not k.startswith(SECONDS)},
+        metrics=metrics,
         extra=from_arrays(extra),
         state={SINCE: torch.tensor(mark)} if mark else {},
-        seconds=plain_seconds(
-            {k.removeprefix(SECONDS): v for k, v in values.items() if k.startswith(SECONDS)}
-        ),
+        seconds=plain_seconds(seconds),
     )

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def make(file: str) -> "ServerApp":
-    """See :func:`fedgkd_pl.flower.server_app`."""
+    """The ServerApp of :func:`fedgkd_pl.flower.server_app`."""
     from flwr.serverapp import ServerApp
 
     app = ServerApp()

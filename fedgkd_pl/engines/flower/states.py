@@ -19,7 +19,7 @@ KEPT = 3  # of each client, with the one it goes on from: a server that resumes 
 
 
 class States:
-    """The states of a node's clients, in Flower's Context and, if there is a folder, on disk.
+    """The states of a node's clients: in a folder or, without one, in Flower's Context.
 
     Flower gives every run a new Context, and a server that was killed goes on in a new run.
     """
@@ -33,13 +33,13 @@ class States:
         if mark == (0, 0):
             return {}
         name = _name(client, mark)
-        if name in self.records:
+        if self.folder is None and name in self.records:
             return from_arrays(self.records[name])
         if self.folder is not None and (self.folder / name).is_file():
             state = decode_state((self.folder / name).read_bytes())
             if _checksum(state) == mark[1]:
                 return state
-        hint = "" if self.folder else " (a node keeps it for a server that resumes with state-dir)"
+        hint = "" if self.folder else "; set state-dir for a server that resumes"
         raise RunFailed(f"its node has lost what it kept since round {mark[0]}{hint}")
 
     def add(self, client: int, round: int, state: State, since: Mark = (0, 0)) -> State:
@@ -54,10 +54,11 @@ class States:
             return {}
         mark = round, _checksum(state)
         name = _name(client, mark)
-        self.records[name] = to_arrays(state)
-        for old in _old(list(self.records), client, name, since):
-            del self.records[old]
-        if self.folder is not None:
+        if self.folder is None:
+            self.records[name] = to_arrays(state)
+            for old in _old(list(self.records), client, name, since):
+                del self.records[old]
+        else:
             commit(self.folder / name, [encode_state(state)])
             names = [file.name for file in self.folder.iterdir()]
             for old in _old(names, client, name, since):
