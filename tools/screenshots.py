@@ -1,7 +1,7 @@
-"""``make screenshots``: the docs' pictures of the report page, of TensorBoard and of two figures.
+"""``make screenshots``: the docs' pictures of the report page, of TensorBoard and of feature maps.
 
 Trains a small study of the digits, opens what it leaves in a headless Chromium, and writes
-docs/images/{report,tensorboard,features,toy}.png. ``--runs FOLDER`` keeps the runs, and goes on
+docs/images/{report,tensorboard,features}.png. ``--runs FOLDER`` keeps the runs, and goes on
 with those that are there.
 """
 
@@ -22,7 +22,7 @@ from fedgkd_pl import compare
 from fedgkd_pl.experiments.draw import draw
 from PIL import Image
 
-from tools.classes import REPO
+from tools import REPO
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 CALLBACKS = ("AveragedModel", "ClientDrift", "LocalModels", "TeacherAgreement", "Forgetting")
@@ -135,9 +135,7 @@ def main(argv: Sequence[str]) -> int:
         tensorboard(browser, two, images / "tensorboard.png")
         three = [str(study / f"{name}-seed0") for name in ("FedAvg", "FedGKD", "SCAFFOLD")]
         draw("features", three, str(images / "features.png"))
-        draw("toy", [], str(images / "toy.png"))
-        for name in ("features", "toy"):
-            shrink(images / f"{name}.png")
+        shrink(images / "features.png")
     return 0
 
 
