@@ -17,7 +17,7 @@ from fedgkd_pl.methods.fedavg import FedAvg
 from fedgkd_pl.settings.files import methods, resolve
 
 from tests.conftest import REPO
-from tools.pages import SECTIONS, generate, pages, travels
+from tools.pages import SECTIONS, TRAVELS, generate, pages
 
 DOCS = sorted((REPO / "docs").rglob("*.md"))
 PAGES = [*DOCS, *REPO.glob("*.md"), *REPO.glob("results/*.md"), *REPO.glob("benchmarks/*.md")]
@@ -107,9 +107,9 @@ def test_the_page_of_a_method(stem: str) -> None:
     text = read(f"docs/methods/{stem}.md")
     parts = re.split(r"^## (.*)\n", text, flags=re.MULTILINE)
     assert tuple(parts[1::2]) == SECTIONS and all(part.strip() for part in parts[2::2])
-    rows = dict(travels(text))
-    for info in pages()[stem]:
-        assert len(rows[info.title]) == 4 and all(rows[info.title]), info.title
+    for info, row in zip(pages()[stem], parts[4].partition(TRAVELS)[2].splitlines(), strict=False):
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]]
+        assert cells[0] == info.title and len(cells) == 5 and all(cells)
     sources = (read(f"fedgkd_pl/methods/{name}.py") for name in (stem, "fedgkd"))
     known = {line.strip() for source in sources for line in source.splitlines()}
     for block in re.findall(r"```\n(.*?)```", parts[2], re.DOTALL):

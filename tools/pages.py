@@ -12,7 +12,6 @@ For a method without a page, one is begun that has all sections and nothing in t
 
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import fedgkd_pl
@@ -48,10 +47,11 @@ def generate(top: Path) -> dict[Path, str]:
         file = top / PLACE / f"{stem}.md"
         text = file.read_text(encoding="utf-8") if file.exists() else begun(infos)
         files[file] = _filled(text, "".join(map(head, infos)))
-        rows |= {info.title: index_row(info, stem, text) for info in infos}
+        rows |= {info.title: index_row(info, stem) for info in infos}
     index, papers = top / PLACE / "index.md", top / "PAPERS.md"
     order = [info for info in discover().values() if info.title in rows]
-    files[index] = _filled(index.read_text(encoding="utf-8"), INDEX + "".join(rows.values()))
+    table = INDEX + "".join(rows[info.title] for info in order)
+    files[index] = _filled(index.read_text(encoding="utf-8"), table)
     table = PAPERS + "".join(map(papers_row, order))
     files[papers] = _filled(papers.read_text(encoding="utf-8"), table)
     return files
@@ -79,8 +79,7 @@ def head(info: MethodInfo) -> str:
     learns = ", ".join(TASKS[task] for task in cls.tasks)
     net = "a net or a LightningModule" if cls.takes_modules else "a net"
     text = (
-        f"- **{info.title}** ({info.citation}): `{info.name}` in "
-        f"[{module}](../../fedgkd_pl/{module}), [{config}](../../configs/{config}). "
+        f"- `{info.name}`: [source](../../fedgkd_pl/{module}), [config](../../configs/{config}). "
         f"Takes {net}; learns {learns}.\n"
     )
     found = [
@@ -88,27 +87,18 @@ def head(info: MethodInfo) -> str:
         for row in paper_rows()
         if (row["table"], row["dataset"], row["method"]) == ("overview", "CIFAR-10", info.title)
     ]
-    return text + (f"  The FedGKD paper's CIFAR-10, best: {', '.join(found)}.\n" if found else "")
+    return text + (f"  The FedGKD paper's CIFAR-10: {', '.join(found)}.\n" if found else "")
 
 
-INDEX = "| method | what it adds | down | up | a client keeps |\n|---|---|---|---|---|\n"
+INDEX = "| method | what it adds |\n|---|---|\n"
 PAPERS = "| Method | Paper | Class | Config (CIFAR-10; digits) |\n|---|---|---|---|\n"
 
 
-def index_row(info: MethodInfo, stem: str, text: str) -> str:
-    """A method's row of the index: from its config and the table of its page."""
-    found = dict(travels(text)).get(info.title, [""] * 4)
+def index_row(info: MethodInfo, stem: str) -> str:
+    """A method's row of the index, with the first line of its config."""
     header = (folder() / methods()[info.title]).read_text(encoding="utf-8").splitlines()[0]
     adds = re.sub(r"^# [^:]*: | \([^()]*\)$", "", header)
-    cells = (f"[{info.title}]({stem}.md)", adds, found[0], found[1], found[3])
-    return f"| {' | '.join(cells)} |\n"
-
-
-def travels(text: str) -> Iterator[tuple[str, list[str]]]:
-    """The rows of a page's table of what travels: the method, and its four cells."""
-    for line in text.partition(TRAVELS)[2].partition("\n\n")[0].splitlines():
-        title, *cells = (cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1])
-        yield title, cells
+    return f"| [{info.title}]({stem}.md) | {adds} |\n"
 
 
 def papers_row(info: MethodInfo) -> str:
