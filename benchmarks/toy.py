@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from fedgkd_pl import FederatedServer, LocalModels, build
 from fedgkd_pl.data.datasets.toy import sector
-from fedgkd_pl.experiments.registry import add
 from fedgkd_pl.federation.message import ClientUpdate
 from lightning.pytorch import Trainer
+
+from tools.registry import add
 
 SEEDS = range(5)
 SETTINGS: dict[str, dict[str, Any]] = {  # by what stands behind the method's name

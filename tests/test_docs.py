@@ -1,8 +1,7 @@
-"""The site's pages: what they link to exists, and they name what the code has, all of it."""
+"""The pages: links lead somewhere, and what they name of the code is there."""
 
 import ast
 import csv
-import inspect
 import re
 import shlex
 from collections.abc import Callable, Iterator
@@ -13,36 +12,31 @@ from typing import Any
 import fedgkd_pl
 import pytest
 import yaml
-from fedgkd_pl.cli.commands import COMMANDS
 from fedgkd_pl.methods import discover
-from fedgkd_pl.processes.signals import Stopped
-from fedgkd_pl.settings.suggest import FLAGS, TOP
-from lightning.pytorch import Callback
+from fedgkd_pl.methods.fedavg import FedAvg
+from fedgkd_pl.settings.files import methods, resolve
 
 from tests.conftest import REPO
-from tools import reference
-from tools.classes import PAGES as CLASSES
-from tools.classes import Group, members, public
-from tools.signatures import settings
+from tools.pages import SECTIONS, TRAVELS, generate, pages
 
-PACKAGE = REPO / "fedgkd_pl"
 DOCS = sorted((REPO / "docs").rglob("*.md"))
 PAGES = [*DOCS, *REPO.glob("*.md"), *REPO.glob("results/*.md"), *REPO.glob("benchmarks/*.md")]
 FENCE = re.compile(r"^( *)```.*?^\1```$", re.DOTALL | re.MULTILINE)
-METRICS = (REPO / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
-LOGGED = re.compile(r"[a-z*]+/[a-z0-9_/*]+")
+NOT_METRICS = {"test/confusion", "*/text_summary"}  # a picture, a text
 
 
-def slug(heading: str) -> str:
-    """The anchor that mkdocs, and in these words also GitHub, makes of a heading."""
-    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
-    text = text.encode("ascii", "ignore").decode()
-    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", text).strip().lower())
+def read(name: str) -> str:
+    return (REPO / name).read_text(encoding="utf-8")
 
 
 def anchors(page: Path) -> set[str]:
-    text = FENCE.sub("", page.read_text(encoding="utf-8"))
-    return {slug(heading) for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
+    """The anchors that mkdocs, and in these words also GitHub, makes of headings."""
+    found = set()
+    for heading in re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text("utf-8")), re.MULTILINE):
+        text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
+        text = re.sub(r"[^\w\s-]", "", text.encode("ascii", "ignore").decode())
+        found.add(re.sub(r"[-\s]+", "-", text.strip().lower()))
+    return found
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPO)))
@@ -53,219 +47,141 @@ def test_links_pictures_and_anchors_are_there(page: Path) -> None:
             continue
         file = page.parent / target if target else page
         assert file.exists(), target
-        if anchor:
-            assert anchor in anchors(file), f"{target}#{anchor}"
+        assert not anchor or anchor in anchors(file), f"{target}#{anchor}"
 
 
-def test_every_picture_is_shown() -> None:
+def test_pages_and_pictures_are_shown() -> None:
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     for file in (REPO / "docs" / "images").iterdir():
         assert f"images/{file.name})" in text, file.name
-
-
-def test_every_page_is_in_the_navigation() -> None:
-    def leaves(part: Any) -> Iterator[str]:
-        if isinstance(part, str):
-            yield part
-        for each in part.values() if isinstance(part, dict) else part:
-            yield from leaves(each) if not isinstance(part, str) else ()
-
-    nav = set(leaves(yaml.safe_load((REPO / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]))
-    pages = {file.relative_to(REPO / "docs").as_posix() for file in DOCS}
-    assert {page for page in pages if not page.startswith("methods/")} <= nav
-    assert {"methods/", "api/"} <= nav
-
-
-def test_the_reference_is_what_make_reference_writes() -> None:
-    pages = reference.generate()
-    different = [n for n, text in pages.items() if (REPO / n).read_text(encoding="utf-8") != text]
-    assert not different, f"{different}: make reference"
-    written = {file.name for file in (REPO / reference.FOLDER).glob("*.md")}
-    assert written == {Path(name).name for name in pages} | {"metrics.md"}
-
-
-def taken(class_: type) -> dict[str, inspect.Parameter]:
-    """What a constructor takes as Python sees it, following ``**kwargs`` to the classes above."""
-    found: dict[str, inspect.Parameter] = {}
-    for depth, owner in enumerate(class_.__mro__):
-        if "__init__" not in vars(owner) or not owner.__module__.startswith("fedgkd_pl"):
-            continue
-        own = list(inspect.signature(vars(owner)["__init__"]).parameters.values())[1:]
-        for each in own:
-            required = each.default is inspect.Parameter.empty
-            if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL):
-                if not (required and found and depth):  # else the class below gives it
-                    found.setdefault(each.name, each)
-        if not any(each.kind is each.VAR_KEYWORD for each in own):
-            break
-    return found
-
-
-GROUPS = [group for _, groups in CLASSES.values() for group in groups]
-
-
-@pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.title)
-def test_every_setting_is_in_the_reference(group: Group) -> None:
-    for name, path in members(group).items():
-        known = {one.name: one for one in settings(path)}
-        python = taken(getattr(fedgkd_pl, name))
-        assert set(known) == set(python), name
-        for key, one in known.items():
-            assert one.text or key == "params", f"{name}.{key} has no documentation"
-            required = python[key].default is inspect.Parameter.empty
-            assert required == (one.default is None), f"{name}.{key}"
-
-
-def test_every_class_of_a_config_is_in_the_reference() -> None:
-    shown = {name for group in GROUPS for name in members(group)}
-    classes = {name: getattr(fedgkd_pl, name) for name in public()}
-    nameable = {
-        name
-        for name, value in classes.items()
-        if inspect.isclass(value) and not inspect.isabstract(value) and taken(value)
-    }
-    parts = {"FederatedServer", "FederatedClient", "FrozenNet"}  # what methods are made of
-    data = {"ClientUpdate", "Message", "Spec", "Examples", "Splits", "Run", "StudyResult"}
-    data |= {"Experiment", "Predictions", "Trained"}  # what is handed around
-    assert nameable - {"FedAvgClient", "FedGKDClient"} - parts - data <= shown
-    callbacks = {n for n, c in classes.items() if inspect.isclass(c) and issubclass(c, Callback)}
-    assert callbacks - {"FederatedCallback"} == set(members(GROUPS[-1]))
-
-
-def test_every_key_at_the_top_of_a_config_is_in_the_reference() -> None:
-    flags = {"config", "print_config", "return_predictions", "verbose"}  # of commands, not keys
-    keys = {*TOP, *FLAGS} - {flag for flag in FLAGS if flag.startswith("no_")} - flags
-    assert set(reference.TOP) == keys
-
-
-def test_every_command_and_exit_code_is_in_the_reference() -> None:
-    text = (REPO / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
-    assert all(f"\n## {name}\n" in text for name in COMMANDS)
-    source = ast.parse((PACKAGE / "processes" / "command.py").read_text(encoding="utf-8"))
-    explained = next(n for n in ast.walk(source) if getattr(n, "name", "") == "_explained")
-    returns = [n.value.elts[1] for n in ast.walk(explained) if isinstance(n, ast.Return)]  # type: ignore[union-attr]
-    codes = {"0", *(ast.unparse(code) for code in returns)}
-    codes |= {str(Stopped(number).exit_code) for number in (1, 2, 15)}
-    assert set(reference.EXIT_CODES) == codes
-    (table,) = re.findall(
-        r"\| exit code \| meaning \|\n(.*?)\n\n",
-        (REPO / "docs" / "reliability.md").read_text(encoding="utf-8"),
-        re.DOTALL,
-    )
-    assert (
-        set(re.findall(r"\d+", " ".join(row.split("|")[1] for row in table.split("\n")))) == codes
-    )
+    navigation = yaml.safe_dump(yaml.safe_load(read("mkdocs.yml"))["nav"])
+    for page in DOCS:
+        place = page.relative_to(REPO / "docs").as_posix()
+        assert place.startswith("methods/") or place in navigation, place
 
 
 def test_the_version_is_the_same_everywhere() -> None:
-    version = fedgkd_pl.__version__
-    cited = yaml.safe_load((REPO / "CITATION.cff").read_text(encoding="utf-8"))
+    version, cited = fedgkd_pl.__version__, yaml.safe_load(read("CITATION.cff"))
     assert cited["version"] == version
-    changes = (REPO / "CHANGELOG.md").read_text(encoding="utf-8")
-    assert f"\n## [{version}] - {cited['date-released']}\n" in changes
-    assert f'version="{version}"' in (REPO / "docs" / "flower.md").read_text(encoding="utf-8")
+    assert f"\n## [{version}] - {cited['date-released']}\n" in read("CHANGELOG.md")
+    assert f'version="{version}"' in read("docs/flower.md")
 
 
-def strings(file: Path) -> Iterator[str]:
-    """Every text of a module; what an f-string fills in is an asterisk."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    within = {
-        part
-        for node in ast.walk(tree)
-        if isinstance(node, ast.JoinedStr)
-        for part in ast.walk(node)
-    }
-    for node in ast.walk(tree):
-        if isinstance(node, ast.JoinedStr):
-            yield "".join(
-                part.value if isinstance(part, ast.Constant) else "*"  # type: ignore[misc]
-                for part in node.values
-            )
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in within:
-            yield node.value
+def test_the_pages_stay_short() -> None:
+    words = {page: len(page.read_text(encoding="utf-8").split()) for page in DOCS}
+    assert len(read("README.md").encode()) <= 8_000
+    assert sum(words.values()) <= 31_000 and max(words.values()) <= 2_300
 
 
-def metrics_of_the_code() -> set[str]:
-    """What is logged by name: all texts that look like it, where a run's values are made."""
-    folders = ("callbacks", "federation", "methods")
-    files = [file for folder in folders for file in (PACKAGE / folder).glob("*.py")]
-    found = {text for file in files for text in strings(file) if LOGGED.fullmatch(text)}
-    other = {"test/confusion", "*/text_summary"}  # a picture, a text
-    other |= {"*/*", "*/acc", "class_acc/*", "client/*", "client/loss_mean"}  # spelt out below
-    reported = {
-        name for method in discover() for name in getattr(fedgkd_pl, method).client_metrics or ()
-    }
-    clients = {f"client/{name}_*" for name in reported}
-    scores = {"acc", "loss", "f1", "mae", "rmse", "class_acc/*"}
-    splits = {f"{split}/{name}" for split in ("val", "test") for name in scores}
-    made = {"server/steps", "server/loss", "pretraining/steps", "pretraining/loss"}
-    made |= {f"average/{part}{name}" for part in ("", "val_") for name in ("acc", "loss")}
-    spread = ("acc_mean", "acc_std", "acc_min", "acc_worst10", "loss_mean")
-    made |= {f"clients/{kind}_{name}" for kind in ("global", "local") for name in spread}
-    training = ("steps", "loss", "best_step")
-    made |= {"server/best_step", *(f"server/*/{name}" for name in training)}
-    made |= {f"task/{name}{of}" for name in ("acc", "forgetting", "transfer") for of in ("", "/*")}
-    made |= {"nets/*_val_acc", "nets/*_test_acc"}
-    patterns = {"*/steps", "*/loss", "average/**", "clients/*_*", "client/*_*"}  # spelt out above
-    patterns |= {"*/best_step", "server/*", "task/*", "task/*/*"}
-    assert patterns <= found
-    return (found - other - patterns) | clients | splits | made
+# -- methods -----------------------------------------------------------------------------------
+
+
+def test_methods_are_found_as_python_sees_them() -> None:
+    exported = [getattr(fedgkd_pl, name) for name in fedgkd_pl.__all__ if name[0].isupper()]
+    classes = {c.__name__ for c in exported if isinstance(c, type) and issubclass(c, FedAvg)}
+    found = discover()
+    assert set(found) >= classes and len(classes) >= 25
+    for name in classes:
+        own = vars(getattr(fedgkd_pl, name))
+        assert found[name].module == own["__module__"]
+        assert found[name].title in (own.get("title", name), name)
+        assert found[name].citation == own.get("citation", "")
+    assert len({info.colour for info in found.values()}) == len(found)
+    assert len({info.title for info in found.values()}) == len(found)
+
+
+def test_the_tables_of_methods_are_what_make_pages_writes() -> None:
+    files = generate(REPO)
+    assert len(files) == len(pages()) + 2
+    different = [file.name for file, text in files.items() if file.read_text("utf-8") != text]
+    assert not different, f"{different}: make pages"
+    papers = read("PAPERS.md")
+    for title, config in methods().items():
+        assert f"| [{title}](docs/methods/" in papers, title
+        assert all(Path(file).is_file() for file in resolve(f"digits/{Path(config).name}"))
+
+
+@pytest.mark.parametrize("stem", pages())
+def test_the_page_of_a_method(stem: str) -> None:
+    """All sections have words; every equation is one of a docstring's, line by line."""
+    text = read(f"docs/methods/{stem}.md")
+    parts = re.split(r"^## (.*)\n", text, flags=re.MULTILINE)
+    assert tuple(parts[1::2]) == SECTIONS and all(part.strip() for part in parts[2::2])
+    for info, row in zip(pages()[stem], parts[4].partition(TRAVELS)[2].splitlines(), strict=False):
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]]
+        assert cells[0] == info.title and len(cells) == 5 and all(cells)
+    sources = (read(f"fedgkd_pl/methods/{name}.py") for name in (stem, "fedgkd"))
+    known = {line.strip() for source in sources for line in source.splitlines()}
+    for block in re.findall(r"```\n(.*?)```", parts[2], re.DOTALL):
+        assert {line.strip() for line in block.splitlines()} <= known, block
+
+
+def test_a_page_is_begun_for_a_method_without_one(tmp_path: Path) -> None:
+    (tmp_path / "docs/methods").mkdir(parents=True)
+    for name in ("docs/methods/index.md", "PAPERS.md"):
+        (tmp_path / name).write_text("before\n<!-- code: x -->\nformer\n<!-- end -->\nafter\n")
+    begun = generate(tmp_path)
+    page, index = (begun[tmp_path / f"docs/methods/{name}.md"] for name in ("fedprox", "index"))
+    assert re.findall(r"^## (.*)", page, re.MULTILINE) == list(SECTIONS)
+    assert "learns classes, a class per pixel" in page and "68.79 ± 1.10 at α=0.1" in page
+    assert "| [FedProx](fedprox.md) | a proximal term keeps" in index
+    assert index.startswith("before\n") and index.endswith("<!-- end -->\nafter\n")
+
+
+def test_every_guard_against_a_published_error_exists() -> None:
+    tests = "\n".join(file.read_text("utf-8") for file in (REPO / "tests").rglob("test_*.py"))
+    guards = set(re.findall(r"`(test_\w+)`", read("PAPERS.md")))
+    assert len(guards) >= 14
+    assert not [name for name in guards if f"\ndef {name}(" not in tests]
+
+
+# -- metrics -----------------------------------------------------------------------------------
 
 
 def metrics_of_the_page() -> set[str]:
-    names = {
-        re.sub(r"<\w+>", "*", name)
-        for row in re.findall(r"^\| (`.*?) \|", METRICS, re.MULTILINE)
-        for name in re.findall(r"`([^`]+)`", row)
-    }
-    return names - {"val/*", "test/*", "client/*_*"}  # metrics of the user's
+    names = re.findall(r"`([^`]+)`", "".join(re.findall(r"^\| (`.*?) \|", METRICS, re.MULTILINE)))
+    return {re.sub(r"<\w+>", "*", name) for name in names}
 
 
-def test_every_metric_is_on_the_page_and_no_other() -> None:
-    code, page = metrics_of_the_code(), metrics_of_the_page()
-    # charts ask for a beginning, such as local/acc of local/acc_mean
-    code = {name for name in code if not any(other.startswith(f"{name}_") for other in page)}
-    assert code == page
+METRICS = read("docs/metrics.md")
 
 
-# What a callback of benchmarks/<study>.py logs begins so.
-OF_BENCHMARKS = {"one_round": "local/acc_client", "toy": "local/acc_unseen"}
+def logged() -> Iterator[str]:
+    """The texts of the code that look like metrics; what an f-string fills in is an asterisk."""
+    package = REPO / "fedgkd_pl"
+    files = [
+        f for name in ("callbacks", "federation", "methods") for f in package.glob(f"{name}/*.py")
+    ]
+    for node in (node for file in files for node in ast.walk(ast.parse(file.read_bytes()))):
+        parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+        values = [part.value if isinstance(part, ast.Constant) else "*" for part in parts]
+        text = "".join(value for value in values if isinstance(value, str))
+        if re.fullmatch(r"[a-z][a-z*]*/[a-z0-9_/*]+", text):
+            yield text
 
 
-def test_the_page_has_every_metric_of_the_kept_results() -> None:
+def test_every_metric_is_on_the_page() -> None:
     page = metrics_of_the_page()
+    found = set(logged()) - NOT_METRICS
+    assert len(found) >= 30
+    # charts ask for a beginning, such as local/acc of local/acc_mean
+    missing = {name for name in found if not any(fnmatchcase(p, f"{name}*") for p in page)}
+    assert not missing
     for file in REPO.glob("results/*/rounds.csv"):
         with file.open(newline="") as opened:
             columns = next(csv.reader(opened))[2:]
-        own = OF_BENCHMARKS.get(file.parent.name, "nobody's")
-        for name in columns:
-            known = (fnmatchcase(name, pattern) for pattern in page)
-            assert name.startswith(own) or any(known), name
+        own = r"local/acc_(client\d+|unseen)"  # logged by a callback of benchmarks/
+        named = [name for name in columns if not re.fullmatch(own, name)]
+        assert not [n for n in named if not any(fnmatchcase(n, pattern) for pattern in page)], file
 
 
-def test_messages_of_troubleshooting_are_those_of_the_code() -> None:
-    page = (REPO / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
-    texts = {" ".join(text.split()) for file in PACKAGE.rglob("*.py") for text in strings(file)}
-    whole = "\n".join(texts)
-    messages = [
-        message
-        for heading in re.findall(r"^### (.*)$", page, re.MULTILINE)
-        for message in re.findall(r"`([^`]+)`", heading)
-        if " " in message
-    ]
-    assert len(messages) >= 25
-    for message in messages:
-        parts = [part.strip(" :;,()") for part in message.split("…")]
-        for part in filter(None, parts):
-            assert part in whole, f"{part} of {message}"
+# -- commands ----------------------------------------------------------------------------------
 
 
 def commands() -> list[str]:
-    """Every ``fedgkd-pl`` line of a page's shell blocks, once; of methods one page's."""
+    """Every ``fedgkd-pl`` line of a page's shell blocks, once."""
     found: dict[str, None] = {}
     for page in PAGES:
-        if page.parent.name == "methods" and page.stem != "fedgkd":
-            continue  # their commands are written by make pages, and every config is tested
         for block in re.findall(r"```sh\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
             for line in block.replace("\\\n", " ").splitlines():
                 if match := re.match(r"(?:\S*/)?fedgkd-pl ([^|#]*)", line):
@@ -277,25 +193,46 @@ def commands() -> list[str]:
 THEIRS = re.compile(r"my_project|anchored|--resume")
 
 
-def cases() -> Iterator[Any]:
-    """The commands, each where what it needs is installed: Flower is for ``make test-engines``."""
-    for command in commands():
-        if not THEIRS.search(command):
-            engine = command.startswith("flower ")
-            yield pytest.param(command, marks=pytest.mark.engines if engine else pytest.mark.long)
+def test_every_config_that_a_page_names_exists() -> None:
+    names = {name for command in commands() for name in re.findall(r"--config (\S+)", command)}
+    for text in (page.read_text(encoding="utf-8") for page in PAGES):
+        names |= set(re.findall(r"`((?:studies|digits|protocols|loggers)/\w+\.yaml)`", text))
+    assert len(names) >= 15
+    for name in names - {"config.yaml", "photos.yaml"}:
+        assert "anchored" in name or all(Path(file).is_file() for file in resolve(name)), name
 
 
-@pytest.mark.parametrize("command", list(cases()))
+@pytest.mark.long
+@pytest.mark.parametrize("command", [each for each in commands() if not THEIRS.search(each)])
 def test_every_command_of_the_pages_is_understood(
     command: str, run: Callable[..., tuple[int, str, str]]
 ) -> None:
     """Those that would train print their settings; what needs a run may say that it is missing."""
     name, *words = shlex.split(command)
-    extra = {"fit": ["--print_config"], "compare": ["--dry_run"]}
+    if name == "flower":
+        pytest.importorskip("flwr")
+    extra = {"fit": ["--print_config"], "compare": ["--dry_run"]}.get(name, [])
     if name == "partition" or (name == "compare" and "digits" not in command):
-        words += ["--data.download", "false"]
+        extra += ["--data.download", "false"]
     if name == "compare" and "--only" not in words:
-        words += ["--only", "seed=0"]
-    code, _, err = run(name, *words, *extra.get(name, []))
+        extra += ["--only", "seed=0"]
+    code, _, err = run(name, *words, *extra)
     absent = r"error: (\S+: )?(runs?|data\.data_dir|input|model\.engine): "
     assert code == 0 or (name != "fit" and re.match(absent, err)), err
+
+
+def test_every_command_has_an_example_on_a_page(run: Callable[..., tuple[int, str, str]]) -> None:
+    shown = {command.split()[0] for command in commands()} | {"validate"}
+    _, out, _ = run("--help")
+    assert shown <= set(re.findall(r"\w+", out))
+
+
+def any_page(words: str) -> Any:
+    """The pages that still have some words."""
+    return [page.name for page in PAGES if words in page.read_text(encoding="utf-8").lower()]
+
+
+def test_withdrawn_features_are_on_no_page() -> None:
+    words = ("fedgkd-pl completion", "state_memory", "--model.engine ray ", "figure toy")
+    found = {each: any_page(each) for each in words}
+    assert {name for names in found.values() for name in names} <= {"CHANGELOG.md"}, found

@@ -1,1 +1,5 @@
-"""What the repository's pages are made with; no part of the package."""
+"""The programs that make the repository's pages; no part of the package."""
+
+from pathlib import Path
+
+REPO = Path(__file__).parents[1]

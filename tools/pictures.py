@@ -7,7 +7,7 @@ from fedgkd_pl.data.partition import Partition
 from fedgkd_pl.plots.partition import bubble_chart
 from fedgkd_pl.plots.style import opaque
 
-from tools.classes import REPO
+from tools import REPO
 
 PARTITIONS: dict[str, Partition] = {
     "iid": IID(),

@@ -1,7 +1,7 @@
-"""``make screenshots``: the docs' pictures of the report page, of TensorBoard and of two figures.
+"""``make screenshots``: the docs' pictures of the report page, of TensorBoard and of feature maps.
 
 Trains a small study of the digits, opens what it leaves in a headless Chromium, and writes
-docs/images/{report,tensorboard,features,toy}.png. ``--runs FOLDER`` keeps the runs, and goes on
+docs/images/{report,tensorboard,features}.png. ``--runs FOLDER`` keeps the runs, and goes on
 with those that are there.
 """
 
@@ -24,7 +24,7 @@ from fedgkd_pl.plots.style import save
 from PIL import Image
 
 from examples.toy import toy_figure
-from tools.classes import REPO
+from tools import REPO
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 CALLBACKS = ("AveragedModel", "ClientDrift", "LocalModels", "TeacherAgreement", "Forgetting")

@@ -4,20 +4,20 @@ The pages of docs/ link to files beside that folder, as a reader of the reposito
 site such a link leads to the page that the file becomes (:data:`OUTSIDE`), or to a copy of it.
 """
 
+import ast
 import os
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from posixpath import normpath, relpath
 from typing import Any
 
+from fedgkd_pl.methods import discover
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from tools.classes import public
+from tools import REPO
 
-REPO = Path(__file__).parents[1]
 OUTSIDE = {
     "PAPERS.md": "papers.md",
     "CHANGELOG.md": "changelog.md",
@@ -33,7 +33,7 @@ API = {  # title of a page, and the packages whose public names are on it
     "Rounds, clients and losses": ("federation",),
     "Engines": ("engines",),
     "Callbacks": ("callbacks", "runs"),
-    "Experiments and runs": ("settings", "experiments", "storage"),
+    "Experiments and runs": ("config", "settings", "experiments", "storage"),
 }
 LINK = re.compile(r"(\]\()([^)\s#:]+)((?:#[^)\s]*)?\))")
 FOLDER = re.compile(r"\[([^\]]*)\]\(([^)\s#:]+)\)")
@@ -95,7 +95,16 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def _names(packages: tuple[str, ...]) -> list[str]:
-    return [path for path in public().values() if path.split(".")[1] in packages]
+    """The full names of the public classes and functions of some packages."""
+    stub = ast.parse((REPO / "fedgkd_pl" / "__init__.pyi").read_text(encoding="utf-8"))
+    found = {
+        alias.name: f"fedgkd_pl.{node.module}.{alias.name}"
+        for node in stub.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    found |= {name: f"{info.module}.{name}" for name, info in discover().items()}
+    return [path for path in found.values() if path.split(".")[1] in packages]
 
 
 def _source(place: str) -> str:

@@ -16,27 +16,11 @@ from fedgkd_pl.errors import require
 from torch import nn
 
 
-class MyMethod(FedAvg):
-    """The server half: the settings, and what clients get to know."""
-
-    title = "MyMethod"  # in tables and figures
-    client_metrics = ("loss", "acc", "ce", "kd")  # what clients report
-    needs_outputs = True  # the objective uses logits, also those of a LightningModule
-
-    def __init__(self, net: nn.Module | None = None, gamma: float = 1.0, **kwargs: Any) -> None:
-        super().__init__(net, **kwargs)
-        require(gamma >= 0, "gamma", "must not be negative", gamma)
-        self.gamma = gamma
-
-    def client(self) -> "MyClient":
-        return MyClient(self.net, self.optimizer, self.scheduler, gamma=self.gamma)
-
-
 class MyClient(FedAvgClient):
-    """The client half: its loss. One object serves all clients, one after the other."""
+    """The client module: its loss. One object serves all clients, one after the other."""
 
     def __init__(self, net: nn.Module, *args: Any, **settings: Any) -> None:
-        super().__init__(net, *args, **settings)  # settings become attributes: self.gamma
+        super().__init__(net, *args, **settings)
         self.teacher = FrozenNet(net)
 
     def receive(self, message, state):  # before a client trains
@@ -53,3 +37,17 @@ class MyClient(FedAvgClient):
         trust = log_p.exp().gather(1, y[:, None]).squeeze(1)
         kd = (trust * kl).mean()
         return ce + self.gamma / 2 * kd, {**parts, "kd": kd}
+
+
+class MyMethod(FedAvg):
+    """The server module: the settings, and what clients get to know."""
+
+    title = "MyMethod"  # in tables and figures
+    client_class = MyClient
+    client_settings = ("gamma",)  # attributes that every client gets: self.gamma
+    needs_outputs = True  # the objective uses logits, also those of a LightningModule
+
+    def __init__(self, net: nn.Module | None = None, gamma: float = 1.0, **kwargs: Any) -> None:
+        super().__init__(net, **kwargs)
+        require(gamma >= 0, "gamma", "must not be negative", gamma)
+        self.gamma = gamma

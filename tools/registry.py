@@ -1,8 +1,7 @@
-"""The results that the repository keeps, ``results/<study>/``, and how runs get there.
+"""The results that the repository keeps in ``results/<study>/``, and how runs get there.
 
-``runs.csv`` has an entry per run: where it comes from and what it took. ``rounds.csv`` has the
-metrics by round, ``settings.yaml`` what decided the results. Tables and figures of the pages are
-made of them: :mod:`fedgkd_pl.experiments.results`.
+``runs.csv`` has an entry per run: where it comes from and what it took. ``rounds.csv`` has its
+metrics by round, ``settings.yaml`` the settings that decided the result.
 """
 
 import csv
@@ -10,17 +9,14 @@ import io
 import os
 import re
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import yaml
 from fedgkd_pl.errors import require
 from fedgkd_pl.experiments.runs import Run, natural
-from fedgkd_pl.experiments.scheduler import sound_run
 from fedgkd_pl.experiments.study import Cell, read_study
 from fedgkd_pl.methods import title_of
 from fedgkd_pl.runs.accuracy import accuracy_summary
@@ -39,61 +35,72 @@ FACTS = (  # the columns of runs.csv; the others are ``run`` and the axes of the
 )
 ACCURACIES = r"(test|val|average)/(val_)?acc|task/(acc|forgetting|transfer)|nets/\w+_acc"
 COLUMNS = rf"{ACCURACIES}|(test|val|average)/(val_)?loss|client/\w+_mean|local/acc_\w+|vote/\w+"
+MEASURES = {
+    "best": "best_test_acc",
+    "final": "final_test_acc",
+    "last10": "mean_last_10_test_acc",
+    "at_best_val": "test_acc_at_best_val",
+}
 
 
 @dataclass(frozen=True)
-class KeptRun(Run):
-    """A run of the registry; its folder is the study's."""
+class KeptRun:
+    """A run of the registry.
 
-    entry: Row  # of runs.csv
-    rows: list[Row]  # of rounds.csv
-    known: dict[str, Any]  # of settings.yaml
+    Attributes:
+        entry: its row of ``runs.csv``.
+        rows: its rows of ``rounds.csv``, without empty values.
+    """
+
+    entry: Row
+    rows: list[dict[str, float]]
 
     @property
-    def labels(self) -> dict[str, str]:
-        """By axis."""
+    def labels(self) -> Row:
+        """The labels by axis."""
         return {key: text for key, text in self.entry.items() if key not in ("run", *FACTS)}
 
-    @cached_property
-    def settings(self) -> dict[str, Any]:
-        """Those that decided the result, by dotted key."""
-        return self.known
+    def by_round(self, column: str) -> dict[int, float]:
+        """A column in percent."""
+        return {int(row["round"]): 100 * row[column] for row in self.rows if column in row}
 
-    def table(self, name: str) -> list[Row]:
-        """The metrics; no other table is kept."""
-        return [dict(row) for row in self.rows] if name == METRICS else []
+    def measure(self, name: str) -> float | None:
+        """A measure in percent; None where the run has none.
+
+        Args:
+            name: one of :data:`MEASURES` or ``round<N>``, with ``average_`` before it of the
+                averaged model; or a column of ``rounds.csv``, in the last round.
+        """
+        if "/" in name:
+            return self.by_round(name).get(len(self.rows))
+        kind = name.removeprefix("average_")
+        test, val = ("test/acc", "val/acc")
+        if kind != name:
+            test, val = ("average/acc", "average/val_acc")
+        if re.fullmatch(r"round\d+", kind):
+            return self.by_round(test).get(int(kind[5:]))
+        known = ", ".join([*MEASURES, "round<N>", "average_…", "a column"])
+        require(kind in MEASURES, "measure", f"must be one of {known}", name)
+        found = accuracy_summary(self.rows, test, val)[MEASURES[kind]]
+        return None if found is None else 100 * float(found)
 
 
 def read_registry(folder: Path) -> list[KeptRun]:
     """The runs of ``results/<study>``; none where there is no such folder."""
-    rounds, settings, runs = _read(folder / ROUNDS), _read_settings(folder), []
-    for entry in _read(folder / RUNS):
-        rows = [
-            {k: v for k, v in row.items() if k != "run"}
-            for row in rounds
-            if row["run"] == entry["run"]
-        ]
-        run = KeptRun(folder, {}, entry, rows, settings.get(entry["run"], {}))
-        run.summary.update(
-            method=run.labels["method"],
-            dataset=entry["dataset"],
-            seed=int(entry["seed"]),
-            bytes_down=int(entry["bytes_down"] or 0),
-            diverged_round=int(entry["diverged"] or 0) or None,
-            wall_seconds=float(entry["seconds"] or 0),
-            **accuracy_summary(run.metrics()),
-        )
-        runs.append(run)
-    return runs
+    rounds: dict[str, list[dict[str, float]]] = {}
+    for row in _read(folder / ROUNDS):
+        run = row.pop("run")
+        rounds.setdefault(run, []).append({k: float(text) for k, text in row.items() if text})
+    return [KeptRun(entry, rounds[entry["run"]]) for entry in _read(folder / RUNS)]
 
 
 def add(
     top: Path, folder: Path, given: Mapping[str, str], label: str = "", compact: bool = False
 ) -> list[str]:
-    """Keeps the runs below a folder, finished or not; returns their names.
+    """Keeps the runs below a folder, finished or not, and returns their names.
 
     A run that was kept before under the same name is replaced. Nothing is written before all runs
-    have been read and found to fit, and no fault leaves a file half written.
+    have been read and found to fit.
 
     Args:
         top: a study's folder as ``compare`` makes it, or any other with runs below it.
@@ -103,11 +110,15 @@ def add(
         compact: whether to keep accuracies only, and no settings.
     """
     entries = {entry["run"]: entry for entry in _read(folder / RUNS)}
-    rounds, settings = _read(folder / ROUNDS), _read_settings(folder)
+    rounds = _read(folder / ROUNDS)
+    file = folder / SETTINGS
+    settings = yaml.safe_load(file.read_text(encoding="utf-8")) if file.exists() else {}
+    axes = [key for entry in entries.values() for key in entry if key not in ("run", *FACTS)]
     names: dict[str, Path] = {}
     for run, cell in _find(top, label):
         name = cell.name
-        _check_fits(cell, entries, folder)
+        fits = not axes or set(axes) == cell.labels.keys()
+        require(fits, "study", f"{folder} has runs by {', '.join(dict.fromkeys(axes))}", name)
         both = f"{names.get(name)} and {run.folder} are both {name}"
         require(name not in names, "folder", f"{both}; add them one by one, one with --label")
         names[name] = run.folder
@@ -115,63 +126,42 @@ def add(
         for row in run.metrics():
             kept = [key for key in row if re.fullmatch(ACCURACIES if compact else COLUMNS, key)]
             values = {key: f"{row[key]:.6g}" for key in kept}
-            rounds.append({"run": name, "round": str(row["round"]), **values})
+            rounds.append({"run": name, "round": str(int(row["round"])), **values})
         if not compact:
             known = fixed_settings(run.settings).items()
             settings[name] = {key: value for key, value in known if value is not None}
         entries[name] = {"run": name, **cell.labels, "seed": str(cell.seed), **_facts(run, top)}
         entries[name] |= {key: given[key] for key in GIVEN if given.get(key)}
-        require(entries[name]["command"] != "", "command", "say what made the runs of", top)
-    require(len(names) > 0, "folder", f"no run ({METRICS}) below", top)
-    axes = [key for key in next(iter(entries.values())) if key not in FACTS]
+        require(entries[name]["command"] != "", "command", "must say how these runs were made")
+    require(len(names) > 0, "folder", f"has no run ({METRICS}) below it", top)
     columns = dict.fromkeys(["run", "round", *sorted({key for row in rounds for key in row})])
-    texts = {ROUNDS: _csv(list(columns), rounds)}
+    write_text(folder / ROUNDS, _csv(list(columns), rounds))
     if settings:
-        texts[SETTINGS] = yaml.safe_dump(settings, sort_keys=False)
-    texts[RUNS] = _csv([*axes, *FACTS], entries.values())  # the last: it says what is there
-    for name, text in texts.items():
-        write_text(folder / name, text)
+        write_text(folder / SETTINGS, yaml.safe_dump(settings, sort_keys=False))
+    first = [key for key in next(iter(entries.values())) if key not in FACTS]
+    write_text(folder / RUNS, _csv([*first, *FACTS], entries.values()))  # last: it lists the runs
     return list(names)
 
 
-def _check_fits(cell: Cell, entries: Mapping[str, Row], folder: Path) -> None:
-    """Refuses a run with other axes than those of the registry, or with another run's name."""
-    known = [
-        {key: text for key, text in entry.items() if key not in ("run", *FACTS)}
-        for entry in (entries.get(cell.name), *entries.values())
-        if entry
-    ]
-    if not known:
-        return
-    axes, mine = ", ".join(sorted(known[0])), ", ".join(sorted(cell.labels))
-    reason = f"{folder} has runs by {axes}, these are by {mine}: keep them in another --study"
-    require(axes == mine, "study", reason, cell.name)
-    if cell.name in entries:
-        reason = f"{cell.name} is kept there as {', '.join(known[0].values())}: give a --label"
-        require(known[0] == cell.labels, "folder", reason, ", ".join(cell.labels.values()))
-
-
-def _find(top: Path, label: str) -> Iterable[tuple[Run, Cell]]:
+def _find(top: Path, label: str) -> Iterator[tuple[Run, Cell]]:
     """The runs that have a round, in the order of the study; of several versions the last."""
     study = f"studies/{top.name}.yaml"
     cells = {cell.name: cell for cell in read_study(study).cells()} if study in available() else {}
-    found: dict[Path, Run] = {}  # by whole paths: folders of different parents may have one name
+    homes: dict[Path, Path] = {}
     for home in (file.parent for file in sorted(top.rglob(METRICS), key=natural)):
-        is_version = re.fullmatch(r"version_\d+", home.name) is not None
-        found[home.parent if is_version else home] = Run(home, {})
+        homes[home.parent if home.name.startswith("version_") else home] = home
     places = {name: place for place, name in enumerate(cells)}
-    for folder in sorted(found, key=lambda folder: places.get(folder.name, len(places))):
-        name, run = folder.name, found[folder]
+    for folder in sorted(homes, key=lambda folder: places.get(folder.name, len(places))):
+        run = Run(homes[folder], {})
         if not run.metrics():
             continue
-        finished = sound_run(run.folder)
-        method = title_of(str(run.settings["model"]["class_path"]).rpartition(".")[2])
-        method = finished.title if finished else method
-        cell = cells.get(name) or Cell({"method": method}, run.settings["seed_everything"], ())
+        summary = RunFolder(run.folder).summary
+        title = read_json(summary).get("title") if summary.exists() else None
+        method = title or title_of(str(run.settings["model"]["class_path"]).rpartition(".")[2])
+        other = Cell({"method": method}, run.settings["seed_everything"], ())
+        cell = cells.get(folder.name, other)
         labels = {"method": method} | cell.labels
-        if "variant" in labels:  # which names the method, too
-            labels["method"] = labels.pop("variant")
-        labels["method"] = f"{labels['method']} {label}".rstrip()
+        labels["method"] = f"{labels.pop('variant', labels['method'])} {label}".rstrip()
         yield run, Cell(labels, cell.seed, ())
 
 
@@ -218,11 +208,6 @@ def _origin(folder: Path, top: Path, last: float) -> Row:
     times = zip(sessions, starts, [*starts[1:], last], strict=True)
     commits = [commit for (_, commit, _), a, b in times if a <= last and first <= b]
     return {"commit": " ".join(dict.fromkeys(commits)), "command": f"{command} {sessions[-1][2]}"}
-
-
-def _read_settings(folder: Path) -> dict[str, dict[str, Any]]:
-    file = folder / SETTINGS
-    return yaml.safe_load(file.read_text(encoding="utf-8")) if file.exists() else {}
 
 
 def _read(file: Path) -> list[Row]:
