@@ -1,6 +1,5 @@
 """``predict``: of files where ``--input`` is given, otherwise of the run's test set."""
 
-import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 from typing import Any
@@ -75,7 +74,6 @@ def predict(arguments: Any, settings: list[str]) -> int:
     from fedgkd_pl.experiments.predict import predict_files
     from fedgkd_pl.experiments.trained import load_run
     from fedgkd_pl.processes.command import quiet_libraries
-    from rich.console import Console
 
     require(arguments.input is not None, "input", "which file or folder? --output is for --input")
     quiet_libraries()
@@ -84,6 +82,6 @@ def predict(arguments: Any, settings: list[str]) -> int:
     output = arguments.output or f"{source.resolve().name}.predictions.csv"
     trained = load_run(arguments.run, which_of(arguments), settings=settings)
     table = predict_files(trained, source, output, progress=True)
-    (Console() if sys.stdout.isatty() else Console(width=140)).print(table.to_rich())
+    print(table)
     print(f"wrote {output}")
     return 0

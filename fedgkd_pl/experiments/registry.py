@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 from fedgkd_pl.errors import require
 from fedgkd_pl.experiments.runs import Run, natural
-from fedgkd_pl.experiments.scheduler import sound_run
+from fedgkd_pl.experiments.scheduler import finished_run_or_none
 from fedgkd_pl.experiments.study import Cell, read_study
 from fedgkd_pl.methods import title_of
 from fedgkd_pl.runs.accuracy import accuracy_summary
@@ -164,7 +164,7 @@ def _find(top: Path, label: str) -> Iterable[tuple[Run, Cell]]:
         name, run = folder.name, found[folder]
         if not run.metrics():
             continue
-        finished = sound_run(run.folder)
+        finished = finished_run_or_none(run.folder)
         method = title_of(str(run.settings["model"]["class_path"]).rpartition(".")[2])
         method = finished.title if finished else method
         cell = cells.get(name) or Cell({"method": method}, run.settings["seed_everything"], ())

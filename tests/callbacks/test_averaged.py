@@ -442,7 +442,9 @@ def test_runs_with_and_without_it_in_one_table() -> None:
         "| FedGKD | **40.00** | - | - | - |",
     ]
     assert "- average round 9: no run has so many rounds, the longest 2" in lines
-    (first, second) = csv.DictReader(every_run(it, results).to_csv().splitlines())
+    (first, second) = csv.DictReader(
+        every_run(it, results).to_csv(float_format="%.4f").splitlines()
+    )
     assert [first[name] for name in AVERAGE_MEASURES[:4]] == [
         *("30.0000", "25.0000", "27.5000", "25.0000"),
     ]

