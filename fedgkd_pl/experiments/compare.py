@@ -60,7 +60,7 @@ def compare(
     check_table(whole.paper)
     for word in extra:
         flag = word.partition("=")[0]
-        reason = "is not for the cells of a study, whose own name: names their folder"
+        reason = "is not for the cells of a study; its own name: names their folder"
         require(flag not in OURS, flag.lstrip("-"), reason)
     own = [] if rounds is None else [f"--rounds={rounds}"]
     cells = whole.part(only).cells([*extra, *own])

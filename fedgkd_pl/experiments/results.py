@@ -123,7 +123,7 @@ def table(runs: Sequence[KeptRun], options: Options) -> str:
     (made,) = make_tables(study, [(Cell(run.labels, run.seed, ()), run) for run in runs])
     notes = [n for n in made.notes if options.get("notes") == "all" or n.startswith(tuple(MARKS))]
     if "plain" in options:
-        made = replace(made, rows=[[replace(v, rank=0) for v in row] for row in made.rows])
+        made = replace(made, ranks={})
     return replace(made, title="", notes=notes).to_markdown()
 
 

@@ -81,6 +81,7 @@ def run_tasks(
     bar = Progress(disable=quiet or not sys.stdout.isatty(), speed_estimate_period=3600)
     rounds = bar.add_task(name, total=sum(task.rounds for task in tasks))
     processes, said = context(*PRELOAD), time.monotonic()
+    done = {task.cell.name: len(task.rows()) for task in tasks}
     try:
         with bar:
             while waiting or running:
@@ -95,7 +96,8 @@ def run_tasks(
                     _finish(task)
                     changed.append(task)
                     write()
-                bar.update(rounds, completed=sum(len(task.rows()) for task in tasks))
+                done |= {task.cell.name: len(task.rows()) for task in [*running, *changed]}
+                bar.update(rounds, completed=sum(done.values()))
                 if time.monotonic() - said >= PAUSE:
                     changed, said = [*changed, *running], time.monotonic()
                 for task in changed if not quiet else ():

@@ -72,9 +72,8 @@ class StudyResult:
     def __repr__(self) -> str:
         """The tables, and what failed."""
         failed = [f"failed: {name}: {reason}" for name, reason in self.failed.items()]
-        return "\n\n".join(
-            [f"{self.folder}, {len(self.runs)} runs", *map(repr, self.tables), *failed]
-        )
+        runs = f"{self.folder}, {len(self.runs)} runs"
+        return "\n\n".join([runs, *map(repr, self.tables), *failed])
 
     def _repr_html_(self) -> str:
         """For a notebook."""
@@ -97,8 +96,7 @@ class StudyResult:
 
     def show(self, quiet: bool = False) -> int:
         """Prints the tables and, unless ``quiet``, where to look; gives back the exit code."""
-        for table in self.tables:
-            print(table)
+        print("\n\n".join(map(repr, self.tables)))
         for name, reason in self.failed.items():
             print(f"error: {name}: {reason}", file=sys.stderr)
         files = "results.csv, table.md, table.tex" + (", report.html" if self.runs else "")

@@ -42,10 +42,6 @@ class Table:
         """A mapping for every row."""
         return list(self.frame.to_dict("records"))
 
-    def to_csv(self) -> str:
-        """The texts alone."""
-        return str(self.frame.to_csv(index=False))
-
     def to_text(self) -> str:
         """For a terminal: the best between stars, the second between underscores."""
         texts = self._marked(str, "*{}*", "_{}_")

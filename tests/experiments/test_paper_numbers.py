@@ -182,11 +182,6 @@ def test_other_cells_are_shipped_configs_too(parse: Parse) -> None:
 HEAD = {"net.projection": 256}
 NO_HEAD = {"net.projection": None}
 BY_HAND: dict[str, dict[str, Settings]] = {  # the paper's section on parameters
-    "CIFAR-100": {
-        "FedProx": {"mu": 0.001},
-        "MOON": HEAD | {"mu": 5, "tau": 0.5, "net.norm": "group"},
-        "FedGKD+": HEAD | {"gamma": 0.2, "net.norm": "group"},
-    },
     "Tiny-ImageNet": {
         "FedAvg": NO_HEAD | {"net.norm": "group", "net.num_classes": 200},
         "FedProx": {"mu": 0.001},
