@@ -66,7 +66,7 @@ class Study:
     special: list[dict] = field(default_factory=list)  # type: ignore[type-arg]
     paper: str = ""
     measures: list[str] = field(default_factory=lambda: ["best", "final", "last10"])
-    rows: list[str] | None = None  # by default every axis but ``method``
+    rows: list[str] = field(default_factory=list)  # in a file by default every axis but ``method``
     columns: list[str] = field(default_factory=lambda: ["method"])
     compare: str = "method"  # the axis over which the best is marked
     title: str = ""  # in a file by default its first line, up to a semicolon
@@ -192,7 +192,7 @@ def _labels(axis: str, given: Any) -> dict[str, Settings]:
     return {str(label): _settings(f"{key}.{label}", value) for label, value in given.items()}
 
 
-def _special(one: Mapping[str, Any], axes: Mapping[str, Mapping[str, Settings]]) -> Settings:
+def _special(one: Mapping[str, Any], axes: Mapping[str, Mapping[str, Settings]]) -> dict[str, Any]:
     fits = one.keys() == {"where", "set"} and isinstance(one["where"], dict)
     require(fits, "special", "each needs where, labels by axis, and set", one)
     where = {str(axis): str(label) for axis, label in one["where"].items()}
@@ -202,7 +202,7 @@ def _special(one: Mapping[str, Any], axes: Mapping[str, Mapping[str, Settings]])
     return {"where": where, "set": _settings("special.set", one["set"])}
 
 
-def _settings(where: str, settings: Any) -> Settings:
+def _settings(where: str, settings: Any) -> dict[str, Any]:
     """Settings that cannot be taken for anything else when they become flags."""
     require(isinstance(settings, dict), where, "must be a mapping, lines of key: value", settings)
     for key, value in settings.items():

@@ -63,7 +63,7 @@ def every_run(study: Study, results: Results) -> pd.DataFrame:
     columns = [*study.axes, "seed", "rounds", *measures, "bytes_down", "bytes_up", "cell"]
     rows = [
         {
-            **({"bytes_up": None} | run.summary | cell.labels),
+            **{"bytes_up": None, **run.summary, **cell.labels},
             **{measure: run.measure(measure) for measure in measures},
             **{"seed": cell.seed, "cell": cell.name},
         }
