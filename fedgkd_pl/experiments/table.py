@@ -7,11 +7,13 @@ from html import escape
 import pandas as pd
 
 PAPERS = "In brackets: the paper's."
-TEX = {
-    **{letter: f"\\{letter}" for letter in "_%&#{}$"},
-    **{"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"},
-    **{"α": r"$\alpha$", "γ": r"$\gamma$", "λ": r"$\lambda$", "μ": r"$\mu$", "τ": r"$\tau$"},
-}
+TEX = str.maketrans(
+    {
+        **{letter: f"\\{letter}" for letter in "_%&#{}$"},
+        **{"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"},
+        **{"α": r"$\alpha$", "γ": r"$\gamma$", "λ": r"$\lambda$", "μ": r"$\mu$", "τ": r"$\tau$"},
+    }
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -101,4 +103,4 @@ class Table:
 
 
 def _tex(text: str) -> str:
-    return text.translate(str.maketrans(TEX))
+    return text.translate(TEX)
