@@ -262,7 +262,7 @@ def test_marks_in_every_format() -> None:
     runs = []
     for cell in it.cells():
         run = grouped("FedAvg", cell.seed, 0.1)
-        run.summary |= {"rounds": 50, "diverged_round": 28 if cell.seed else None}
+        run.summary.update({"rounds": 50, "diverged_round": 28 if cell.seed else None})
         runs.append((cell, run))
     (table,) = make_tables(it, runs)
     assert "| 50.00 ± 0.00 † (69.22 ± 0.91 ‡) |" in table.to_markdown()
