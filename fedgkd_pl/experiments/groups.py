@@ -1,8 +1,9 @@
 """Runs that differ in nothing but the seed, and how such groups differ."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -44,6 +45,7 @@ MUST_AGREE = {  # what a run must have in common with the paper's to stand besid
     STEPS: "model.local_steps",
     "rounds": "rounds",
 }
+SHARE = {PARTICIPATION: "data.participation"}
 
 
 def symbol(name: str) -> str:
@@ -51,7 +53,7 @@ def symbol(name: str) -> str:
     return SYMBOLS.get(name, name)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Group:
     """Runs with the same settings, one per seed."""
 
@@ -83,13 +85,13 @@ class Group:
         unknown = f"settings not known (no {CONFIG}): not averaged with others"
         return "" if self.settings else unknown
 
-    @cached_property
+    @property
     def differs(self) -> str:
         """How the runs differ from the paper's, whose number is shown all the same."""
         row = self._paper_row
         return joined(differences(row, facts(run), "best") for run in self.runs.values() if row)
 
-    @cached_property
+    @property
     def paper(self) -> tuple[float, float | None] | None:
         """The paper's best accuracy for the same method, data, α, C, N, E and rounds.
 
@@ -99,8 +101,7 @@ class Group:
 
     @cached_property
     def _paper_row(self) -> dict[str, str] | None:
-        ours = {CLIENTS: None, EPOCHS: None, STEPS: None} | self.settings
-        ours["rounds"] = self.rounds
+        ours = self.settings | {"rounds": self.rounds}
         share = self.settings.get(PARTICIPATION)
         labels = {"dataset": self.dataset, "method": self.method}
         labels["alpha"] = str(self.settings.get(ALPHA, ""))
@@ -108,10 +109,8 @@ class Group:
             of_table = labels | ({"participation": str(share)} if table == "participation" else {})
             if row := paper_row(table, of_table, "best"):
                 theirs = protocol(row)
-                pairs = [(ours[key], theirs[short]) for key, short in MUST_AGREE.items()]
-                if share is not None:
-                    pairs.append((share, theirs["data.participation"]))
-                if all(same(*pair) for pair in pairs):
+                must_agree = MUST_AGREE if share is None else MUST_AGREE | SHARE
+                if all(same(ours.get(key), theirs[short]) for key, short in must_agree.items()):
                     return row
         return None
 
@@ -127,8 +126,8 @@ def facts(run: Run) -> dict[str, Any]:
 
 def diverged(runs: Mapping[int, Run]) -> str:
     """Which seeds' clients diverged, and when; empty where none did."""
-    rounds = {seed: run.summary.get("diverged_round") for seed, run in runs.items()}
-    texts = [f"seed {seed} from round {rounds[seed]} on" for seed in sorted(rounds) if rounds[seed]]
+    rounds = {seed: run.summary.get("diverged_round") for seed, run in sorted(runs.items())}
+    texts = [f"seed {seed} from round {number} on" for seed, number in rounds.items() if number]
     return f"clients diverged: {', '.join(texts)}; {CALMER}" if texts else ""
 
 
@@ -143,27 +142,27 @@ def make_groups(runs: Iterable[Run]) -> list[Group]:
     by_key: dict[tuple[Any, ...], Group] = {}
     for run in runs:
         settings = {k: v for k, v in fixed_settings(run.settings).items() if k != "seed_everything"}
-        method, dataset = str(run.summary["method"]), dataset_name(run)
-        seed = run.seed
-        if settings.get(SEED) == seed:
+        dataset = dataset_name(run)
+        if settings.get(SEED) == run.seed:
             settings[SEED] = None  # which is the same
-        key: tuple[Any, ...] = (method, dataset, run.rounds_asked)
-        key += tuple(sorted((k, _comparable(v)) for k, v in settings.items()))
-        if not settings:
-            key += (run.folder,)  # what else differs is not known
-        group = Group(run.title, dataset, settings, {})
-        by_key.setdefault(key, group).runs[seed] = run
+        of_settings = sorted((key, _comparable(value)) for key, value in settings.items())
+        unknown = () if settings else (run.folder,)
+        key = (run.summary["method"], dataset, run.rounds_asked, *of_settings, *unknown)
+        group = by_key.setdefault(key, Group(run.title, dataset, settings, {}))
+        group.runs[run.seed] = run
     groups = list(by_key.values())
-    named = [
-        Group(
-            *(group.method, group.dataset, group.settings, group.runs),
-            name=_named(group.method, group, [g for g in groups if _same_line(g, group)], False),
-            panel=_named(group.dataset, group, [g for g in groups if _same_data(g, group)], True),
-        )
-        for group in groups
-    ]
-    ordered = sorted(named, key=lambda group: by_number(group.panel))
-    return [_with_folder(group, ordered) for group in ordered]
+    for group in groups:
+        of_dataset = [other for other in groups if other.dataset == group.dataset]
+        alike = [g for g in of_dataset if g.method == group.method and _data(g) == _data(group)]
+        group.panel = ", ".join([group.dataset, *_differing(group, of_dataset, True)])
+        group.name = ", ".join([group.method, *_differing(group, alike, False)])
+        if len({other.rounds for other in alike}) > 1:
+            group.name += f", {group.rounds} round{'s' * (group.rounds != 1)}"
+    times = Counter((group.name, group.panel) for group in groups)
+    for group in groups:
+        if times[group.name, group.panel] > 1:  # nothing else tells it from another
+            group.name += f", {next(iter(group.runs.values())).folder}"
+    return sorted(groups, key=lambda group: by_number(group.panel))
 
 
 def by_number(text: str) -> list[Any]:
@@ -182,13 +181,6 @@ def shared_settings(groups: Sequence[Group]) -> dict[str, Any]:
     }
 
 
-def _with_folder(group: Group, groups: Sequence[Group]) -> Group:
-    """With its folder in its name where nothing else tells it from another."""
-    if [(g.name, g.panel) for g in groups].count((group.name, group.panel)) == 1:
-        return group
-    return replace(group, name=f"{group.name}, {next(iter(group.runs.values())).folder}")
-
-
 def _comparable(value: Any) -> str:
     """A text that is the same for equal values; Python's 20 is a config's 20.0."""
     if isinstance(value, list | tuple):
@@ -197,24 +189,17 @@ def _comparable(value: Any) -> str:
     return str(float(value)) if number and abs(value) < 2**53 else str(value)
 
 
-def _same_data(one: Group, other: Group) -> bool:
-    return one.dataset == other.dataset
+def _data(group: Group) -> dict[str, Any]:
+    return {key: value for key, value in group.settings.items() if key.startswith("data")}
 
 
-def _same_line(one: Group, other: Group) -> bool:
-    data = [{k: v for k, v in g.settings.items() if k.startswith("data")} for g in (one, other)]
-    return one.method == other.method and one.dataset == other.dataset and data[0] == data[1]
-
-
-def _named(name: str, group: Group, others: Sequence[Group], of_data: bool) -> str:
-    """The name, and the settings in which the group differs from others."""
-    parts = [name]
+def _differing(group: Group, others: Sequence[Group], of_data: bool) -> list[str]:
+    """The settings in which a group differs from others, as they are shown."""
+    shown = []
     for key, value in group.settings.items():
         differs = any(other.settings.get(key) != value for other in others)
         if differs and key.startswith("data") == of_data:
-            shown = str(value).removesuffix(".0") if isinstance(value, float) else value
-            shown = "none" if value is None else shown
-            parts.append(printable(f"{symbol(key.rpartition('.')[2])} {shown}"))
-    if len({other.rounds for other in others}) > 1 and not of_data:
-        parts.append(f"{group.rounds} round{'s' * (group.rounds != 1)}")
-    return ", ".join(parts)
+            text = "none" if value is None else str(value)
+            text = text.removesuffix(".0") if isinstance(value, float) else text
+            shown.append(printable(f"{symbol(key.rpartition('.')[2])} {text}"))
+    return shown

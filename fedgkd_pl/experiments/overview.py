@@ -20,51 +20,30 @@ def overview(groups: Sequence[Group], notes: Footnotes | None = None) -> list[Ro
     measures = measures_of(run for group in groups for run in group.runs.values())
     rows = []
     for group in groups:
-        summaries = [run.summary for run in group.runs.values()]
-        seconds = [s["wall_seconds"] / s["rounds"] for s in summaries if s.get("wall_seconds")]
-        rows.append(
-            {
-                "method": group.name
-                + notes.mark(group.unknown)
-                + notes.mark(group.diverged)
-                + notes.mark(_unit(group.runs.values())),
-                "data": group.panel,
-                "rounds": _range([summary["rounds"] for summary in summaries]),
-                "seeds": ", ".join(map(str, sorted(group.runs))),
-                **{measure_name(name): _over_seeds(group, name, notes) for name in measures},
-                "paper's best": f"{group.paper[0]:.2f}{notes.mark(group.differs)}"
-                if group.paper
-                else "",
-                "MB down": f"{mean(s['bytes_down'] for s in summaries) / 1e6:.1f}",
-                "s/round": f"{mean(seconds):.1f}" if seconds else "",
-            }
-        )
-    for name in ("paper's best", "s/round"):
-        if not any(row[name] for row in rows):
-            for row in rows:
-                del row[name]
-    return rows
+        runs = list(group.runs.values())
+        rounds = sorted({run.summary["rounds"] for run in runs})
+        timed = [run.summary for run in runs if run.summary.get("wall_seconds")]
+        seconds = [summary["wall_seconds"] / summary["rounds"] for summary in timed]
+        method = group.name + notes.mark(group.unknown) + notes.mark(group.diverged)
+        row = {
+            "method": method + notes.mark(_unit(runs)),
+            "data": group.panel,
+            "rounds": "–".join(map(str, rounds if len(rounds) < 2 else [rounds[0], rounds[-1]])),
+            "seeds": ", ".join(map(str, sorted(group.runs))),
+            **_accuracies(runs, measures, notes),
+        }
+        paper = f"{group.paper[0]:.2f}{notes.mark(group.differs)}" if group.paper else ""
+        row["paper's best"] = paper
+        row["MB down"] = f"{mean(run.summary['bytes_down'] for run in runs) / 1e6:.1f}"
+        row["s/round"] = f"{mean(seconds):.1f}" if seconds else ""
+        rows.append(row)
+    empty = [name for name in ("paper's best", "s/round") if not any(row[name] for row in rows)]
+    return [{name: text for name, text in row.items() if name not in empty} for row in rows]
 
 
 def measures_of(runs: Iterable[Run]) -> list[str]:
     """What is shown of runs: those of the averaged model where some have one."""
     return [*ACCURACIES, *(AVERAGES if any(run.average for run in runs) else [])]
-
-
-def _range(numbers: Sequence[int]) -> str:
-    low, high = min(numbers), max(numbers)
-    return str(low) if low == high else f"{low}–{high}"
-
-
-def _over_seeds(group: Group, measure: str, notes: Footnotes) -> str:
-    """Mean ± standard deviation; where some of the seeds have no such number, of how many."""
-    values = group.values(measure)
-    part = f" ({len(values)} of {len(group.runs)})" if 0 < len(values) < len(group.runs) else ""
-    return spread(values) + part + notes.mark(fewer(measure, group.runs.values()))
-
-
-def _unit(runs: Iterable[Run]) -> str:
-    return LOSSES if any(run.has_loss_only for run in runs) else ""
 
 
 def run_row(run: Run, notes: Footnotes, measures: Sequence[str]) -> Row:
@@ -74,11 +53,22 @@ def run_row(run: Run, notes: Footnotes, measures: Sequence[str]) -> Row:
     return {
         "method": f"{run.title}{mark}{notes.mark(_unit([run]))}",
         **{key: str(run.summary[key]) for key in ("dataset", "seed", "rounds")},
-        **{
-            measure_name(name): spread([] if (v := run.measure(name)) is None else [v])
-            + notes.mark(fewer(name, [run]))
-            for name in measures
-        },
+        **_accuracies([run], measures, notes),
         "MB down": f"{run.summary['bytes_down'] / 1e6:.1f}",
         "run": str(run.folder),
     }
+
+
+def _accuracies(runs: Sequence[Run], measures: Sequence[str], notes: Footnotes) -> Row:
+    """Mean ± standard deviation; where some runs have no such number, of how many."""
+    row = {}
+    for measure in measures:
+        found = [run.measure(measure) for run in runs]
+        values = [value for value in found if value is not None]
+        part = f" ({len(values)} of {len(runs)})" if 0 < len(values) < len(runs) else ""
+        row[measure_name(measure)] = spread(values) + part + notes.mark(fewer(measure, runs))
+    return row
+
+
+def _unit(runs: Iterable[Run]) -> str:
+    return LOSSES if any(run.has_loss_only for run in runs) else ""

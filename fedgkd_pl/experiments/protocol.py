@@ -15,6 +15,7 @@ LABELS = {  # the settings behind the columns of paper.csv
     "buffer_size": "model.buffer_size",
     "loss": "model.distance",
 }
+OFF = (None, "", False, "none")
 UNKNOWN = f"settings not known: the run has no {CONFIG}"
 
 
@@ -77,14 +78,15 @@ def differences(row: Mapping[str, str], ours: Mapping[str, Any], measure: str) -
         mine = ours.get(key, "given" if whole else None)
         if not any(same(mine, each) for each in _any_of(value)) and (known or key in ours):
             name = key.partition(".")[2] or key
-            texts.append(f"{name} {_text(mine)} instead of {_text(_any_of(value)[0])}")
+            shown = ["none" if each is None else each for each in (mine, _any_of(value)[0])]
+            texts.append(f"{name} {shown[0]} instead of {shown[1]}")
     return texts if known else [*texts, UNKNOWN]
 
 
 def same(one: Any, other: Any) -> bool:
     """Whether two settings mean the same: equal numbers, both off, folders of the same name."""
-    if one in (None, "", False, "none") or other in (None, "", False, "none"):
-        return _is_off(one) and _is_off(other)
+    if one in OFF or other in OFF:
+        return all(each in (*OFF, 0, "0") for each in (one, other))
     try:
         return float(one) == float(other)
     except (TypeError, ValueError):
@@ -107,11 +109,3 @@ def _rules() -> list[dict[str, Any]]:
 
 def _any_of(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
-
-
-def _is_off(value: Any) -> bool:
-    return value in (None, "", False, "none", 0, "0")
-
-
-def _text(value: Any) -> str:
-    return "none" if value is None else str(value)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from fedgkd_pl.experiments.groups import make_groups, shared_settings
-from fedgkd_pl.experiments.overview import Row, measures_of, overview, run_row
+from fedgkd_pl.experiments.overview import measures_of, overview, run_row
 from fedgkd_pl.experiments.page import write_page
 from fedgkd_pl.experiments.protocol import Footnotes
 from fedgkd_pl.experiments.runs import Run, Runs, find_runs, runs_of
@@ -15,7 +15,6 @@ from fedgkd_pl.runs.folder import CONFIG, SUMMARY
 from fedgkd_pl.storage.files import write_text
 
 Format = Literal["table", "md", "html"]
-LEFT = ("method", "dataset", "data", "run")
 
 
 def report(runs: Runs, over_seeds: bool = True) -> Table:
@@ -29,9 +28,9 @@ def report(runs: Runs, over_seeds: bool = True) -> Table:
     if over_seeds:
         rows = overview(make_groups(found), notes)
     else:
-        measures = measures_of(found)
-        rows = [run_row(run, notes, measures) for run in found]
-    return replace(_table(rows, found), notes=notes.lines)
+        rows = [run_row(run, notes, measures_of(found)) for run in found]
+    unit = "test loss" if all(run.has_loss_only for run in found) else "test accuracy, %"
+    return replace(Table.of(rows, unit), left=range(2), notes=notes.lines)
 
 
 def print_report(
@@ -50,29 +49,21 @@ def print_report(
             first folder.
         every: a row of the table for every run, not only the newest below each path.
     """
+    over_seeds = over_seeds or format != "table"
+    runs = find_runs(paths, newest=not over_seeds and not every)
+    missing = not_shown(paths, runs, over_seeds)
     if format == "html":
-        file = Path(output or Path(paths[0]) / "report.html")
-        runs = find_runs(paths)
-        write_page(runs, file, notes=not_shown(paths, runs, over_seeds=True))
-        print(f"wrote {file}")
+        output = output or str(Path(paths[0]) / "report.html")
+        write_page(runs, Path(output), notes=missing)
+    elif format == "md" and output is not None:
+        write_text(Path(output), to_markdown(runs, missing))
     elif format == "md":
-        runs = find_runs(paths)
-        text = to_markdown(runs, not_shown(paths, runs, over_seeds=True))
-        if output is None:
-            print(text, end="")
-        else:
-            write_text(Path(output), text)
-            print(f"wrote {output}")
+        print(to_markdown(runs, missing), end="")
     else:
-        runs = find_runs(paths, newest=not over_seeds and not every)
-        notes = Footnotes()
-        if over_seeds:
-            _print(_table(overview(make_groups(runs), notes), runs))
-        else:
-            measures = measures_of(runs)
-            _print(_table([run_row(run, notes, measures) for run in runs], runs))
-        for line in (*notes.lines, *not_shown(paths, runs, over_seeds)):
-            print(line)
+        table = report(runs, over_seeds)
+        print(replace(table, notes=[*table.notes, *missing]))
+    if format != "table" and output is not None:
+        print(f"wrote {output}")
 
 
 def not_shown(paths: Sequence[str], runs: Sequence[Run], over_seeds: bool) -> list[str]:
@@ -91,37 +82,15 @@ def not_shown(paths: Sequence[str], runs: Sequence[Run], over_seeds: bool) -> li
     return lines
 
 
-def _count(number: int, name: str) -> str:
-    return f"{number} {name}{'s' * (number > 1)}"
-
-
 def to_markdown(runs: Sequence[Run], notes: Sequence[str] = ()) -> str:
     """The overview, and the settings that all runs share, in Markdown."""
-    groups = make_groups(runs)
-    footnotes = Footnotes()
-    table = Table.of(overview(groups, footnotes))
-    text = replace(table, notes=[*footnotes.lines, *notes]).to_markdown()
-    if shared := shared_settings(groups):
+    table = report(runs)
+    text = replace(table, notes=[*table.notes, *notes]).to_markdown()
+    if shared := shared_settings(make_groups(runs)):
         lines = (f"- `{key}`: {value}\n" for key, value in shared.items())
         text += "\nSettings that all share:\n\n" + "".join(lines)
     return text
 
 
-def _table(rows: list[Row], runs: Sequence[Run]) -> Table:
-    left = [index for index, name in enumerate(rows[0]) if name in LEFT]
-    unit = "test loss" if all(run.has_loss_only for run in runs) else "test accuracy, %"
-    return replace(Table.of(rows, unit), left=left)
-
-
-def _print(shown: Table) -> None:
-    from rich.console import Console
-
-    table = shown.to_rich()
-    averages = sum(name.startswith("average") for name in shown.columns)
-    for column in table.columns:
-        header = str(column.header)
-        column.no_wrap = header != "run" and not header.startswith("average")
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=140 + 20 * averages)
-    console.print(table)
+def _count(number: int, name: str) -> str:
+    return f"{number} {name}{'s' * (number > 1)}"

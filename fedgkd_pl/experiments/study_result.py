@@ -5,15 +5,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 from fedgkd_pl.experiments.runs import Run
 from fedgkd_pl.experiments.study import Study
 from fedgkd_pl.experiments.table import Table
 from fedgkd_pl.experiments.tables import Results, every_run, make_tables
 from fedgkd_pl.runs.folder import how_to_look
+from fedgkd_pl.storage.files import write_text
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class StudyResult:
     """The finished runs of a study, those of earlier sessions too, and its tables.
 
@@ -32,6 +35,15 @@ class StudyResult:
         return [run for _, run in self.results]
 
     @property
+    def frame(self) -> pd.DataFrame:
+        """A row for every run: its labels, seed and measures."""
+        return every_run(self.study, self.results)
+
+    def records(self) -> list[dict[str, Any]]:
+        """A mapping for every run."""
+        return list(self.frame.to_dict("records"))
+
+    @property
     def tables(self) -> list[Table]:
         """One, or one for each measure."""
         return make_tables(self.study, self.results, self.failed)
@@ -41,43 +53,50 @@ class StudyResult:
         """The command line's: 3 where a cell failed."""
         return 3 if self.failed else 0
 
-    def records(self) -> list[dict[str, str]]:
-        """A mapping for every run, with all measures, as ``pandas.DataFrame`` takes it."""
-        return every_run(self.study, self.results).records()
+    def to_csv(self) -> str:
+        """A row for every run, accuracies in percent."""
+        return str(self.frame.to_csv(index=False, float_format="%.4f"))
 
     def to_markdown(self) -> str:
         """The tables."""
         return "\n".join(table.to_markdown() for table in self.tables)
 
+    def to_latex(self) -> str:
+        """The tables."""
+        return "\n".join(table.to_latex() for table in self.tables)
+
+    def to_html(self) -> str:
+        """The tables."""
+        return "".join(table.to_html() for table in self.tables)
+
     def __repr__(self) -> str:
         """The tables, and what failed."""
-        lines = [f"failed: {name}: {reason}\n" for name, reason in self.failed.items()]
-        return "".join([f"{self.folder}, {len(self.runs)} runs\n\n", self.to_markdown(), *lines])
+        failed = [f"failed: {name}: {reason}" for name, reason in self.failed.items()]
+        runs = f"{self.folder}, {len(self.runs)} runs"
+        return "\n\n".join([runs, *map(repr, self.tables), *failed])
 
     def _repr_html_(self) -> str:
         """For a notebook."""
-        tables = "".join(table._repr_html_() for table in self.tables)
         lines = [f"{name}: {reason}" for name, reason in self.failed.items()]
         failed = "".join(f"<p><b>failed</b> {escape(line)}</p>" for line in lines)
-        return f"{tables}{failed}<p><code>{escape(str(self.folder))}</code></p>"
+        return f"{self.to_html()}{failed}<p><code>{escape(str(self.folder))}</code></p>"
 
-    def write_page(self) -> None:
-        """Writes ``report.html`` beside the cells; not where none is finished."""
-        from fedgkd_pl.experiments.page import write_page
+    def write(self, page: bool = False) -> None:
+        """Writes the tables beside the cells; and ``report.html`` where a run is finished."""
+        for name, text in (
+            ("results.csv", self.to_csv()),
+            ("table.md", self.to_markdown()),
+            ("table.tex", self.to_latex()),
+        ):
+            write_text(self.folder / name, text)
+        if page and self.runs:
+            from fedgkd_pl.experiments.page import write_page
 
-        if self.runs:
-            page = "".join(table.to_html() for table in self.tables)
-            write_page(self.runs, self.folder / "report.html", self.study.title, page)
+            write_page(self.runs, self.folder / "report.html", self.study.title, self.to_html())
 
     def show(self, quiet: bool = False) -> int:
         """Prints the tables and, unless ``quiet``, where to look; gives back the exit code."""
-        from rich.console import Console
-
-        console = Console() if sys.stdout.isatty() else Console(width=140)
-        for table in self.tables:
-            console.print(table.to_rich())
-            for note in table.notes:
-                console.print(f"  {note}", highlight=False, markup=False)
+        print("\n\n".join(map(repr, self.tables)))
         for name, reason in self.failed.items():
             print(f"error: {name}: {reason}", file=sys.stderr)
         files = "results.csv, table.md, table.tex" + (", report.html" if self.runs else "")

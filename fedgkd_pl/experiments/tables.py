@@ -1,22 +1,23 @@
 """A study's results as tables, beside the paper's."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from statistics import mean
 
+import pandas as pd
 from fedgkd_pl.experiments.groups import dataset_name, diverged, facts, symbol
 from fedgkd_pl.experiments.paper import numbers, paper_row
 from fedgkd_pl.experiments.protocol import Footnotes, differences, joined
 from fedgkd_pl.experiments.runs import ACCURACIES, AVERAGES, OF_AVERAGE, Run, round_of
 from fedgkd_pl.experiments.significance import lead, spread
 from fedgkd_pl.experiments.study import Cell, Study
-from fedgkd_pl.experiments.table import Table, Value
+from fedgkd_pl.experiments.table import Table
 
-Labels = tuple[str, ...]
+Labels = dict[str, str]
 Results = Sequence[tuple[Cell, Run]]
-NAMES = {"best": "best", "final": "final", "last10": "last 10", "at_best_val": "at best val"}
+NAMES = {"last10": "last 10", "at_best_val": "at best val"}
 NAMES |= {"task_acc": "tasks", "task_forgetting": "forgetting", "task_transfer": "transfer"}
 LESS_IS_BETTER = "task_forgetting"
 
@@ -25,36 +26,50 @@ LESS_IS_BETTER = "task_forgetting"
 class Entry:
     """A number of a table."""
 
-    values: dict[int, float]  # of every seed, in percent
-    paper: tuple[float, float | None] | None  # mean and standard deviation
+    labels: Labels  # by axis, and of ``measure``
+    runs: dict[int, Run]  # those that have a value, by seed
+    values: dict[int, float]  # in percent, by seed
+    paper: dict[str, str] | None  # the row of paper.csv
+    failed: int  # seeds without a value whose run failed
     rank: int = 0  # 1 for the best of those compared, 2 for the second, 0 for the others
-    remarks: Sequence[str] = ()  # on our number
-    differs: str = ""  # how our runs differ from the paper's
-    marks: str = ""  # of the remarks
-    paper_mark: str = ""  # of ``differs``
-    failed: int = 0  # seeds without a value whose run failed
 
     @property
     def mean(self) -> float:
         """Over the seeds."""
         return mean(self.values.values())
 
-    @property
-    def value(self) -> Value:
-        """Mean ± standard deviation, or that there is none; the paper's; marks of both."""
-        paper = ""
-        if self.paper is not None:
-            std = self.paper[1]
-            paper = f"{self.paper[0]:.2f}" + (f" ± {std:.2f}" if std is not None else "")
-            paper += self.paper_mark
-        text = spread(list(self.values.values())) if self.values or not self.failed else "failed"
-        return Value(text + self.marks, self.rank, paper)
+    def text(self, study: Study, notes: Footnotes) -> str | None:
+        """Mean ± standard deviation, the paper's in brackets; None where nothing is known."""
+        if not (self.values or self.paper or self.failed):
+            return None
+        measure = self.labels["measure"]
+        text = "failed" if self.failed and not self.values else spread(list(self.values.values()))
+        if 0 < len(self.runs) < len(study.seeds):
+            of = f"of seed{'s' * (len(self.runs) > 1)} {', '.join(map(str, self.runs))} only"
+            text += notes.mark(of)
+        text += notes.mark(fewer(measure, self.runs.values())) + notes.mark(diverged(self.runs))
+        if self.paper is None:
+            return text
+        of_paper, std = numbers(self.paper)
+        differs = joined(differences(self.paper, facts(r), measure) for r in self.runs.values())
+        deviation = f" ± {std:.2f}" if std is not None else ""
+        return f"{text} ({of_paper:.2f}{deviation}{notes.mark(differs)})"
 
-    def annotate(self, notes: Footnotes) -> None:
-        """Takes its marks from the table's footnotes."""
-        if self.values:
-            self.marks = "".join(map(notes.mark, self.remarks))
-            self.paper_mark = notes.mark(self.differs)
+
+def every_run(study: Study, results: Results) -> pd.DataFrame:
+    """A row per run: labels, seed, all measures in percent, bytes, the folder."""
+    averages = AVERAGES if any(run.average for _, run in results) else []
+    measures = list(dict.fromkeys([*ACCURACIES, *averages, *study.measures]))
+    columns = [*study.axes, "seed", "rounds", *measures, "bytes_down", "bytes_up", "cell"]
+    rows = [
+        {
+            **{"bytes_up": None, **run.summary, **cell.labels},
+            **{measure: run.measure(measure) for measure in measures},
+            **{"seed": cell.seed, "cell": cell.name},
+        }
+        for cell, run in results
+    ]
+    return pd.DataFrame(rows, columns=columns).astype({"bytes_up": "Int64"})
 
 
 def make_tables(study: Study, results: Results, failed: Collection[str] = ()) -> list[Table]:
@@ -63,90 +78,51 @@ def make_tables(study: Study, results: Results, failed: Collection[str] = ()) ->
     Args:
         failed: the names of the cells that were tried and failed.
     """
-    lost = _lost(study, results, failed)
-    entries = _entries(study, results, lost)
-    _rank(study, entries)
-    laid_out = (*study.rows, *study.columns)
-    groups = [study.measures] if "measure" in laid_out else [[m] for m in study.measures]
-    tables = []
-    for measures in groups:
-        axes = {axis: _in_order(labels) for axis, labels in study.axes.items()}
-        axes["measure"] = list(measures)
-        rows = list(product(*(axes[axis] for axis in study.rows)))
-        columns = list(product(*(axes[axis] for axis in study.columns)))
-        body: list[list[Entry]] = []
-        footnotes = Footnotes()
-        for row in rows:
-            line = []
-            for column in columns:
-                chosen = dict(zip(laid_out, (*row, *column), strict=True))
-                chosen.setdefault("measure", measures[0])
-                line.append(entries[_key(study, chosen, chosen["measure"])])
-                line[-1].annotate(footnotes)
-            body.append(line)
-        which = f": {measure_name(measures[0])}" if "measure" not in laid_out else ""
+    entries = _entries(study, results, failed)
+    in_one = "measure" in (*study.rows, *study.columns)
+    title, tables = study.title or study.name, []
+    for measures in [study.measures] if in_one else [[measure] for measure in study.measures]:
+        chosen = [entry for entry in entries if entry.labels["measure"] in measures]
+        leads, footnotes = _rank(study, chosen), Footnotes()
+        texts: dict[tuple[str, ...], dict[str, str | None]] = {}
+        ranks: dict[tuple[int, str], int] = {}
+        for entry in sorted(chosen, key=lambda entry: _place(study, entry.labels)):
+            row = texts.setdefault(tuple(entry.labels[axis] for axis in study.rows), {})
+            name = _name({axis: entry.labels[axis] for axis in study.columns})
+            row[name] = entry.text(study, footnotes)
+            ranks[len(texts) - 1, name] = entry.rank
         # rows and columns that were not tried and that the paper has no number for are left out
-        known = [[bool(each.values or each.paper or each.failed) for each in line] for line in body]
-        shown = [n for n in range(len(columns)) if any(line[n] for line in known)]
+        body = pd.DataFrame(list(texts.values())).dropna(how="all").dropna(axis=1, how="all")
+        heads = [[measure_name(label) for label in row] for row in texts]
+        frame = pd.DataFrame(heads, columns=[*map(symbol, study.rows)]).join(body, how="right")
+        notes = [*footnotes.lines, *_failures(study, chosen), *_warnings(results, measures), *leads]
         tables.append(
             Table(
-                [*map(symbol, study.rows), *(_column(study.columns, columns[n]) for n in shown)],
-                [
-                    [
-                        *(Value(measure_name(label)) for label in row),
-                        *(line[n].value for n in shown),
-                    ]
-                    for row, line, some in zip(rows, body, known, strict=True)
-                    if any(some)
-                ],
-                range(len(study.rows)),
-                f"{study.title or study.name}{which}",
-                "test accuracy in %",
-                [
-                    *footnotes.lines,
-                    *_failures(study, lost),
-                    *_too_short(results, measures),
-                    *_not_averaged(results, measures),
-                    *_notes(study, entries, measures),
-                    *_lengths(results),
-                ],
+                frame.fillna("-"),
+                left=range(len(study.rows)),
+                title=title if in_one else f"{title}: {measure_name(measures[0])}",
+                unit="test accuracy in %",
+                notes=notes,
+                ranks={place: rank for place, rank in ranks.items() if rank},
+                has_paper=any(entry.paper for entry in chosen),
             )
         )
     return tables
 
 
-def _in_order(labels: Iterable[str]) -> list[str]:
-    """Numbers by size, as in the figures; anything else as the study has it."""
+def _place(study: Study, labels: Labels) -> list[int]:
+    """Where an entry stands, row by row: numbers by size, anything else as the study has it."""
+    order = {axis: in_order(study.axes[axis]) for axis in study.axes} | {"measure": study.measures}
+    return [order[axis].index(labels[axis]) for axis in (*study.rows, *study.columns)]
+
+
+def in_order(labels: Iterable[str]) -> list[str]:
+    """Numbers by size, as in the figures; anything else as it is."""
     labels = list(labels)
     try:
         return sorted(labels, key=float)
     except ValueError:
         return labels
-
-
-def _too_short(results: Results, measures: Sequence[str]) -> list[str]:
-    """A line for every round that no run has come to."""
-    longest = max((run.summary["rounds"] for _, run in results), default=0)
-    return [
-        f"{measure_name(measure)}: no run has so many rounds, the longest {longest}"
-        for measure in measures
-        if 0 < longest < (round_of(measure) or 0)
-    ]
-
-
-def _not_averaged(results: Results, measures: Sequence[str]) -> list[str]:
-    """A line where an average is asked for that no run has."""
-    asked = any(measure.startswith(OF_AVERAGE) for measure in measures)
-    none = asked and results and not any(run.average for _, run in results)
-    return ["no run has an averaged model: trainer.callbacks+: AveragedModel"] if none else []
-
-
-def _lengths(results: Results) -> list[str]:
-    """A warning where runs of different length stand beside each other."""
-    lengths = sorted({run.rounds_asked for _, run in results})
-    if len(lengths) < 2:
-        return []
-    return [f"the runs have different numbers of rounds: {', '.join(map(str, lengths))}"]
 
 
 def measure_name(name: str) -> str:
@@ -157,150 +133,99 @@ def measure_name(name: str) -> str:
     return f"round {number}" if number != name and number.isdigit() else NAMES.get(name, name)
 
 
-def every_run(study: Study, results: Results) -> Table:
-    """A row per run: labels, seed, all measures in percent, bytes, the folder."""
-    averages = AVERAGES if any(run.average for _, run in results) else []
-    measures = list(dict.fromkeys([*ACCURACIES, *averages, *study.measures]))
-    columns = [*study.axes, "seed", "rounds", *measures, "bytes_down", "bytes_up", "cell"]
-    rows = []
-    for cell, run in results:
-        values = [run.measure(measure) for measure in measures]
-        row = [
-            *cell.labels.values(),
-            cell.seed,
-            run.summary["rounds"],
-            *("" if value is None else f"{value:.4f}" for value in values),
-            run.summary["bytes_down"],
-            run.summary.get("bytes_up", ""),
-            cell.name,
-        ]
-        rows.append([Value("" if each is None else str(each)) for each in row])
-    return Table(columns, rows, range(len(study.axes)))
+def fewer(measure: str, runs: Iterable[Run]) -> str:
+    """A remark on *last 10* where runs were tested in fewer rounds than ten; otherwise empty."""
+    tested = {run.tested(measure) for run in runs if run.measure(measure) is not None}
+    short = sorted(number for number in tested if number < 10)
+    if not short or not measure.endswith("last10"):
+        return ""
+    of_some = "" if len(short) == len(tested) else " of some seeds"
+    rounds = "round" if short == [1] else "rounds"
+    return f"the mean of {' or '.join(map(str, short))} {rounds}{of_some}: no more were tested"
 
 
-def _key(study: Study, labels: Mapping[str, str], measure: str) -> Labels:
-    return (*(labels[axis] for axis in study.axes), measure)
-
-
-def _column(axes: Sequence[str], labels: Labels) -> str:
-    shown = [
+def _name(labels: Labels) -> str:
+    shown = (
         measure_name(label) if axis in ("method", "measure") else f"{symbol(axis)} {label}"
-        for axis, label in zip(axes, labels, strict=True)
-    ]
+        for axis, label in labels.items()
+    )
     return ", ".join(shown)
 
 
-def _lost(study: Study, results: Results, failed: Collection[str]) -> Counter[Labels]:
-    """How many seeds of a cell's labels have no run because it failed."""
+def _entries(study: Study, results: Results, failed: Collection[str]) -> list[Entry]:
     done = {cell.name for cell, _ in results}
-    lost: Counter[Labels] = Counter()
-    for labels in product(*map(_in_order, study.axes.values())):
-        names = [Cell(dict(zip(study.axes, labels, strict=True)), s, ()).name for s in study.seeds]
-        lost[labels] += sum(name in failed and name not in done for name in names)
-    return +lost
-
-
-def _failures(study: Study, lost: Mapping[Labels, int]) -> list[str]:
-    """A line for all labels of which a run failed."""
-    return [
-        f"{_column(list(study.axes), labels)}: failed in {number} of {len(study.seeds)} "
-        f"seed{'s' * (len(study.seeds) > 1)}"
-        for labels, number in lost.items()
-    ]
-
-
-def _entries(study: Study, results: Results, lost: Mapping[Labels, int]) -> dict[Labels, Entry]:
-    entries: dict[Labels, Entry] = {}
+    lost = Counter(
+        tuple(cell.labels.values())
+        for cell in study.cells()
+        if cell.name in failed and cell.name not in done
+    )
     names = {dataset_name(run) for _, run in results}
     of_data = {"dataset": names.pop()} if len(names) == 1 else {}  # where that is no axis
-    for labels in product(*map(_in_order, study.axes.values())):
-        for measure in study.measures:
-            chosen = dict(zip(study.axes, labels, strict=True))
-            runs = {cell.seed: run for cell, run in results if cell.labels == chosen}
-            values = {
-                seed: value
-                for seed, run in runs.items()
-                if (value := run.measure(measure)) is not None
-            }
-            runs = {seed: runs[seed] for seed in values}
-            row = paper_row(study.paper, of_data | chosen, measure) if study.paper else None
-            entries[_key(study, chosen, measure)] = Entry(
-                values,
-                numbers(row) if row else None,
-                remarks=_remarks(study, runs, measure),
-                differs=joined(differences(row, facts(r), measure) for r in runs.values() if row),
-                failed=lost.get(labels, 0),
-            )
+    entries = []
+    for chosen in product(*map(in_order, study.axes.values()), study.measures):
+        *_, measure = chosen
+        labels = dict(zip(study.axes, chosen, strict=False))
+        runs = {cell.seed: run for cell, run in results if cell.labels == labels}
+        found = {seed: run.measure(measure) for seed, run in runs.items()}
+        values = {seed: value for seed, value in found.items() if value is not None}
+        row = paper_row(study.paper, of_data | labels, measure) if study.paper else None
+        runs = {seed: runs[seed] for seed in values}
+        number = lost[chosen[:-1]]
+        entries.append(Entry(labels | {"measure": measure}, runs, values, row, number))
     return entries
 
 
-def _remarks(study: Study, runs: Mapping[int, Run], measure: str) -> list[str]:
-    """What a reader must know of a number."""
-    remarks = []
-    if len(runs) < len(study.seeds):
-        remarks.append(f"of seed{'s' * (len(runs) > 1)} {', '.join(map(str, runs))} only")
-    return [*remarks, fewer(measure, runs.values()), diverged(runs)]
+def _failures(study: Study, entries: Sequence[Entry]) -> list[str]:
+    """A line for all labels of which a run failed."""
+    of = f"{len(study.seeds)} seed{'s' * (len(study.seeds) > 1)}"
+    lines = {_name({a: e.labels[a] for a in study.axes}): e.failed for e in entries if e.failed}
+    return [f"{name}: failed in {number} of {of}" for name, number in lines.items()]
 
 
-def fewer(measure: str, runs: Iterable[Run]) -> str:
-    """A remark on *last 10* where runs were tested in fewer rounds than ten; otherwise empty."""
-    if not measure.endswith("last10"):
-        return ""
-    numbers = {run.tested(measure) for run in runs if run.measure(measure) is not None}
-    short = sorted(number for number in numbers if number < 10)
-    if not short:
-        return ""
-    other = "" if len(short) == len(numbers) else " of some seeds"
-    rounds = "round" if short == [1] else "rounds"
-    return f"the mean of {' or '.join(map(str, short))} {rounds}{other}: no more were tested"
+def _warnings(results: Results, measures: Sequence[str]) -> list[str]:
+    """Lines on rounds that no run came to, on averages that none has, on runs' lengths."""
+    longest = max((run.summary["rounds"] for _, run in results), default=0)
+    lines = [
+        f"{measure_name(measure)}: no run has so many rounds, the longest {longest}"
+        for measure in measures
+        if 0 < longest < (round_of(measure) or 0)
+    ]
+    of_average = any(measure.startswith(OF_AVERAGE) for measure in measures)
+    if of_average and results and not any(run.average for _, run in results):
+        lines.append("no run has an averaged model: trainer.callbacks+: AveragedModel")
+    lengths = sorted({run.rounds_asked for _, run in results})
+    if len(lengths) > 1:
+        shown = ", ".join(map(str, lengths))
+        lines.append(f"the runs have different numbers of rounds: {shown}")
+    return lines
 
 
-def _groups(study: Study, entries: Mapping[Labels, Entry]) -> dict[Labels, dict[str, Entry]]:
-    """What is compared with each other: entries that differ in one axis only."""
-    axis = list(study.axes).index(study.compare)
-    groups: dict[Labels, dict[str, Entry]] = {}
-    for key, entry in entries.items():
+def _rank(study: Study, entries: Sequence[Entry]) -> list[str]:
+    """Ranks entries that differ in one axis only; lines on whether the best's lead stands out.
+
+    None is ranked where not all have the same seeds.
+    """
+    groups: dict[str, list[Entry]] = {}
+    several = [axis for axis in study.axes if axis != study.compare and len(study.axes[axis]) > 1]
+    for entry in entries:
         if entry.values:
-            groups.setdefault((*key[:axis], *key[axis + 1 :]), {})[key[axis]] = entry
-    return groups
-
-
-def _have_the_same_seeds(group: Mapping[str, Entry]) -> bool:
-    return len({frozenset(entry.values) for entry in group.values()}) == 1
-
-
-def _rank(study: Study, entries: Mapping[Labels, Entry]) -> None:
-    """Finds the best and the second, where all were run with the same seeds."""
-    for key, group in _groups(study, entries).items():
-        sign = -1 if key[-1] == LESS_IS_BETTER else 1
-        means = [sign * round(entry.mean, 2) for entry in group.values()]
-        if len(group) < 2 or not _have_the_same_seeds(group):
+            where = _name({axis: entry.labels[axis] for axis in (*several, "measure")})
+            groups.setdefault(where, []).append(entry)
+    lines = []
+    for where, group in groups.items():
+        if len(group) < 2:
             continue
-        for entry in group.values():
-            rank = 1 + sum(other > sign * round(entry.mean, 2) for other in means)
-            entry.rank = rank if rank <= 2 else 0
-
-
-def _notes(study: Study, entries: Mapping[Labels, Entry], measures: Sequence[str]) -> list[str]:
-    """For every group, whether the best's lead over the second stands out over the seeds."""
-    notes = []
-    tests = 0
-    others = [axis for axis in study.axes if axis != study.compare]
-    for key, group in _groups(study, entries).items():
-        if key[-1] not in measures or len(group) < 2 or key[-1] == LESS_IS_BETTER:
-            continue
-        shown = [
-            f"{symbol(axis)} {label}"
-            for axis, label in zip(others, key, strict=False)
-            if len(study.axes[axis]) > 1
-        ]
-        where = ", ".join([*shown, measure_name(key[-1])])
-        ordered = sorted(group.items(), key=lambda item: -item[1].mean)
-        (first, best), (second, next_best) = ordered[:2]
-        notes.append(f"{where}: {lead(first, best.values, second, next_best.values)}")
-        tests += "t-test" in notes[-1]
-        if not _have_the_same_seeds(group):
-            notes[-1] += "; no best is marked, as not all have the same seeds"
-    if tests > 1:
-        notes.append(f"{tests} tests, not corrected for their number")
-    return notes
+        less = group[0].labels["measure"] == LESS_IS_BETTER
+        same_seeds = len({frozenset(entry.values) for entry in group}) == 1
+        means = sorted((round(entry.mean, 2) for entry in group), reverse=not less)
+        for entry in group if same_seeds else ():
+            ahead = means.index(round(entry.mean, 2))
+            entry.rank = ahead + 1 if ahead < 2 else 0
+        if not less:
+            best, second, *_ = sorted(group, key=lambda entry: entry.mean, reverse=True)
+            names = [entry.labels[study.compare] for entry in (best, second)]
+            line = f"{where}: {lead(names[0], best.values, names[1], second.values)}"
+            unlike = "; no best is marked, as not all have the same seeds"
+            lines.append(line if same_seeds else line + unlike)
+    tests = sum("t-test" in line for line in lines)
+    return [*lines, *([f"{tests} tests, not corrected for their number"] if tests > 1 else [])]

@@ -3,14 +3,13 @@
 import csv
 import json
 import re
-import shutil
 from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from fedgkd_pl.cli.main import main
-from fedgkd_pl.experiments.runs import find_runs, read_run
+from fedgkd_pl.experiments.runs import find_runs
 
 CALLBACKS = json.dumps(
     [
@@ -37,7 +36,7 @@ axes:
 """
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A study of four runs."""
     top = tmp_path_factory.mktemp("report")
@@ -72,25 +71,11 @@ def test_the_page_has_every_figure_and_the_table(folder: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["curves", "participation", "partition", "features", "clients"])
 def test_figures_by_the_command_line(folder: Path, kind: str, tmp_path: Path) -> None:
-    for ending in ("svg", "png"):
-        output = tmp_path / f"{kind}.{ending}"
-        assert main(["figure", kind, str(folder), "--output", str(output)]) == 0
-        assert output.stat().st_size > 2000
-    text = (tmp_path / f"{kind}.svg").read_text(encoding="utf-8")
+    output = tmp_path / f"{kind}.svg"
+    assert main(["figure", kind, str(folder), "--output", str(output)]) == 0
+    text = output.read_text(encoding="utf-8")
     ElementTree.fromstring(text)
-    if kind != "partition":
-        assert "FedGKD" in text or kind == "clients"
-
-
-def test_the_toy_and_the_confusion(folder: Path, tmp_path: Path) -> None:
-    run = next(folder.glob("FedGKD-seed0/version_0"))
-    told = ["--config", str(run / "config.yaml"), "--ckpt_path", str(run)]
-    assert main(["predict", *told]) == 0
-    assert main(["figure", "confusion", str(run), "--output", str(tmp_path / "c.svg")]) == 0
-    with (run / "predictions.csv").open() as file:
-        pairs = [(row["label"], row["prediction"]) for row in csv.DictReader(file)]
-    right = sum(label == prediction for label, prediction in pairs) / len(pairs)
-    assert right == pytest.approx(read_run(run).summary["final_test_acc"])
+    assert "FedGKD" in text or kind in ("clients", "partition")
 
 
 def test_markdown(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,32 +85,3 @@ def test_markdown(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert lines[2].startswith("| FedAvg | digits | 3 | 0, 1 |")
     assert "- `model.local_steps`: 2" in lines
     assert "- `model.gamma`: 0.2" not in lines, "not all have it"
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["figure", "curves"], "error: runs: curves needs at least one run\n"),
-        (["figure", "curves", "nowhere"], "error: runs: no finished run (summary.json) below"),
-        (["figure", "toy", "--output", "x.gif"], "error: output: must end in .svg, .png, .pdf"),
-        (["report", "nowhere", "--format", "html"], "error: runs: no finished run"),
-    ],
-)
-def test_bad_input(words: list[str], told: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(words) == 2
-    err = capfd.readouterr().err
-    assert err.startswith(told) and err.count("error:") == 1
-
-
-@pytest.mark.parametrize("name", ["metrics.csv", "partition.json", "config.yaml"])
-def test_damaged_files_are_told(
-    folder: Path, name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    run = next(folder.glob("FedGKD-seed0/version_0"))
-    copy = tmp_path / "run"
-    shutil.copytree(run, copy)
-    (copy / name).write_text("round,x\n{1: [\n")
-    assert main(["report", str(copy), "--format", "html"]) == 2
-    err = capfd.readouterr().err
-    assert err.startswith(f"error: runs: not a {name} of fedgkd-pl"), err
-    assert not (copy / "report.html").exists()

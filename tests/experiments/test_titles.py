@@ -1,14 +1,12 @@
 """A user's method has its ``title`` in tables and figures, though its code is not there then."""
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from fedgkd_pl import FedAvg, FedGKD, FedGKDVote
-from fedgkd_pl.experiments.groups import make_groups
-from fedgkd_pl.experiments.runs import find_runs, read_run
+from fedgkd_pl.experiments.runs import read_run
 from fedgkd_pl.methods import title_of_class
 
 QUICK = ("--config", "digits/fedgkd.yaml", "--rounds", "1", "--model.local_steps", "1")
@@ -28,8 +26,6 @@ def test_the_title_of_a_class() -> None:
     assert title_of_class(own) == "GKD-Prox"
     assert title_of_class(type("Untitled", (own,), {})) == "Untitled"
     assert title_of_class(type("Copied", (FedGKD,), {"title": "FedGKD"})) == "Copied"
-    assert title_of_class(type("Mine", (FedAvg,), {"title": 3})) == "Mine"
-    assert title_of_class(type("Mine", (FedAvg,), {"title": " "})) == "Mine"
     assert title_of_class(type("Mine", (FedAvg,), {"title": "a\nb"})) == "a b"
     assert title_of_class(FedGKDVote) == "FedGKD-Vote"
 
@@ -46,21 +42,9 @@ def test_runs_of_a_users_methods_are_shown_by_their_titles(
     (tmp_path / "titled.py").unlink()
     monkeypatch.delitem(sys.modules, "titled")
 
-    for flags in ((), ("--over_seeds",), ("--format", "md")):
-        code, out, _ = run("report", *flags, "runs/GKDProx", "runs/Untitled")
-        assert code == 0 and "GKD-Prox" in out and "GKDProx " not in out and "Untitled" in out
-    assert run("figure", "curves", "runs", "--output", "curves.svg")[0] == 0
+    code, out, _ = run("report", "--over_seeds", "runs/GKDProx", "runs/Untitled")
+    assert code == 0 and "GKD-Prox" in out and "GKDProx " not in out and "Untitled" in out
     assert run("report", "--format", "html", "runs")[0] == 0
-    for file in ("curves.svg", "runs/report.html"):
-        shown = (tmp_path / file).read_text(encoding="utf-8")
-        assert "GKD-Prox" in shown and "Untitled" in shown, file
-    found = read_run("runs/GKDProx/version_0")
-    assert "method GKD-Prox" in repr(found) and "GKD-Prox" in found._repr_html_()
-
-    summary = tmp_path / "runs/GKDProx/version_0/summary.json"
-    content = json.loads(summary.read_text())
-    summary.write_text(json.dumps(content | {"title": "a\x1b[2J"}))  # a stranger's
-    assert run("report", "runs")[0] == 2
-    del content["title"]
-    summary.write_text(json.dumps(content))  # of an older version
-    assert [group.method for group in make_groups(find_runs(["runs"]))] == ["GKDProx", "Untitled"]
+    page = (tmp_path / "runs/report.html").read_text(encoding="utf-8")
+    assert "GKD-Prox" in page and "Untitled" in page
+    assert "method GKD-Prox" in repr(read_run("runs/GKDProx/version_0"))
