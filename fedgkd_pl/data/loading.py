@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from fedgkd_pl.data.reading import Batch, SampleError, SampleReader, Task
 from fedgkd_pl.errors import RunFailed
-from fedgkd_pl.processes.output import keep_output, only_our_warnings
+from fedgkd_pl.processes.output import keep_output
 from fedgkd_pl.processes.start import context_of_helpers, end_with_parent, without_main
 from torch.utils.data import DataLoader, Sampler
 
@@ -130,7 +130,6 @@ def _begin(worker: int) -> None:
     """What a process that reads samples does first: it ends with the one it reads for."""
     end_with_parent()
     keep_output()
-    only_our_warnings()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the DataLoader's, if it hangs at the end
     for name in ("SIGINT", "SIGHUP"):

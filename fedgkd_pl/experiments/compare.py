@@ -20,7 +20,6 @@ from fedgkd_pl.experiments.tables import every_run, make_tables
 from fedgkd_pl.processes.start import context, ending_with_parent
 from fedgkd_pl.runs.folder import RunFolder
 from fedgkd_pl.runs.settings import fixed_settings
-from fedgkd_pl.settings.suggest import check_flags
 from fedgkd_pl.storage.files import check_folder, lock, write_text
 
 if TYPE_CHECKING:
@@ -64,7 +63,6 @@ def compare(
         flag = word.split("=")[0]
         where = f"; change {its_name}" if flag == "--name" else ""
         require(flag not in OURS, flag.lstrip("-"), f"is not for the cells of a study{where}")
-    check_flags(extra, "import")
     if rounds is not None:
         extra = (*extra, "--rounds", str(rounds))
     top = Path(output_dir) / whole.name

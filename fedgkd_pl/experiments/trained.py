@@ -25,9 +25,8 @@ from fedgkd_pl.runs.resume import (
 )
 from fedgkd_pl.runs.settings import fixed_settings
 from fedgkd_pl.settings import strict_yaml
-from fedgkd_pl.settings.build import build_request
+from fedgkd_pl.settings.build import build_model, build_request
 from fedgkd_pl.settings.experiment import Experiment
-from fedgkd_pl.settings.model import build_model
 from fedgkd_pl.settings.request import read_request
 from fedgkd_pl.storage.files import commit
 from fedgkd_pl.storage.reading import read_json
@@ -226,7 +225,7 @@ def _of_data(folder: RunFolder, settings: Sequence[str]) -> ModelInputs:
 
 
 def _built(folder: RunFolder, file: Path, settings: Sequence[str]) -> Experiment:
-    flags = ["--config", str(folder.config), "--ckpt_path", str(file)]
+    flags = [str(folder.path), "--ckpt_path", str(file)]
     return build_request(read_request("test", [*flags, *settings]))
 
 

@@ -12,7 +12,6 @@ import sys
 from contextlib import suppress
 from importlib import import_module
 
-from fedgkd_pl.processes.output import only_our_warnings
 from fedgkd_pl.processes.start import PRELOAD
 
 PR_SET_PDEATHSIG = 1
@@ -23,7 +22,6 @@ _end_with_parent = ctypes.CDLL(None).prctl if sys.platform == "linux" else lambd
 _end_with_parent(PR_SET_PDEATHSIG, signal.SIGKILL)
 if os.getppid() != int(_parent):  # it ended before that
     os._exit(1)
-only_our_warnings()
 try:
     for _name in _modules:
         with suppress(ImportError):  # not installed; reported where it is needed

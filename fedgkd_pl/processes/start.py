@@ -14,7 +14,7 @@ from multiprocessing.connection import wait
 from types import ModuleType
 from typing import Any
 
-from fedgkd_pl.processes.output import keep_output, only_our_warnings
+from fedgkd_pl.processes.output import keep_output
 
 PRELOAD = "_FEDGKD_PL_PRELOAD"  # for fedgkd_pl.processes.preload: our id, then modules
 SOCKET_NAME = 70  # bytes of a folder that leave room for a socket's name; some systems take 92
@@ -94,7 +94,6 @@ def ending_with_parent(target: Callable[..., None], *args: Any) -> dict[str, Any
 def _watched(module: str, name: str, args: tuple[Any, ...]) -> None:
     end_with_parent()
     keep_output()
-    only_our_warnings()
     getattr(import_module(module), name)(*args)
 
 
