@@ -329,6 +329,7 @@ def arguments(command: str, words: Sequence[str]) -> dict[str, Any]:
     waiting = deque(words)
     while waiting:
         word = waiting.popleft()
+        word = "--config" if word == "-c" else word
         key, equals, _ = word.removeprefix("--").partition("=")
         if not _is_flag(word):
             alone.append(word)

@@ -1,9 +1,7 @@
 """Runs a command of the terminal: an error becomes one line and an exit code."""
 
-import errno
 import logging
 import sys
-import threading
 import warnings
 from collections.abc import Callable
 
@@ -33,11 +31,10 @@ def run_command(command: Callable[[], int], debug: bool = False) -> int:
         The exit code: 0 done, 2 bad input, 3 the run failed, 4 storage, 129, 130 or 143 stopped.
     """
     keep_output()
-    threading.excepthook = _quiet_if_full
     try:
         with stoppable():
             code = command()
-            sys.stdout.flush()
+            sys.stdout.flush()  # a full disk is an error, too
             return code
     except Stopped as stop:
         print(stop, file=sys.stderr)
@@ -48,8 +45,6 @@ def run_command(command: Callable[[], int], debug: bool = False) -> int:
         shown, code = _explained(error)
         print(f"error: {' '.join(str(shown).split())}", file=sys.stderr)
         return code
-    finally:
-        threading.excepthook = threading.__excepthook__
 
 
 def quiet_libraries() -> None:
@@ -71,9 +66,3 @@ def _explained(error: Exception) -> tuple[Exception, int]:
     if isinstance(error, OSError) and (error.errno in DISK or error.filename):
         return StorageError(error.filename or "output_dir", error), 4
     return RunFailed(f"{type(error).__name__}: {error} (--debug shows where)"), 3
-
-
-def _quiet_if_full(failed: threading.ExceptHookArgs) -> None:
-    """Ignores a full or missing disk in TensorBoard's thread: the main thread reports it."""
-    if getattr(failed.exc_value, "errno", None) not in (*DISK, errno.ENOENT):
-        threading.__excepthook__(failed)

@@ -30,20 +30,14 @@ FLAGS = """\
   --model.gamma X             weight of the distillation (default: 0.2)
   --model.buffer_size M       global models whose mean teaches (default: 5)
   --model.distance NAME       kl or mse (default: kl)
-  --model.temperature X       of the distillation (default: 1.0)
   --model.local_epochs N      passes over a client's data in a round (default: 1)
-  --model.local_steps N       steps in a round, instead of passes
   --model.loss CLASS          of a client, such as CrossEntropy, FocalLoss or MSE
-  --model.server_optimizer.lr X  of the server's SGD (default: 1.0)
   --model.compile true        compile the clients' net with torch.compile
   --model.net CLASS           such as ResNet8, fedgkd_pl.MLP or torchvision.models.resnet18
   --model.optimizer.lr X      learning rate of the clients' SGD
-  --model.optimizer.momentum X
-  --model.optimizer.weight_decay X
   --model.engine CLASS        where clients train: LocalEngine (default), RayEngine for a cluster
                               (docs/ray.md); for organisations, fedgkd-pl flower
   --model.engine.workers N    processes that train clients (default: auto)
-  --model.engine.timeout S    seconds after which a client has failed
   --data CLASS                CIFAR10, Digits, TinyImageNet and so on, or yours
   --data.data_dir DIR         where the dataset is, or is downloaded to (default: data)
   --data.download BOOL        whether to download it
@@ -51,11 +45,8 @@ FLAGS = """\
   --data.participation X      share of the clients in a round (default: 1.0)
   --data.batch_size N         of the clients' training (default: 64)
   --data.val_fraction X       share of training data for validation (default: 0.1)
-  --data.client_test_fraction X  share of each client's samples that it tests on
-  --data.seed N               of partition and cohorts, instead of seed_everything
   --data.partition CLASS      Dirichlet, IID, Pathological, FromFile and so on
   --data.partition.alpha X    the smaller, the more clients differ (default: 0.5)
-  --data.partition.balanced BOOL  whether clients have equally many samples
   --trainer.precision P       32-true, 16-mixed, bf16-mixed and so on (default: 32-true); as all of
                               trainer, an argument of Lightning's Trainer
   --trainer.accelerator NAME  cpu, gpu and so on (default: auto)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from fedgkd_pl import MLP, Digits, Dirichlet, FedGKD, LocalEngine, read_checkpoint
+from fedgkd_pl import MLP, Digits, Dirichlet, FedGKD, LocalEngine, __version__, read_checkpoint
 from lightning.pytorch import Trainer, seed_everything
 from safetensors.torch import load_file
 from torch.optim import SGD
