@@ -79,7 +79,7 @@ def predict(
     return None
 
 
-def partition(settings: list[str], export: Path | None = None) -> None:
+def partition(settings: list[str], export: str | None = None) -> None:
     """Show who would hold what, before anything is trained: table, JSON, chart.
 
     Any further flag is one of fedgkd-pl fit, such as --config cifar10_fedgkd.yaml.
@@ -87,8 +87,9 @@ def partition(settings: list[str], export: Path | None = None) -> None:
     Args:
         export: write who owns which sample (.json, .npz), for --data.partition FromFile.
     """
-    ending = "" if export is None else export.suffix
-    require(ending in ("", ".json", ".npz"), "export", "must end in .json or .npz", export)
+    file = None if export is None else Path(export)
+    fits = file is None or file.suffix in (".json", ".npz")
+    require(fits, "export", "must end in .json or .npz", export)
     from fedgkd_pl.cli.partition import show_partition
     from fedgkd_pl.settings.build import build_request
     from fedgkd_pl.settings.request import read_request
@@ -97,7 +98,7 @@ def partition(settings: list[str], export: Path | None = None) -> None:
     folder = Path(experiment.settings["output_dir"]) / "partitions"
     try:
         with experiment.whole_keys():
-            show_partition(experiment.data, folder, export)
+            show_partition(experiment.data, folder, file)
     finally:
         experiment.start.release()
 

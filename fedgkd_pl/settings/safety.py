@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from inspect import isclass, isroutine
+from os.path import isfile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -72,7 +73,7 @@ def our_rules(modules: Collection[str] = ()) -> Iterator[None]:
             undo.callback(settings.clear)
         undo.callback(setattr, _optionals, "_config_read_mode", _optionals._config_read_mode)
         representers = yaml.SafeDumper.yaml_multi_representers
-        undo.callback(setattr, yaml.SafeDumper, "yaml_multi_representers", representers)
+        undo.callback(setattr, yaml.SafeDumper, "yaml_multi_representers", dict(representers))
         # Lightning's enumerations of texts, which may be a default, are written as those texts
         yaml.SafeDumper.yaml_multi_representers = {
             **representers,
@@ -112,7 +113,8 @@ def confined(value: Any, home: Path, key: str) -> Any:
     The run may be a stranger's. Folders become the run's; what else looks like a place is left out.
     """
     if isinstance(value, Namespace):
-        return Namespace(confined(vars(value), home, key))
+        inside = confined(vars(value), home, key)
+        return Namespace(inside) if isinstance(inside, dict) else inside
     if isinstance(value, dict):
         service = str(value.get("class_path")).rpartition(".")[2]
         if service not in SERVICES:
@@ -130,6 +132,7 @@ def confined(value: Any, home: Path, key: str) -> Any:
 def _leads_away(value: str, home: Path, key: str) -> bool:
     path = Path(value.removeprefix("file:"))
     is_place = key.rpartition(".")[2] in PLACES or path.is_absolute() or ".." in path.parts
+    is_place = is_place or isfile(path)  # which jsonargparse would read
     if "://" in value or value.startswith(("~", "file:")) or "\0" in value:
         return True
     return is_place and not path.resolve().is_relative_to(home.resolve())

@@ -24,7 +24,7 @@ def _loader() -> type[yaml.SafeLoader]:
             event: Any = self.peek_event()
             if isinstance(event, yaml.AliasEvent) or getattr(event, "tag", None) not in (None, "!"):
                 text = "aliases and tags are not allowed"
-                raise yaml.composer.ComposerError(None, None, text, event.start_mark)
+                raise yaml.MarkedYAMLError(None, None, text, event.start_mark)
             return super().compose_node(parent, index)
 
         @override
@@ -33,7 +33,7 @@ def _loader() -> type[yaml.SafeLoader]:
             for key, _ in node.value:
                 if str(key.value) in keys:
                     text = f"{key.value} is given twice"
-                    raise yaml.constructor.ConstructorError(None, None, text, key.start_mark)
+                    raise yaml.MarkedYAMLError(None, None, text, key.start_mark)
                 keys.add(str(key.value))
             return super().construct_mapping(node, deep)
 

@@ -54,7 +54,11 @@ def write_app(folder: str, argv: list[str]) -> None:
     text = "Flower takes names of at most 32 letters, digits and dashes"
     require(named is not None, "folder", text, target.name)
     require(not target.exists(), "folder", "there is one already", target)
-    require("--resume" not in argv, "resume", "goes to flwr run: --run-config 'resume=...'")
+    require(
+        not any(word.startswith("--resume") for word in argv),
+        "resume",
+        "goes to flwr run: --run-config 'resume=...'",
+    )
     experiment = build_request(read_request("fit", _over_flower(argv)))
     engine = experiment.model.engine
     text = "must be Flower's: give its flags behind all configs"
