@@ -57,7 +57,7 @@ test-device: $(STAMP)  ## on a simulated accelerator, which it compiles (g++): m
 
 test-faults: $(STAMP)  ## 50 kills, signals and stops per method, full disks: an hour
 	@FEDGKD_TRIALS=50 $(BIN)/python -m pytest -v tests/runs/test_faults.py \
-	  tests/federation/test_client_failures.py tests/cli/test_corpus.py tests/settings/test_ways_in.py
+	  tests/federation/test_client_failures.py tests/settings/test_safety.py
 
 fuzz: $(STAMP)  ## mutated configs, checkpoints and data files for 20 minutes
 	@$(BIN)/python -m tests.support.fuzz --minutes 20
