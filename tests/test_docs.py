@@ -13,7 +13,7 @@ from typing import Any
 import fedgkd_pl
 import pytest
 import yaml
-from fedgkd_pl.cli.commands import COMMANDS
+from fedgkd_pl.cli.main import COMMANDS
 from fedgkd_pl.methods import discover
 from fedgkd_pl.processes.signals import Stopped
 from fedgkd_pl.settings.suggest import FLAGS, TOP

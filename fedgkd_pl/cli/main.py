@@ -375,15 +375,15 @@ def _with_trainer(command: str, settings: list[str]) -> None:
         from fedgkd_pl.settings.request import read_request
 
         getattr(build_request(read_request(command, settings)), command)()
-    elif settings[-1] in ("all", "--help=all"):
+        return
+    from fedgkd_pl.settings.help import short_help
+
+    print(short_help(command))
+    if settings[-1] in ("all", "--help=all"):
         from fedgkd_pl.settings.build import build_request
         from fedgkd_pl.settings.request import Request
 
         build_request(Request(command, ["--help"]))
-    else:
-        from fedgkd_pl.settings.help import short_help
-
-        print(short_help(command))
 
 
 def _which(last: bool, best: bool, average: bool, ckpt_path: str | None) -> str:
