@@ -13,15 +13,17 @@ from typing_extensions import override
 
 @cache
 def _loader() -> type[yaml.SafeLoader]:
+    default: Any = get_yaml_default_loader()  # type: ignore[no-untyped-call]
+
     class Strict(yaml.SafeLoader):
         """PyYAML's safe loader; an alias could repeat a text until memory is full."""
 
         # jsonargparse's, which know that 1e-3 is a number
-        yaml_implicit_resolvers = get_yaml_default_loader().yaml_implicit_resolvers
+        yaml_implicit_resolvers = default.yaml_implicit_resolvers
 
         @override
         def compose_node(self, parent: Any, index: Any) -> Any:
-            event: Any = self.peek_event()
+            event = self.peek_event()  # type: ignore[no-untyped-call]
             if isinstance(event, yaml.AliasEvent) or getattr(event, "tag", None) not in (None, "!"):
                 text = "aliases and tags are not allowed"
                 raise yaml.MarkedYAMLError(None, None, text, event.start_mark)
