@@ -13,6 +13,7 @@ from fedgkd_pl.callbacks.dashboard import Dashboard
 from fedgkd_pl.callbacks.profile import RoundProfile
 from fedgkd_pl.callbacks.progress import RoundProgress
 from fedgkd_pl.errors import RunFailed, SettingError, StorageError, require
+from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.runs.files import RunFiles
 from fedgkd_pl.runs.keep import LastRound
 from fedgkd_pl.runs.resume import find_checkpoint, load_checkpoint
@@ -143,7 +144,7 @@ class _Model(_Instantiated):
         net = config.model.init_args.get("net")
         if self.encoder is not None and net and net.class_path.endswith(".TextClassifier"):
             net.init_args.encoder_config = self.encoder
-        self.model = self.parser.instantiate(config).model
+        self.model: FederatedServer = self.parser.instantiate(config).model
 
 
 class _Objects(_Instantiated):

@@ -10,8 +10,10 @@ from fedgkd_pl.errors import ArgumentError, SettingError
 from fedgkd_pl.runs.settings import short
 
 # Lines of the tree that say where the parser was, not what is wrong.
-NOISE = ("Subtypes:", "Errors:", "Given value type:", "Does not validate", "Expected a path but")
-NOISE += ("Expected a <class 'NoneType'>", "Problem with given", "Parser key", "Given value:")
+NOISE = (
+    *("Subtypes:", "Errors:", "Given value", "Does not validate", "Expected a path but"),
+    *("Expected a <class 'NoneType'>", "Problem with given", "Parser key"),
+)
 
 
 def argument_error(message: str, settings: Collection[str] = ()) -> ArgumentError:
@@ -72,7 +74,7 @@ def _arguments(path: str) -> list[str]:
 
     module, _, name = path.rpartition(".")
     made = getattr(import_module(module), name)
-    return ArgumentParser().add_class_arguments(made, fail_untyped=False)
+    return list(ArgumentParser().add_class_arguments(made, fail_untyped=False))
 
 
 def near(name: str, names: Collection[str]) -> str:

@@ -147,7 +147,7 @@ class Parsed(LightningCLI):
 
     @override
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        self.parser.run = self.request.run
+        parser.run = self.request.run  # type: ignore[attr-defined]
         try:  # Lightning's own would warn that the process has arguments as well
             self.config = parser.parse_args(self.request.argv)
         except SettingError:

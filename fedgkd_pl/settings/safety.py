@@ -77,7 +77,7 @@ def our_rules(modules: Collection[str] = ()) -> Iterator[None]:
         # Lightning's enumerations of texts, which may be a default, are written as those texts
         yaml.SafeDumper.yaml_multi_representers = {
             **representers,
-            str: lambda to, text: to.represent_str(str.__str__(text)),
+            str: lambda to, text: to.represent_data(str.__str__(text)),
         }
         set_parsing_settings(
             import_path_denylist=["*"],
@@ -114,7 +114,7 @@ def confined(value: Any, home: Path, key: str) -> Any:
     """
     if isinstance(value, Namespace):
         inside = confined(vars(value), home, key)
-        return Namespace(inside) if isinstance(inside, dict) else inside
+        return Namespace(**inside) if isinstance(inside, dict) else inside
     if isinstance(value, dict):
         service = str(value.get("class_path")).rpartition(".")[2]
         if service not in SERVICES:
