@@ -106,7 +106,8 @@ class Experiment:
             for callback in self.callbacks:
                 if isinstance(callback, BestRound):
                     callback.take_score(names["val"])
-            self._check_monitors([f"{split}/{name}" for split in SPLITS for name in names[split]])
+            scores = [f"{split}/{name}" for split in SPLITS for name in sorted(names[split])]
+            self._check_monitors(scores)
             if not trains:
                 return
             self.data.check_rounds(self.settings["rounds"])
