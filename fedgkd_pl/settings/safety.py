@@ -114,7 +114,9 @@ def confined(value: Any, home: Path, key: str) -> Any:
     """
     if isinstance(value, Namespace):
         inside = confined(vars(value), home, key)
-        return Namespace(**inside) if isinstance(inside, dict) else inside
+        if isinstance(inside, dict):
+            return Namespace(**inside)  # type: ignore[no-untyped-call]
+        return inside
     if isinstance(value, dict):
         service = str(value.get("class_path")).rpartition(".")[2]
         if service not in SERVICES:
