@@ -117,10 +117,12 @@ class Experiment:
         """Rejects a callback's ``monitor`` that is none of our scores."""
         if any(isinstance(callback, AveragedModel) for callback in self.callbacks):
             scores = [*scores, "average/acc", "average/loss", "average/val_acc", "average/val_loss"]
-        for monitor in (getattr(callback, "monitor", None) for callback in self.callbacks):
+        for callback in self.callbacks:
+            monitor = getattr(callback, "monitor", None)
+            key = "checkpoint.monitor" if isinstance(callback, BestRound) else "trainer.callbacks"
             ours = isinstance(monitor, str) and monitor.startswith(SCORES)
             unknown = ours and monitor not in scores and "/class_acc/" not in str(monitor)
-            require(not unknown, "monitor", f"no such score: {', '.join(scores)}", monitor)
+            require(not unknown, key, f"no such score: {', '.join(scores)}", monitor)
 
     def fit(self) -> RunFolder | None:
         """Trains every round; gives back the run's folder, None where it keeps none.

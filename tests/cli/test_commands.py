@@ -177,7 +177,7 @@ def test_lightnings_csv_files_lie_in_the_runs_folder(run: Run) -> None:
 def test_a_misspelt_monitor_is_refused(run: Run) -> None:
     stop = ("--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor", "val/accuracy")
     code, _, err = run("fit", *QUICK, *stop)
-    assert code == 2 and "monitor: no such score: val/acc" in err, err
+    assert code == 2 and "trainer.callbacks: no such score: val/acc" in err, err
 
 
 def test_debug_shows_where(run: Run) -> None:
