@@ -28,7 +28,6 @@ OTHERS = ("all", "dev", "docs")  # extras that bring nothing that the package im
 # Where a distribution is not called like the module that it brings.
 DISTRIBUTIONS = {
     "PIL": "pillow",
-    "docstring_parser": "docstring-parser",
     "google": "protobuf",
     "lazy_loader": "lazy-loader",
     "sklearn": "scikit-learn",
