@@ -25,11 +25,6 @@ class SettingError(ValueError):
         text = text if len(text) <= 300 else f"{text[:290]} ...)"
         super().__init__(f"{key}: {reason}{text}")
 
-    @property
-    def has_value(self) -> bool:
-        """Whether the value at fault is known."""
-        return self.got is not _NOTHING
-
 
 class ArgumentError(SettingError):
     """A setting that the parser does not understand."""

@@ -21,8 +21,8 @@ from tests.support.runs import QUICK, Run, no_picture, version
 
 REPO = Path(__file__).parents[1]
 LONG = ["test_faults.py", "test_compare.py", "test_method_oracles.py", "test_configs.py"]
-LONG += ["test_kernels.py", "test_ends.py", "test_ways_in.py", "test_bad_inputs.py"]
-LONG += ["test_answers.py", "test_cli.py", "test_averaged.py", "test_readme.py"]
+LONG += ["test_kernels.py", "test_ends.py", "test_safety.py", "test_bad_settings.py"]
+LONG += ["test_answers.py", "test_commands.py", "test_averaged.py", "test_readme.py"]
 LONG += ["test_resume.py", "test_wheel.py"]
 PIECES = ("Given", "Table", "fit", "linear", "quiet_trainer", "same", "seed_everything")
 

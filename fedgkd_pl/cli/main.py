@@ -1,23 +1,283 @@
-"""The command line: from argv to an exit code. What needs no training does not import torch."""
+"""The command line: each command is a function, and its signature makes its flags and its help.
 
+What needs no training does not import torch.
+"""
+
+import inspect
 import sys
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, Literal, NoReturn, get_type_hints
 
 import fedgkd_pl
-from fedgkd_pl.cli.commands import COMMANDS
-from fedgkd_pl.cli.flags import Parser
-from fedgkd_pl.errors import SettingError
-from fedgkd_pl.processes.command import run_command
+from fedgkd_pl.errors import ArgumentError, require
+from fedgkd_pl.processes.command import quiet_libraries, run_command
+from fedgkd_pl.settings.messages import argument_error
+from jsonargparse import ArgumentParser
+from typing_extensions import override
 
-# they do not mind if nobody reads their output
-RESULTS_ARE_FILES = ("fit", "compare", "personalize", "export")
+Format = Literal["safetensors", "onnx", "torchscript", "torch_export"]
+
+
+def fit(settings: list[str]) -> None:
+    """Train: every round of the config; --resume DIR goes on with an interrupted run."""
+    _with_trainer("fit", settings)
+
+
+def validate(settings: list[str]) -> None:
+    """Evaluate a run or checkpoint on the server's validation set."""
+    _with_trainer("validate", settings)
+
+
+def test(settings: list[str]) -> None:
+    """Evaluate a run or checkpoint on the test set."""
+    _with_trainer("test", settings)
+
+
+def predict(
+    run: str,
+    settings: list[str],
+    input: str | None = None,
+    output: str | None = None,
+    last: bool = False,
+    best: bool = False,
+    average: bool = False,
+    ckpt_path: str | None = None,
+) -> None:
+    """Predict new inputs (--input FILE_OR_FOLDER) with a run's model, or its test set.
+
+    With --input, needs the run's folder alone, finished or stopped: images, .txt files, tables
+    (.csv, .tsv, .parquet) or arrays (.npy, .npz), as the kind of data allows. Without, writes the
+    predictions on the run's test set to predictions.csv in the run's folder.
+
+    Args:
+        run: the folder of a run.
+        input: a file or folder.
+        output: INPUT.predictions.csv by default, in the current folder.
+        last: the model of the last round, which is the default.
+        best: that of the best round by validation.
+        average: that of AveragedModel.
+        ckpt_path: last, best, or a checkpoint file of the run.
+    """
+    which = _which(last, best, average, ckpt_path)
+    if input is None:
+        require(output is None, "output", "needs --input FILE_OR_FOLDER")
+        require(not average, "average", "needs --input; for the test set, metrics.csv has it")
+        return _with_trainer("predict", [run, "--ckpt_path", which, *settings])
+    from fedgkd_pl.experiments.predict import predict_files
+    from fedgkd_pl.experiments.trained import load_run
+    from rich.console import Console
+
+    source = Path(input).expanduser()
+    require(source.exists(), "input", "there is no such file or folder", input)
+    file = output or f"{source.resolve().name}.predictions.csv"
+    table = predict_files(load_run(run, which, settings=settings), source, file, progress=True)
+    (Console() if sys.stdout.isatty() else Console(width=140)).print(table.to_rich())
+    print(f"wrote {file}")
+    return None
+
+
+def partition(settings: list[str], export: str | None = None) -> None:
+    """Show who would hold what, before anything is trained: table, JSON, chart.
+
+    Any further flag is one of fedgkd-pl fit, such as --config cifar10_fedgkd.yaml.
+
+    Args:
+        export: write who owns which sample (.json, .npz), for --data.partition FromFile.
+    """
+    file = None if export is None else Path(export)
+    fits = file is None or file.suffix in (".json", ".npz")
+    require(fits, "export", "must end in .json or .npz", export)
+    from fedgkd_pl.cli.partition import show_partition
+    from fedgkd_pl.settings.build import build_request
+    from fedgkd_pl.settings.request import read_request
+
+    experiment = build_request(read_request("fit", settings))
+    folder = Path(experiment.settings["output_dir"]) / "partitions"
+    try:
+        with experiment.whole_keys():
+            show_partition(experiment.data, folder, file)
+    finally:
+        experiment.start.release()
+
+
+def configs() -> None:
+    """List the configurations that come with the package."""
+    from fedgkd_pl.settings.files import available
+
+    found = available()
+    for name, text in found.items():
+        print(f"{name:<{max(map(len, found)) + 2}}{text}")
+
+
+def compare(
+    study: str,
+    settings: list[str],
+    output_dir: str = "runs",
+    jobs: int = 1,
+    rounds: int | None = None,
+    only: list[str] | None = None,
+    dry_run: bool = False,
+    quiet: bool = False,
+) -> int:
+    """Run a study, such as a table of the paper: every cell a run; skips, resumes, tables.
+
+    Writes results.csv, table.md, table.tex and report.html beside the cells. Any further flag is
+    one of fedgkd-pl fit and holds for all cells.
+
+    Args:
+        study: a study file; fedgkd-pl configs lists ours.
+        output_dir: where studies are kept.
+        jobs: cells side by side.
+        rounds: instead of the configs'; cells that have fewer go on.
+        only: a part of the study, such as method=FedAvg,FedGKD; may be repeated.
+        dry_run: only check and list the cells.
+        quiet: show no progress.
+    """
+    from fedgkd_pl.experiments.compare import compare
+
+    result = compare(study, output_dir, jobs, rounds, settings, only or [], dry_run, quiet)
+    return 0 if dry_run else result.show(quiet)
+
+
+def report(
+    runs: list[str],
+    over_seeds: bool = False,
+    all: bool = False,
+    format: Literal["table", "md", "html"] = "table",
+    output: str | None = None,
+) -> None:
+    """Show finished runs beside each other: a table, Markdown, or a page with figures.
+
+    Args:
+        runs: run folders, or folders above them.
+        over_seeds: all runs, as mean ± std over a method's seeds.
+        all: a line for every run, not the newest of each folder.
+        format: md and html take all runs, over seeds; html is one page with every figure.
+        output: the file; for html, report.html in the first folder by default.
+    """
+    from fedgkd_pl.experiments.report import print_report
+
+    print_report(runs, over_seeds, format, output, all)
+
+
+def figure(kind: str, runs: list[str], output: str | None = None) -> None:
+    """Draw a figure of the paper from finished runs, as SVG, PNG or PDF.
+
+    Args:
+        kind: curves, average, nets, participation, partition, features, clients, per_client,
+            personalized, tasks or confusion.
+        runs: run folders, or folders above them.
+        output: the file; KIND.svg by default.
+    """
+    from fedgkd_pl.experiments.draw import draw
+
+    draw(kind, runs, output or f"{kind}.svg")
+
+
+def personalize(
+    run: str,
+    settings: list[str],
+    epochs: int | None = None,
+    lr: float | None = None,
+    clients: str | None = None,
+    ckpt_path: str = "last",
+    output_dir: str | None = None,
+    quiet: bool = False,
+) -> None:
+    """Fine-tune a run's global model for each client, on that client's own samples.
+
+    Each client trains as in a round of FedAvg and is tested before and after on its own test
+    samples: train with --data.client_test_fraction 0.2. Writes personalized.csv and .svg. Any
+    further flag is one of fedgkd-pl fit that does not decide the result.
+
+    Args:
+        run: the folder of a run, finished or stopped.
+        epochs: of each client; by default as in the run's rounds.
+        lr: of each client; by default that of the run.
+        clients: whose, such as 0,3,7; by default all with test samples.
+        ckpt_path: last, best, or a checkpoint file of the run.
+        output_dir: where to write; the run's folder by default.
+        quiet: show no progress.
+    """
+    from fedgkd_pl.experiments import personalize as module
+
+    named = None if clients is None else clients.split(",")
+    text = "must be numbers with commas between them, such as 0,3,7"
+    require(all(map(str.isdigit, named or [])), "clients", text, clients)
+    numbers = None if named is None else [int(number) for number in named]
+    own = (epochs, lr, numbers, ckpt_path, output_dir, settings)
+    module.show(module.personalize(run, *own, progress=not quiet))
+    print(f"wrote personalized.csv and .svg to {output_dir or run}")
+
+
+def export(
+    run: str,
+    settings: list[str],
+    format: Format = "safetensors",
+    last: bool = False,
+    best: bool = False,
+    average: bool = False,
+    ckpt_path: str | None = None,
+    output: str | None = None,
+) -> None:
+    """Write a run's model as safetensors, ONNX, TorchScript or torch.export.
+
+    Needs the run's folder alone, not its data. Any further flag is one of fedgkd-pl fit that does
+    not decide the result, such as --import MODULE.
+
+    Args:
+        run: the folder of a run, finished or stopped.
+        format: weights alone (safetensors), or the net itself.
+        last: the model of the last round, which is the default.
+        best: that of the best round by validation.
+        average: that of AveragedModel.
+        ckpt_path: last, best, or a checkpoint file of the run.
+        output: the file; model.… in the run's folder by default.
+    """
+    from fedgkd_pl.experiments.trained import export
+
+    which = _which(last, best, average, ckpt_path)
+    print(f"wrote {export(run, format, which, False, output, settings)}")
+
+
+def new(folder: str) -> None:
+    """Write a project of your own that trains at once: net, data, method, study, test.
+
+    Args:
+        folder: of the project, and its name; must be new or empty.
+    """
+    from fedgkd_pl.cli.new import new_project
+
+    new_project(folder)
+
+
+def flower(folder: str, settings: list[str]) -> None:
+    """Make a Flower app of a config: flwr run trains it where the data is.
+
+    Any further flag is one of fedgkd-pl fit, such as --config cifar10_fedgkd.yaml or --rounds 10.
+
+    Args:
+        folder: of the app; must not exist yet.
+    """
+    from fedgkd_pl.engines.base import needs
+
+    needs("flwr", "flower")
+    from fedgkd_pl.engines.flower.app_folder import write_app
+
+    write_app(folder, settings)
+
+
+COMMANDS: dict[str, Callable[..., int | None]] = {
+    each.__name__: each
+    for each in (fit, validate, test, predict, partition, configs, compare, report, figure)
+} | {each.__name__: each for each in (personalize, export, new, flower)}
 OTHER_WORDS = {"train": "fit", "run": "fit", "resume": "fit", "evaluate": "test", "eval": "test"}
 OTHER_WORDS |= {"list": "configs", "plot": "figure", "study": "compare", "help": "--help"}
-# the flags of compare, and whether a value follows
-_COMPARE = {name: True for name in ("--output_dir", "--jobs", "--rounds", "--only")}
-_COMPARE |= {name: False for name in ("--dry_run", "--quiet", "--help", "-h")}
+HELP = ("-h", "--help", "--help=all")
+TRAINER = ("fit", "validate", "test")  # all of their words are settings
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,57 +289,106 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     given = list(sys.argv[1:] if argv is None else argv)
     rest = [word for word in given if word != "--debug"]
-    prints = rest[:1] not in [[name] for name in RESULTS_ARE_FILES]
-    return run_command(lambda: _dispatch(rest), "--debug" in given, prints)
+    return run_command(lambda: _dispatch(rest), "--debug" in given)
 
 
 def _dispatch(argv: list[str]) -> int:
-    command = COMMANDS.get(argv[0]) if argv else None
-    if command is None and argv and argv[0] not in ("-h", "--help", "--version"):
-        _refuse(argv[0])
-    if command is not None and command.add is None:  # all its flags are settings
-        return command.run(None, argv[1:])
+    name, words = argv[0] if argv else "--help", argv[1:]
+    if name in HELP:
+        width = max(map(len, COMMANDS)) + 2
+        lines = [f"  {name:<{width}}{summary(name)}" for name in COMMANDS]
+        print("usage: fedgkd-pl COMMAND ...\n\ncommands:", *lines, sep="\n")
+        print("\nTry: fedgkd-pl fit --config quickstart.yaml")
+        print("Each command explains itself: fedgkd-pl fit --help")
+        return 0 if argv else 2
+    if name == "--version":
+        print(fedgkd_pl.__version__)
+        return 0
+    if name not in COMMANDS:
+        near = [OTHER_WORDS.get(name), *get_close_matches(name, COMMANDS, n=1)]
+        hints = [f"did you mean fedgkd-pl {each}?" for each in near if each]
+        hint = next(iter(hints), "fedgkd-pl --help lists them")
+        raise ArgumentError("command", f"no such command; {hint}", name)
+    quiet_libraries()
+    return COMMANDS[name](**arguments(name, words)) or 0
+
+
+def summary(command: str) -> str:
+    """The first line of a command's documentation."""
+    return str(COMMANDS[command].__doc__).splitlines()[0]
+
+
+def arguments(command: str, words: Sequence[str]) -> dict[str, Any]:
+    """What a command's function is called with.
+
+    ``settings`` gets all flags that the function does not have, each with its value.
+    """
+    hints = get_type_hints(COMMANDS[command])
+    if command in TRAINER:
+        return {"settings": list(words)}
+    own, alone, settings = list[str](), list[str](), list[str]()
+    waiting = deque(words)
+    while waiting:
+        word = waiting.popleft()
+        word = "--config" if word == "-c" else word
+        key, equals, _ = word.removeprefix("--").partition("=")
+        if not _is_flag(word):
+            alone.append(word)
+            continue
+        if hints.get(key) is bool and not equals:
+            word = f"{word}=true"
+        elif not equals and waiting and not _is_flag(waiting[0]):
+            word = f"{word}={waiting.popleft()}"
+        is_own = key in hints or "settings" not in hints
+        word = word.replace("=", "+=", 1) if key == "only" else word
+        (own if is_own else settings).append(word)
     parser = Parser(
-        prog="fedgkd-pl",
-        description="Federated learning with FedGKD and its baselines, on PyTorch Lightning.",
-        epilog="Try: fedgkd-pl fit --config quickstart.yaml      "
-        "Each command explains itself: fedgkd-pl fit --help",
+        prog=f"fedgkd-pl {command}",
+        description=str(inspect.getdoc(COMMANDS[command])).partition("\n\nArgs:")[0],
     )
-    parser.add_argument("--version", action="version", version=fedgkd_pl.__version__)
-    parsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
-    for name, each in COMMANDS.items():
-        added = parsers.add_parser(name, help=each.help, **each.parser)
-        if each.add is not None:
-            each.add(added)
-    arguments, rest = parser.parse_known_args(_study_first(argv))
-    if arguments.command is None:
-        parser.print_help()
-        return 2
-    command = COMMANDS[arguments.command]
-    if rest and not command.takes_settings:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    return command.run(arguments, rest)
+    skip: set[str | int] = {"settings", "runs"}
+    function = COMMANDS[command]
+    parser.add_function_arguments(function, as_group=False, as_positional=True, skip=skip)
+    if "runs" in hints:
+        parser.add_argument("runs", nargs="+", help="run folders, or folders above them")
+    given = ["--help"] if {*HELP} & {*words} else [*own, *alone]
+    values = parser.parse_args(given).as_dict()
+    return values | ({"settings": settings} if "settings" in hints else {})
 
 
-def _study_first(argv: list[str]) -> list[str]:
-    """The arguments of ``compare``, settings last: argparse would take their values as its own."""
-    if argv[:1] != ["compare"]:
-        return argv
-    ours, cells, study = ["compare"], list[str](), False
-    waiting = iter(argv[1:])
-    for word in waiting:
-        flag, given, _ = word.partition("=")
-        target = ours if flag in _COMPARE or not word.startswith("-") else cells
-        target.append(word)
-        study |= not word.startswith("-")
-        if word.startswith("-") and not given and _COMPARE.get(flag, True):
-            target += [value] if (value := next(waiting, "")) else []
-    return [*ours, *cells] if study else argv
+def _is_flag(word: str) -> bool:
+    return word.startswith("--") or word in ("-c", "-h")
 
 
-def _refuse(word: str) -> NoReturn:
-    if word.startswith("-"):
-        raise SettingError("command", "comes first: fedgkd-pl fit, or another", word)
-    near = [OTHER_WORDS[word]] if word in OTHER_WORDS else get_close_matches(word, COMMANDS, n=1)
-    hint = f"did you mean fedgkd-pl {near[0]}?" if near else "fedgkd-pl --help lists them"
-    raise SettingError("command", f"no such command, {hint}", word)
+class Parser(ArgumentParser):
+    """A parser whose errors are one line."""
+
+    @override
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        raise argument_error(message, [action.dest for action in self._actions])
+
+
+def _with_trainer(command: str, settings: list[str]) -> None:
+    """Runs a command of the Trainer; or prints its help, by default the common flags alone."""
+    if not {*HELP} & {*settings}:
+        from fedgkd_pl.settings.build import build_request
+        from fedgkd_pl.settings.request import read_request
+
+        getattr(build_request(read_request(command, settings)), command)()
+        return
+    from fedgkd_pl.settings.help import short_help
+
+    print(short_help(command))
+    if settings[-1] in ("all", "--help=all"):
+        from fedgkd_pl.settings.build import build_request
+        from fedgkd_pl.settings.request import Request
+
+        build_request(Request(command, ["--help"]))
+
+
+def _which(last: bool, best: bool, average: bool, ckpt_path: str | None) -> str:
+    """The model that the flags choose."""
+    flags = {"last": last, "best": best, "average": average, ckpt_path or "": bool(ckpt_path)}
+    chosen = [name for name, is_on in flags.items() if is_on]
+    require(len(chosen) <= 1, "ckpt_path", "must be one model", " and ".join(chosen))
+    return (chosen or ["last"])[0]

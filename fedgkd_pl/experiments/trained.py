@@ -23,7 +23,7 @@ from fedgkd_pl.runs.resume import (
 )
 from fedgkd_pl.runs.settings import fixed_settings
 from fedgkd_pl.settings import strict_yaml
-from fedgkd_pl.settings.model import build_model
+from fedgkd_pl.settings.build import build_model
 from fedgkd_pl.storage.files import commit
 from safetensors.torch import load_file
 from torch import Tensor, nn

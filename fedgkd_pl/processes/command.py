@@ -1,15 +1,12 @@
 """Runs a command of the terminal: an error becomes one line and an exit code."""
 
-import errno
 import logging
 import sys
-import threading
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
 
 from fedgkd_pl.errors import RunFailed, SettingError, StorageError
-from fedgkd_pl.processes.output import kept_output, lost, only_our_warnings
+from fedgkd_pl.processes.output import keep_output
 from fedgkd_pl.processes.signals import Stopped, stoppable
 from fedgkd_pl.storage.files import DISK
 
@@ -23,34 +20,31 @@ _WARNINGS = (
 )
 
 
-def run_command(command: Callable[[], int], debug: bool = False, prints: bool = False) -> int:
+def run_command(command: Callable[[], int], debug: bool = False) -> int:
     """Runs a command, which returns its exit code.
 
     Args:
+        command: what to run.
         debug: let errors through with their traceback.
-        prints: whether its result is what it prints, so that it fails where that is lost.
 
     Returns:
         The exit code: 0 done, 2 bad input, 3 the run failed, 4 storage, 129, 130 or 143 stopped.
     """
-    only_our_warnings()
-    ended: SystemExit | None = None
-    with kept_output() as streams:
-        try:
-            with stoppable():
-                code = _exit_code(command, debug)
-        except Stopped as stop:
-            hint = f"; {stop.hint}" if stop.hint else ""
-            print(f"stopped by {stop.name}{hint}", file=sys.stderr)
-            code = stop.exit_code
-        except SystemExit as stop:  # a parser's, after --help
-            ended = stop
-    failed = lost(streams)
-    if failed is not None and prints:
-        return _report(StorageError("the output", failed), 4)
-    if ended is not None:
-        raise ended
-    return code
+    keep_output()
+    try:
+        with stoppable():
+            code = command()
+            sys.stdout.flush()  # a full disk is an error, too
+            return code
+    except Stopped as stop:
+        print(stop, file=sys.stderr)
+        return stop.exit_code
+    except Exception as error:
+        if debug:
+            raise
+        shown, code = _explained(error)
+        print(f"error: {' '.join(str(shown).split())}", file=sys.stderr)
+        return code
 
 
 def quiet_libraries() -> None:
@@ -59,18 +53,6 @@ def quiet_libraries() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     for text in _WARNINGS:
         warnings.filterwarnings("ignore", text)
-
-
-def _exit_code(command: Callable[[], int], debug: bool) -> int:
-    threading.excepthook = _quiet_if_full
-    try:
-        return command()
-    except Exception as error:
-        if debug:
-            raise
-        return _report(*_explained(error))
-    finally:
-        threading.excepthook = threading.__excepthook__
 
 
 def _explained(error: Exception) -> tuple[Exception, int]:
@@ -84,15 +66,3 @@ def _explained(error: Exception) -> tuple[Exception, int]:
     if isinstance(error, OSError) and (error.errno in DISK or error.filename):
         return StorageError(error.filename or "output_dir", error), 4
     return RunFailed(f"{type(error).__name__}: {error} (--debug shows where)"), 3
-
-
-def _quiet_if_full(failed: threading.ExceptHookArgs) -> None:
-    """Ignores a full or missing disk in TensorBoard's thread: the main thread reports it."""
-    if getattr(failed.exc_value, "errno", None) not in (*DISK, errno.ENOENT):
-        threading.__excepthook__(failed)
-
-
-def _report(error: Exception, code: int) -> int:
-    with suppress(OSError):
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-    return code

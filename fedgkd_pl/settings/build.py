@@ -13,29 +13,32 @@ from fedgkd_pl.callbacks.dashboard import Dashboard
 from fedgkd_pl.callbacks.profile import RoundProfile
 from fedgkd_pl.callbacks.progress import RoundProgress
 from fedgkd_pl.errors import RunFailed, SettingError, StorageError, require
+from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.runs.files import RunFiles
-from fedgkd_pl.runs.folder import RunFolder
 from fedgkd_pl.runs.keep import LastRound
 from fedgkd_pl.runs.resume import find_checkpoint, load_checkpoint
 from fedgkd_pl.runs.settings import fixed_settings, flatten
 from fedgkd_pl.settings.experiment import Experiment, Start
 from fedgkd_pl.settings.messages import setting_error
 from fedgkd_pl.settings.parser import Parsed
-from fedgkd_pl.settings.places import check_address, check_places, given, takes_config
 from fedgkd_pl.settings.request import Request, read_request
-from fedgkd_pl.settings.scope import our_rules
+from fedgkd_pl.settings.safety import our_rules
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ProgressBar
+from torch.random import fork_rng
+from typing_extensions import override
 
 Config = str | Path | Mapping[str, Any]
+ADDRESS = "must be a flag of its own, not in a file: code is sent there, and pickles come back"
 
 
 def build(
     config: Config | Sequence[Config] = (),
     *,
     resume: str | Path | None = None,
+    trust: bool = False,
     imports: Sequence[str] = (),
     **overrides: Any,
 ) -> Experiment:
@@ -48,6 +51,7 @@ def build(
         config: a file, the name of one that comes with the package, or settings; or several of
             these, of which later ones win.
         resume: the folder of an interrupted run to go on with, with its own settings.
+        trust: resume a folder that belongs to another user.
         imports: your modules, whose classes the config may name.
         overrides: settings that win over the config, by the names that flags have:
             ``rounds=5``, ``**{"model.gamma": 0.1}``.
@@ -57,6 +61,7 @@ def build(
     """
     configs = [config] if isinstance(config, str | Path | Mapping) else config
     argv = [] if resume is None else ["--resume", str(resume)]
+    argv += ["--trust"] * trust
     argv += [word for module in imports for word in ("--import", module)]
     for each in configs:
         argv += _flags(each) if isinstance(each, Mapping) else ["--config", str(each)]
@@ -66,12 +71,12 @@ def build(
 def _flags(settings: Mapping[str, Any]) -> list[str]:
     """Settings as flags, which have the same names."""
     texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in settings.items()}
-    return [word for key, text in texts.items() for word in (f"--{key}", text)]
+    return [f"--{key}={text}" for key, text in texts.items()]
 
 
 def build_request(request: Request) -> Experiment:
     """Builds what a command asks for, checked as far as possible without data; writes nothing."""
-    start = Start(request.resume)
+    start = Start(request.run if request.resumes else None)
     try:
         with our_rules(request.modules):
             return _Objects(request, start).experiment()
@@ -80,62 +85,111 @@ def build_request(request: Request) -> Experiment:
         raise
 
 
-class _Objects(Parsed):
+def build_model(argv: Sequence[str], encoder: dict[str, Any] | None = None) -> "_Model":
+    """Builds the method of a config alone, as ``model``, and its deciding settings as ``fixed``.
+
+    Its data and its Trainer may not fit here. The generators stay as they were.
+
+    Args:
+        argv: flags of ``fedgkd-pl fit``.
+        encoder: the settings of a text net's encoder, so that no pretrained weights are fetched
+            where they will be replaced.
+    """
+    request = read_request("fit", argv)
+    with our_rules(request.modules), fork_rng([]):
+        return _Model(request, encoder)
+
+
+class _Instantiated(Parsed):
+    """Settings whose objects are made, with whole keys in the errors of constructors."""
+
+    @override
+    def instantiate_classes(self) -> None:
+        text = self.parser.dump(self.config, skip_unset=False, format="yaml", skip_validation=True)
+        self.settings: dict[str, Any] = yaml.safe_load(text)
+        try:
+            self.make()
+        except (OSError, RunFailed, StorageError):
+            raise
+        except Exception as error:  # a constructor may not expect what it is given
+            raise setting_error(error, flatten(self.settings)) from error
+
+    def make(self) -> None:
+        """Makes the objects."""
+        super().instantiate_classes()
+
+    @property
+    def fixed(self) -> dict[str, Any]:
+        """The settings that decide the result, by dotted key."""
+        return fixed_settings(self.settings)
+
+
+class _Model(_Instantiated):
+    """Of all objects that settings describe, only the method."""
+
+    def __init__(self, request: Request, encoder: dict[str, Any] | None) -> None:
+        self.encoder = encoder
+        super().__init__(request)
+
+    @override
+    def _set_seed(self) -> None:
+        """Draws nothing that is kept."""
+
+    @override
+    def make(self) -> None:
+        config = self.config.clone()
+        for group in ("data", "trainer", "checkpoint"):
+            del config[group]
+        config.model.init_args.pop("engine", None)  # of another machine
+        net = config.model.init_args.get("net")
+        if self.encoder is not None and net and net.class_path.endswith(".TextClassifier"):
+            net.init_args.encoder_config = self.encoder
+        self.model: FederatedServer = self.parser.instantiate(config).model
+
+
+class _Objects(_Instantiated):
     """The objects that a request's settings describe."""
 
     def __init__(self, request: Request, start: Start) -> None:
         self.start = start
-        self.may_download = True
         super().__init__(request)
 
+    @override
     def before_instantiate_classes(self) -> None:
-        """Checks what the classes themselves cannot, and finds where the run starts from."""
-        config, argv = self.config, self.request.argv
+        config = self.config
         self.quiet, config.quiet = config.quiet, False  # it is about this command, not the run
-        require(config.rounds >= 1, "rounds", "must be at least 1", config.rounds)
         if self.request.command != "fit":
-            require(config.ckpt_path is not None, "ckpt_path", "which model? give a checkpoint")
+            require(config.ckpt_path is not None, "ckpt_path", "missing: a run or a checkpoint")
         if config.data.init_args.get("val_fraction") == 0:
             config.checkpoint.monitor = None  # nothing to choose a best round by
-        check_address(config, given(argv))
-        file: Path | None = None
+        engine = config.model.init_args.get("engine") or {}
+        address = engine.get("init_args", {}).get("ray_address")
+        flags = {word.partition("=")[2] or word for word in self.request.argv}
+        is_known = address in (None, "auto", "local", *flags)
+        require(is_known, "model.engine.ray_address", ADDRESS, address)
+        file = None
         if self.start.folder is not None:
-            self._check_places(self.start.folder.path)
             self.start.lock = self.start.folder.lock()
             file = self.start.folder.last_checkpoint()
         if file is None and config.ckpt_path is not None:
             file = find_checkpoint(config.ckpt_path, Path(config.output_dir) / config.name)
             config.ckpt_path = str(file.absolute())
-            if self.start.folder is None:
-                self._check_places(RunFolder.of_checkpoint(file.absolute()).path)
         if file is not None:
             resumed, trains = self.start.folder is not None, self.request.command == "fit"
             self.start.checkpoint, self.start.file = load_checkpoint(file, resumed, trains)
 
-    def _check_places(self, run: Path) -> None:
-        """Lets a run's own config decide nothing outside of the run's folder."""
-        if takes_config(self.request.argv, run):
-            users = given(self.request.argv, run)
-            check_places(self.config, run, users)
-            self.may_download = "download" in {name for name, _ in users}
-
-    def instantiate_classes(self) -> None:
-        """Instantiates; the error of a constructor names the setting with its whole key."""
-        self.settings = self.dump()
-        try:
-            super().instantiate_classes()
-        except (OSError, RunFailed, StorageError):
-            raise
-        except Exception as error:  # a constructor may not expect what it is given
-            raise setting_error(error, flatten(self.settings)) from error
-        if not self.may_download:
+    @override
+    def make(self) -> None:
+        super().make()
+        asked = any(word.startswith("--data.download") for word in self.request.argv)
+        if self.request.run is not None and not asked:
             self.datamodule.download = False  # a run that was begun had its data
         devices = self.trainer.num_devices * self.trainer.num_nodes
-        text = "the server takes one device; the engine spreads clients over all GPUs"
+        text = "must be 1: the server takes one, the engine spreads clients over all GPUs"
         require(devices == 1, "trainer.devices", text, devices)
 
+    @override
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """A Trainer with the callbacks that a run has unless it asks for others."""
         config = {**self.config_init["trainer"], **kwargs}
         callbacks = config["callbacks"] or []
         callbacks = [*callbacks] if isinstance(callbacks, list) else [callbacks]
@@ -152,7 +206,7 @@ class _Objects(Parsed):
         if self.start.folder is not None and config["default_root_dir"] is None:
             config["default_root_dir"] = str(self.start.folder.path)  # not the current folder
         plugins = config["plugins"] if isinstance(config["plugins"], list) else [config["plugins"]]
-        text = "a CheckpointIO is for Python: the command line keeps its own, which runs nothing"
+        text = "must not have a CheckpointIO: the command line keeps its own, which runs nothing"
         theirs = any(isinstance(plugin, CheckpointIO) for plugin in plugins)
         require(not theirs, "trainer.plugins", text)
         try:
@@ -176,12 +230,6 @@ class _Objects(Parsed):
             has_bar = any(isinstance(each, ProgressBar) for each in theirs)
             callbacks += [] if has_bar else [RoundProgress()]
         return callbacks
-
-    def dump(self) -> dict[str, Any]:
-        """All settings, nested."""
-        text = self.parser.dump(self.config, skip_unset=False, format="yaml", skip_validation=True)
-        settings: dict[str, Any] = yaml.safe_load(text)
-        return settings
 
     def experiment(self) -> Experiment:
         """The experiment with the objects."""

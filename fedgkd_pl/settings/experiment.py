@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from html import escape
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -16,28 +15,25 @@ from fedgkd_pl.callbacks.averaged import AveragedModel
 from fedgkd_pl.callbacks.profile import RoundProfile
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.errors import SettingError, require
-from fedgkd_pl.federation.checks import check_resumed
+from fedgkd_pl.federation.checks import SCORES, check_resumed
 from fedgkd_pl.federation.own_module import is_own_module
 from fedgkd_pl.federation.server import FederatedServer
+from fedgkd_pl.methods import title_of_class
 from fedgkd_pl.processes.signals import Interrupted, Stopped, stop_behind
 from fedgkd_pl.runs.files import RunFiles
 from fedgkd_pl.runs.folder import PREDICTIONS, RunFolder, how_to_look
 from fedgkd_pl.runs.keep import BestRound, LastRound
 from fedgkd_pl.runs.resume import check_net, check_settings, compare_settings
-from fedgkd_pl.runs.settings import fixed_settings, flatten, short
+from fedgkd_pl.runs.settings import fixed_settings, flatten
 from fedgkd_pl.settings import strict_yaml
-from fedgkd_pl.settings.checks import check_monitors
-from fedgkd_pl.settings.loggers import with_the_run
 from fedgkd_pl.settings.messages import setting_error
-from fedgkd_pl.settings.told import what_begins, who_ended
 from fedgkd_pl.storage.files import write_text
-from fedgkd_pl.storage.html import facts
-from fedgkd_pl.storage.reading import printable
 from filelock import BaseFileLock
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, Timer
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
+from typing_extensions import override
 
 SPLITS = ("val", "test")
 
@@ -109,11 +105,23 @@ class Experiment:
             for callback in self.callbacks:
                 if isinstance(callback, BestRound):
                     callback.take_score(names["val"])
-            check_monitors(self.callbacks, names)
+            scores = [f"{split}/{name}" for split in SPLITS for name in sorted(names[split])]
+            self._check_monitors(scores)
             if not trains:
                 return
             self.data.check_rounds(self.settings["rounds"])
             self.model.check_run(self.data, self.trainer, reaches_clients)
+
+    def _check_monitors(self, scores: list[str]) -> None:
+        """Rejects a callback's ``monitor`` that is none of our scores."""
+        if any(isinstance(callback, AveragedModel) for callback in self.callbacks):
+            scores = [*scores, "average/acc", "average/loss", "average/val_acc", "average/val_loss"]
+        for callback in self.callbacks:
+            monitor = getattr(callback, "monitor", None)
+            key = "checkpoint.monitor" if isinstance(callback, BestRound) else "trainer.callbacks"
+            ours = isinstance(monitor, str) and monitor.startswith(SCORES)
+            unknown = ours and monitor not in scores and "/class_acc/" not in str(monitor)
+            require(not unknown, key, f"no such score: {', '.join(scores)}", monitor)
 
     def fit(self) -> RunFolder | None:
         """Trains every round; gives back the run's folder, None where it keeps none.
@@ -133,15 +141,16 @@ class Experiment:
             if self.keeps_files:
                 self._make_folder()
             if not self.quiet:
-                print(what_begins(self.trainer, self.model, self.data), flush=True)
+                print(self._title(), flush=True)
             self.trainer.fit(
                 self.model,
                 datamodule=self.data,
                 ckpt_path=start.file and str(start.file),
                 weights_only=self.settings["weights_only"],
             )
-        if (ended := who_ended(self.trainer)) is not None:
-            print(ended)
+        done, rounds = self.trainer.current_epoch, self.settings["rounds"]
+        if done < rounds and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            print(f"ended after round {done} of {rounds}: {self._reason()}")
         if start.folder is not None and self.keeps_files:
             self._tell(start.folder)
             return start.folder
@@ -228,9 +237,30 @@ class Experiment:
             )
         given = self.settings["trainer"]["logger"]
         given = given if isinstance(given, list) else [given]
-        if len(given) == len(self.trainer.loggers):
-            pairs = zip(self.trainer.loggers, given, strict=True)
-            self.trainer.loggers = [with_the_run(*pair, path) for pair in pairs]
+        for place, logger in enumerate(self.trainer.loggers):
+            if type(logger) is CSVLogger and not logger.name:  # into the run's folder
+                arguments = given[place]["init_args"] | {"save_dir": path, "name": "csv"}
+                self.trainer.loggers[place] = CSVLogger(**arguments)
+
+    def _title(self) -> str:
+        """``FedGKD on digits: 20 clients, 4 a round, 30 rounds, seed 0``."""
+        data, precision = self.data, self.trainer.precision
+        parts = [f"{data.num_clients} clients", f"{data.cohort_size} a round"]
+        parts += [f"{self.settings['rounds']} rounds", f"seed {data.seed}"]
+        parts += [f"precision {precision}"] if precision != "32-true" else []
+        return f"{title_of_class(type(self.model))} on {data.name}: {', '.join(parts)}"
+
+    def _reason(self) -> str:
+        """Who ended the run before its last round."""
+        if 0 < self.trainer.max_steps <= self.trainer.global_step:
+            return f"trainer.max_steps is {self.trainer.max_steps}"
+        for callback in self.callbacks:
+            if isinstance(callback, EarlyStopping) and callback.stopping_reason_message:
+                return f"{type(callback).__name__}: {callback.stopping_reason_message}"
+            left = callback.time_remaining() if isinstance(callback, Timer) else None
+            if left is not None and left <= 0:
+                return f"{type(callback).__name__}: the time is over"
+        return "a callback set trainer.should_stop"
 
     @property
     def _imports(self) -> str:
@@ -260,13 +290,6 @@ class Experiment:
         name = f"{self.settings['output_dir']}/{self.settings['name']}"
         where = self.start.folder.path if self.start.folder else name
         return f"Experiment({method} on {data}, {self.settings['rounds']} rounds, {where})"
-
-    def _repr_html_(self) -> str:
-        """For a notebook: what it would train, and all settings that decide the result."""
-        shown = {short(key): value for key, value in self.fixed.items() if value is not None}
-        table = facts("", {printable(key): printable(value) for key, value in shown.items()})
-        table = f"<details><summary>settings</summary>{table}</details>"
-        return f"<div><code>{escape(repr(self))}</code>{table}</div>"
 
     @contextmanager
     def whole_keys(self) -> Iterator[None]:
@@ -313,6 +336,7 @@ class Experiment:
 class _OnlyFinish(Callback):
     """Ends a run that a callback had ended when it was killed; Lightning would train on."""
 
+    @override
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         trainer.should_stop = True
 

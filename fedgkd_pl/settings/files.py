@@ -16,7 +16,6 @@ from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.methods import discover, title_of
 
 PROTOCOLS, METHODS, TUNED = "protocols", "methods", "tuned.yaml"
-NEAR = 0.75  # how alike the names of two files are, of 1, for one to be suggested for the other
 
 
 def folder() -> Path:
@@ -56,34 +55,18 @@ def resolve(name: str, key: str = "config") -> list[str]:
     if os.path.exists(name):
         return [name]
     both = pairs()
-    for plain in (name, _below(name)):
-        for ours in (folder() / plain, folder() / f"{plain}.yaml"):
-            if os.path.isfile(ours):
-                return [str(ours)]
-        if _underscored(plain) in both:
-            return [str(file) for file in both[_underscored(plain)]]
-    known = [*available(), *(f"{pair}.yaml" for pair in both)]
+    for ours in (folder() / name, folder() / f"{name}.yaml"):
+        if os.path.isfile(ours):
+            return [str(ours)]
+    pair = name.removesuffix(".yaml").replace("/", "_")
+    if pair in both:
+        return [str(file) for file in both[pair]]
+    known = [*available(), *(f"{pair}.yaml" for pair in both), *map(str, Path().glob("*.y*ml"))]
     known.remove(TUNED)  # no config, but additions to some
-    near = _near(name, _beside(name)) or _near(name, known)
-    hint = f", did you mean {near}?" if near else ""
+    stems = {each.partition(".y")[0]: each for each in known}
+    near = get_close_matches(name.partition(".y")[0], stems, n=1, cutoff=0.75)
+    hint = f", did you mean {stems[near[0]]}?" if near else ""
     raise SettingError(key, f"no such file{hint} (fedgkd-pl configs lists ours)", name)
-
-
-def _beside(name: str) -> list[str]:
-    """The YAML files of the folder that a path leads to, the current one for a plain name."""
-    parent = os.path.dirname(name)
-    try:
-        names = sorted(os.listdir(parent or "."))
-    except (OSError, ValueError):  # no such folder
-        return []
-    return [os.path.join(parent, each) for each in names if each.endswith((".yaml", ".yml"))]
-
-
-def _near(name: str, files: Sequence[str]) -> str:
-    """The file whose name is nearly this one, endings aside, which all have in common."""
-    stems = {os.path.splitext(file)[0]: file for file in reversed(files)}
-    near = get_close_matches(os.path.splitext(name)[0], stems, n=1, cutoff=NEAR)
-    return stems[near[0]] if near else ""
 
 
 def expand(argv: Sequence[str]) -> list[str]:
@@ -101,9 +84,6 @@ def expand(argv: Sequence[str]) -> list[str]:
             expanded.append(word)
             continue
         name = word.partition("=")[2] if "=" in word else next(waiting, "")
-        if not name and "=" not in word:
-            expanded.append("--config")  # which the parser refuses
-            continue
         run = ""
         for file in resolve(name):
             expanded += ["--config", file]
@@ -117,16 +97,6 @@ def expand(argv: Sequence[str]) -> list[str]:
         if run and not named:
             expanded += ["--name", run]
     return expanded
-
-
-def _below(name: str) -> str:
-    """The name of a config that is typed as a path to our folder."""
-    path, top = os.path.abspath(name), f"{folder()}{os.sep}"
-    return path.removeprefix(top) if path.startswith(top) else name
-
-
-def _underscored(name: str) -> str:
-    return name.removesuffix(".yaml").replace("/", "_")
 
 
 def _ours(file: str) -> tuple[str, str]:

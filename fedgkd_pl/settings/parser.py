@@ -1,21 +1,24 @@
 """The parser of a command: LightningCLI's, with rounds for epochs and errors of one line."""
 
+from math import isfinite
+from pathlib import Path
 from typing import Any
 
 from fedgkd_pl.data.datamodule import FederatedDataModule
-from fedgkd_pl.errors import ArgumentError, SettingError
+from fedgkd_pl.errors import ArgumentError, SettingError, require
 from fedgkd_pl.federation.server import FederatedServer
+from fedgkd_pl.runs.folder import RunFolder
 from fedgkd_pl.runs.keep import BestRound
+from fedgkd_pl.runs.settings import flatten, short
 from fedgkd_pl.settings import strict_yaml
-from fedgkd_pl.settings.allowed import check_names
-from fedgkd_pl.settings.checks import check_groups, check_meaning
-from fedgkd_pl.settings.engines import tell_dropped
-from fedgkd_pl.settings.help import long_help
-from fedgkd_pl.settings.messages import cut, one_line
+from fedgkd_pl.settings.help import COMMON
+from fedgkd_pl.settings.messages import argument_error, cut
 from fedgkd_pl.settings.request import Request
-from jsonargparse import ActionYesNo
+from fedgkd_pl.settings.safety import check_names, confined
+from jsonargparse import ActionYesNo, Namespace
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from typing_extensions import override
 
 TRAINER_DEFAULTS = {"devices": 1, "log_every_n_steps": 1, "num_sanity_val_steps": 0}
 CHECKPOINT_DEFAULTS = {
@@ -30,32 +33,58 @@ _parsers: dict[str, LightningArgumentParser] = {}  # by command
 
 
 class Parser(LightningArgumentParser):
-    """A parser whose errors are one line, and whose help begins with the flags people type."""
+    """A parser whose errors are one line with the key."""
 
+    run: RunFolder | None = None  # whose own config is confined to its folder
+
+    @override
     def error(self, message: str, ex: Exception | None = None) -> Any:
-        """Raises an :class:`ArgumentError` with the key and the reason."""
         if not self.exit_on_error:  # the parser of a nested class: the outer one reports
             super().error(message, ex)
-        key, _, reason = one_line(message).partition(": ")
-        raise ArgumentError(key, reason)
+        raise argument_error(message, [*COMMON, *(action.dest for action in self._actions)])
 
+    @override
     def parse_path(self, path: Any, *args: Any, **kwargs: Any) -> Any:
-        """Reads and checks a config that a flag, a variable or another config names."""
-        check_groups(strict_yaml.read(path))
+        _check_file(strict_yaml.read(str(path)))
         try:
-            return super().parse_path(path, *args, **kwargs)
+            settings = super().parse_path(path, *args, **kwargs)
         except ArgumentError as error:  # in this file, whatever later ones and flags say
-            raise ArgumentError(error.key, f"{error.reason} (in {cut(path)})") from error
+            raise ArgumentError(error.key, f"{error.reason} (in {path})", error.got) from error
+        if self.run is not None and Path(path).resolve().parent == self.run.path.resolve():
+            for group in ("trainer", "checkpoint"):
+                if group in settings:
+                    settings[group] = confined(settings[group], self.run.path.absolute(), group)
+        return settings
 
+    @override
     def validate(self, *args: Any, **kwargs: Any) -> None:
-        """Checks the types, of null too, which jsonargparse takes for not given."""
+        # null too, which jsonargparse takes for not given
         super().validate(*args, **kwargs | {"skip_unset": False})
 
-    def format_help(self, *args: Any) -> str:
-        """The common flags, then all of them; of a class (``--model.help CLASS``) its own."""
-        own: str = super().format_help(*args)
-        command = self.prog.replace(" [options]", "").rpartition(" ")[2]
-        return long_help(command) + own if self in _parsers.values() else own
+
+def _check_file(settings: dict[str, Any]) -> None:
+    """Rejects what jsonargparse would ignore in a file."""
+    require("axes" not in settings, "config", "is a study: fedgkd-pl compare runs it")
+    for group in ("trainer", "checkpoint"):
+        value = settings.get(group, {})
+        require(isinstance(value, dict | str), group, "must have settings below it", value)
+    text = "is set by rounds"
+    require("max_epochs" not in settings.get("trainer", ()), "trainer.max_epochs", text)
+
+
+def _check_values(settings: Namespace) -> None:
+    """Rejects values that fit their types and would fail late, or never."""
+    for key, value in flatten(settings.as_dict()).items():
+        is_finite = not isinstance(value, float) or isfinite(value)
+        require(is_finite, short(key), "must be finite", value)
+    seed, rounds = settings.seed_everything, settings.rounds
+    require(0 <= seed < 2**32, "seed_everything", "must be from 0 to 4294967295", seed)
+    require(1 <= rounds < 2**31, "rounds", "must be from 1 to 2147483647", rounds)
+    for key in ("name", "checkpoint.filename"):
+        path = Path(settings[key] or "x")
+        inside = bool(settings[key] is None or path.parts) and not path.is_absolute()
+        text = "must be a path below output_dir"
+        require(inside and ".." not in path.parts, key, text, settings[key])
 
 
 class Parsed(LightningCLI):
@@ -89,18 +118,18 @@ class Parsed(LightningCLI):
             load_from_checkpoint_support=False,
         )
 
+    @override
     def setup_parser(
         self, add_subcommands: bool, main_kwargs: dict[str, Any], subparser_kwargs: dict[str, Any]
     ) -> None:
-        """Takes the command's parser, or makes it."""
         command = self.request.command
         if command not in _parsers:
             super().setup_parser(add_subcommands, main_kwargs, subparser_kwargs)
             _parsers[command] = self.parser
         self.parser = _parsers[command]
 
+    @override
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Adds ours, and those of the Trainer's method, to Lightning's."""
         parser.add_argument("--rounds", type=int, default=100, help="communication rounds")
         parser.add_argument("--name", type=str, default="fedgkd", help="name of the run")
         parser.add_argument("--output_dir", type=str, default="runs", help="where runs are kept")
@@ -116,14 +145,14 @@ class Parsed(LightningCLI):
         command = self.request.command
         parser.add_method_arguments(Trainer, command, skip={*self.subcommands()[command]})
 
+    @override
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parses and checks; Lightning's own would warn that the process has arguments as well."""
-        try:
+        parser.run = self.request.run  # type: ignore[attr-defined]
+        try:  # Lightning's own would warn that the process has arguments as well
             self.config = parser.parse_args(self.request.argv)
         except SettingError:
             raise
         except Exception as error:  # jsonargparse does not expect everything
             raise SettingError("config", f"{type(error).__name__}: {cut(error, 400)}") from error
         check_names(self.config, self.request.modules)
-        check_meaning(self.config)
-        tell_dropped(self.request.argv, self.config.model.init_args.get("engine"))
+        _check_values(self.config)

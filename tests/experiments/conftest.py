@@ -3,7 +3,7 @@
 import pytest
 from fedgkd_pl.settings.parser import Parsed
 from fedgkd_pl.settings.request import read_request
-from fedgkd_pl.settings.scope import our_rules
+from fedgkd_pl.settings.safety import our_rules
 
 from tests.support.shipped import Parse, Settings
 

@@ -6,11 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from fedgkd_pl import MLP, Digits, FedGKD
+from fedgkd_pl import Digits, FedGKD
 from fedgkd_pl.errors import SettingError
-from fedgkd_pl.experiments.draw import plot
-from fedgkd_pl.experiments.runs import read_run
 from fedgkd_pl.settings.build import build
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import LightningCLI
@@ -43,31 +40,6 @@ def test_a_notebook_gets_the_files_and_bits_of_the_command_line(run: Run, tmp_pa
         assert (there / name).read_bytes() == (here / name).read_bytes(), name
 
 
-def test_a_run_is_read_back(run: Run, tmp_path: Path) -> None:
-    folder = build("smoke", rounds=2, output_dir="runs", **SMALL).fit()
-    assert folder is not None
-    done = read_run(folder.path)
-    rows = done.metrics()
-    assert [row["round"] for row in rows] == [1, 2]
-    with folder.metrics.open() as file:
-        for row, text in zip(rows, csv.DictReader(file), strict=True):
-            assert {k: v for k, v in row.items()} == {k: float(v) for k, v in text.items() if v}
-    torch.manual_seed(5)
-    drawn = torch.rand(3)
-    torch.manual_seed(5)
-    net = done.net()
-    assert torch.equal(torch.rand(3), drawn), "reading a run disturbs nobody's random numbers"
-    assert isinstance(net, MLP) and not net.training
-    data = Digits(num_clients=2)
-    data.setup()
-    x = data.test.transform(data.test.inputs, None)
-    right = (net(x).argmax(1) == data.test.targets).float().mean().item()
-    assert right == pytest.approx(done.summary["final_test_acc"])
-    assert plot("curves", [done]).axes
-    with pytest.raises(SettingError, match="kind: must be one of curves"):
-        plot("pie", [done])
-
-
 def test_a_run_goes_on_in_python(run: Run, tmp_path: Path) -> None:
     whole = build("smoke", rounds=3, output_dir="whole", **SMALL).fit()
     begun = build("smoke", rounds=2, output_dir="parts", **SMALL).fit()
@@ -92,8 +64,8 @@ def test_settings_are_files_mappings_and_overrides_later_ones_win(tmp_path: Path
     ("flags", "text"),
     [
         ({"model.gama": 1}, "model.gama: no such setting, did you mean gamma?"),
-        ({"rounds": 0}, "rounds: must be at least 1 (got 0)"),
-        ({"model.buffer_size": "many"}, "model.buffer_size: must be a whole number (got many)"),
+        ({"rounds": 0}, "rounds: must be from 1 to 2147483647 (got 0)"),
+        ({"model.buffer_size": "many"}, "model.buffer_size: Expected a <class 'int'> (got many)"),
     ],
 )
 def test_a_wrong_setting_is_an_exception_not_an_exit(flags: dict[str, Any], text: str) -> None:

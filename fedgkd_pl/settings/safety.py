@@ -1,0 +1,191 @@
+"""What a config may name, so that reading a stranger's runs none of their code and writes nowhere.
+
+No whole packages are allowed: each has something that reads pickles, imports modules or writes
+anywhere, such as Lightning's ``TorchCheckpointIO``.
+"""
+
+import logging
+import sys
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from inspect import isclass, isroutine
+from os.path import isfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import fedgkd_pl
+import torch
+import torchmetrics
+import yaml
+from fedgkd_pl.data.cohorts import Cohorts
+from fedgkd_pl.data.partition import Partition
+from fedgkd_pl.data.public import PublicData
+from fedgkd_pl.data.tasks import ClassTasks
+from fedgkd_pl.engines.base import Engine
+from fedgkd_pl.errors import SettingError
+from fedgkd_pl.federation.client import FederatedClient
+from fedgkd_pl.federation.losses import LocalLoss
+from fedgkd_pl.federation.pretraining import SimCLR
+from fedgkd_pl.settings import strict_yaml
+from jsonargparse import (
+    Namespace,
+    _common,
+    _loaders_dumpers,
+    _optionals,
+    set_loader,
+    set_parsing_settings,
+)
+from lightning.pytorch import Callback, LightningDataModule, callbacks, loggers, profilers
+from torch import nn
+from torch.optim import Optimizer, lr_scheduler
+from torchvision import models, transforms
+from torchvision.transforms import v2
+
+log = logging.getLogger("fedgkd_pl")
+NOT_ALLOWED = "a config may not name it; your own classes come in with --import MODULE"
+# sends a run to Lightning's cloud
+_NOT_LIGHTNINGS = ("LitLogger",)
+# Metrics of these packages load no pretrained nets from files or the network.
+_METRICS = ("aggregation", "classification", "regression", "retrieval", "wrappers")
+_LOADERS = ("loaders", "loader_exceptions", "loader_json_superset", "loader_params")
+# Arguments that are a place whatever they look like; any other text only if it looks like one.
+PLACES = frozenset(
+    "artifact_location default_root_dir dir dirpath exclude_batches_path folder log_dir root_dir "
+    "save_dir tracking_uri".split()
+)
+SERVICES = ("CometLogger", "MLFlowLogger", "WandbLogger")
+
+
+@contextmanager
+def our_rules(modules: Collection[str] = ()) -> Iterator[None]:
+    """Has jsonargparse read strict YAML and import only what a config may name.
+
+    Its settings belong to the process, where a LightningCLI of the user's may need them, so they
+    are put back after.
+    """
+    for name in fedgkd_pl.__all__:
+        getattr(fedgkd_pl, name)  # imported, so that a config may name a class without its module
+    with ExitStack() as undo:
+        for settings in (_common.parsing_settings, *(vars(_loaders_dumpers)[n] for n in _LOADERS)):
+            undo.callback(settings.update, dict(settings))
+            undo.callback(settings.clear)
+        undo.callback(setattr, _optionals, "_config_read_mode", _optionals._config_read_mode)
+        representers = yaml.SafeDumper.yaml_multi_representers
+        undo.callback(setattr, yaml.SafeDumper, "yaml_multi_representers", dict(representers))
+        # Lightning's enumerations of texts, which may be a default, are written as those texts
+        yaml.SafeDumper.yaml_multi_representers = {
+            **representers,
+            str: lambda to, text: to.represent_data(str.__str__(text)),
+        }
+        set_parsing_settings(
+            import_path_denylist=["*"],
+            import_path_allowlist=[*sorted(allowed()), *modules],
+            instantiate_subclass_spec_in_any=False,
+            config_read_mode_fsspec_enabled=False,
+        )
+        set_loader("yaml", strict_yaml.load, (yaml.YAMLError,))
+        yield
+
+
+def check_names(settings: Any, modules: Collection[str], key: str = "") -> None:
+    """Rejects parts of allowed classes: jsonargparse would let a config name their methods."""
+    values = vars(settings) if isinstance(settings, Namespace) else settings
+    path = ""
+    if isinstance(values, dict):
+        for name, value in values.items():
+            check_names(value, modules, f"{key}.{name}" if key else str(name))
+        path = str(values.get("class_path") or "")
+    elif isinstance(values, list | tuple):
+        for value in values:
+            check_names(value, modules, key)
+    elif isroutine(values) and "." in values.__qualname__ and "<" not in values.__qualname__:
+        path = f"{values.__module__}.{values.__qualname__}"
+    known = path in allowed() or path.startswith(tuple(f"{module}." for module in modules))
+    if path and not known:
+        raise SettingError(key, NOT_ALLOWED, path)
+
+
+def confined(value: Any, home: Path, key: str) -> Any:
+    """Settings of a run's own config without places outside of its folder, and services.
+
+    The run may be a stranger's. Folders become the run's; what else looks like a place is left out.
+    """
+    if isinstance(value, Namespace):
+        inside = confined(vars(value), home, key)
+        if isinstance(inside, dict):
+            return Namespace(**inside)  # type: ignore[no-untyped-call]
+        return inside
+    if isinstance(value, dict):
+        service = str(value.get("class_path")).rpartition(".")[2]
+        if service not in SERVICES:
+            return {name: confined(each, home, f"{key}.{name}") for name, each in value.items()}
+        value = service
+    elif isinstance(value, list | tuple):
+        parts = [confined(each, home, key) for each in value]
+        return [part for part in parts if part is not None]
+    elif not isinstance(value, str | Path) or not _leads_away(str(value), home, key):
+        return value
+    log.warning("%s: %s of the run's own config is not used; give it as a flag", key, value)
+    return str(home) if key.rpartition(".")[2] in PLACES else None
+
+
+def _leads_away(value: str, home: Path, key: str) -> bool:
+    path = Path(value.removeprefix("file:"))
+    is_place = key.rpartition(".")[2] in PLACES or path.is_absolute() or ".." in path.parts
+    is_place = is_place or isfile(path)  # which jsonargparse would read
+    if "://" in value or value.startswith(("~", "file:")) or "\0" in value:
+        return True
+    return is_place and not path.resolve().is_relative_to(home.resolve())
+
+
+@cache
+def allowed() -> frozenset[str]:
+    """The dotted names that a config may use, of classes and of functions that make nets."""
+    return frozenset(path for thing in _things() for path in _paths(thing))
+
+
+def _things() -> Iterator[Any]:
+    ours = (ClassTasks, Cohorts, Engine, LocalLoss, Partition, PublicData, SimCLR)
+    parts = (Callback, LightningDataModule, nn.Module, *ours)
+    for public in (getattr(fedgkd_pl, name) for name in fedgkd_pl.__all__):
+        if (
+            isclass(public)
+            and issubclass(public, parts)
+            and not issubclass(public, FederatedClient)
+        ):
+            yield public
+    yield from _classes(nn, nn.Module, "torch.nn.modules.")
+    yield from _classes(torch.optim, Optimizer, "torch.optim.")
+    yield from _classes(lr_scheduler, lr_scheduler.LRScheduler, "torch.optim.lr_scheduler")
+    yield from (models.get_model_builder(name) for name in models.list_models())
+    for module in list(vars(models).values()):
+        if isinstance(module, ModuleType):
+            yield from _classes(module, nn.Module, "torchvision.models.")
+    yield from _classes(transforms, object, "torchvision.transforms.")
+    yield from _classes(v2, nn.Module, "torchvision.transforms.v2.")
+    for name in _METRICS:
+        module = getattr(torchmetrics, name)
+        yield from _classes(module, torchmetrics.Metric, f"torchmetrics.{name}")
+    for module in (callbacks, loggers, profilers):
+        names = [name for name in module.__all__ if name not in _NOT_LIGHTNINGS]
+        yield from (getattr(module, name) for name in names)
+
+
+def _classes(module: ModuleType, base: type, home: str) -> Iterator[type]:
+    """The public classes of a module that are defined where its own are."""
+    for name, value in list(vars(module).items()):
+        public = isclass(value) and not name.startswith("_") and issubclass(value, base)
+        if public and value.__module__.startswith(home):
+            yield value
+
+
+def _paths(thing: Any) -> Iterator[str]:
+    """Where something is defined, and the packages above from which it can be imported, too."""
+    name = thing.__qualname__
+    parts = thing.__module__.split(".")
+    for end in range(len(parts), 0, -1):
+        module = ".".join(parts[:end])
+        if getattr(sys.modules.get(module), name, None) is thing:
+            yield f"{module}.{name}"

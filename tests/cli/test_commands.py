@@ -1,0 +1,192 @@
+"""Every command once, on one short run; what a new user meets first."""
+
+import contextlib
+import csv
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from fedgkd_pl import __version__
+from fedgkd_pl.cli.main import COMMANDS, arguments, main
+from fedgkd_pl.errors import SettingError, installs
+from fedgkd_pl.experiments.draw import KINDS
+
+from tests.support.runs import QUICK, Run, version
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two rounds whose clients keep test samples."""
+    folder = tmp_path_factory.mktemp("smoke")
+    with contextlib.chdir(folder):
+        words = ("--rounds", "2", "--data.client_test_fraction", "0.2")
+        assert main(["fit", *QUICK, *words, "--quiet"]) == 0
+    return folder / "runs"
+
+
+@pytest.fixture
+def here(smoke: Path, run: Run, tmp_path: Path) -> Path:
+    """A copy of the run in the current folder."""
+    shutil.copytree(smoke, tmp_path / "runs")
+    np.save(tmp_path / "digits.npy", np.zeros((3, 64), np.uint8))
+    return version(tmp_path)
+
+
+RUN = "runs/smoke/version_0"
+ONCE: list[tuple[str, str, str]] = [  # words, what is printed, what is written
+    (f"validate {RUN} --best", "val/acc", ""),
+    (f"test {RUN}", "test/acc", ""),
+    (f"test --config {RUN}/config.yaml --ckpt_path {RUN}", "test/acc", ""),
+    (f"predict {RUN}", "predictions.csv", f"{RUN}/predictions.csv"),
+    (f"predict {RUN} --input digits.npy --last", "wrote", "digits.npy.predictions.csv"),
+    ("partition --export cut.json --config smoke.yaml", "of 10 per client", "cut.json"),
+    ("configs", "quickstart.yaml", ""),
+    ("report --format md runs --output to.md", "", "to.md"),
+    ("report runs --over_seeds", "FedGKD", ""),
+    ("figure --output to.svg partition runs", "", "to.svg"),
+    (f"personalize {RUN} --epochs 1 --clients 0,2 --quiet", "personalized", f"{RUN}/person*.csv"),
+    (f"export {RUN} --output net.safetensors", "wrote net.safetensors", "net.safetensors"),
+    ("new mine", "cd mine", "mine/mine/net.py"),
+    ("--help", "commands:", ""),
+    ("--version", __version__, ""),
+    *((f"{name} --help", "fedgkd-pl", "") for name in COMMANDS),
+]
+
+
+@pytest.mark.parametrize(("words", "printed", "written"), ONCE, ids=lambda value: value)
+def test_every_command(run: Run, here: Path, words: str, printed: str, written: str) -> None:
+    before = sorted(Path().rglob("*"))
+    code, out, err = run(*words.split())
+    assert code == 0, err
+    assert printed in out
+    assert list(Path().glob(written)) if written else len(before) == len(sorted(Path().rglob("*")))
+
+
+BAD = {
+    "": (2, ""),
+    "fitt": (2, "command: no such command; did you mean fedgkd-pl fit?"),
+    "train": (2, "command: no such command; did you mean fedgkd-pl fit?"),
+    "fit quickstart.yaml": (2, "config: unexpected argument: settings are written --KEY VALUE"),
+    "test nowhere": (2, "run: no run was begun there"),
+    "test runs/smoke": (2, "run: no run was begun there: no config.yaml; did you mean"),
+    f"test {RUN} --last --best": (2, "ckpt_path: must be one model"),
+    f"test {RUN} --model.net.hidden [7]": (2, "ckpt_path: holds another net"),
+    "test --config smoke.yaml": (2, "ckpt_path: missing"),
+    "test --config smoke.yaml --ckpt_path nowhere.ckpt": (2, "ckpt_path: no such file"),
+    f"predict {RUN} --output x.csv": (2, "output: needs --input"),
+    f"predict {RUN} --input nowhere": (2, "input: there is no such file"),
+    "partition --config smoke.yaml --export x.txt": (2, "export: must end in .json or .npz"),
+    "compare nowhere.yaml": (2, "study: no such file"),
+    "compare smoke.yaml": (2, "study: is a config"),
+    "report nowhere": (2, "runs: "),
+    "report runs --nope 1": (2, "nope: no such setting"),
+    "report runs --format pdf": (2, "format: "),
+    "figure pie runs": (2, "kind: must be one of"),
+    f"personalize {RUN} --clients a": (2, "clients: must be numbers"),
+    f"export {RUN} --format pdf": (2, "format: "),
+    f"export {RUN} --average": (2, "average: "),
+    "new": (2, ""),
+}
+
+
+@pytest.mark.parametrize("words", BAD)
+def test_a_bad_command_is_one_line(run: Run, here: Path, words: str) -> None:
+    code, answer = BAD[words]
+    before = sorted(Path().rglob("*"))
+    done, _, err = run(*words.split())
+    assert done == code and err.startswith(f"error: {answer}" * bool(words)), err
+    assert len(err.splitlines()) == bool(words) and sorted(Path().rglob("*")) == before
+
+
+def test_flags_that_are_not_the_commands_own_are_settings() -> None:
+    words = "--dry_run study.yaml --jobs 2 --model.gamma 0.3 --only a=x --only=b=y --rounds=4"
+    found = arguments("compare", [*words.split(), "-c", "c.yaml"])
+    assert found["settings"] == ["--model.gamma=0.3", "--config=c.yaml"]
+    assert (found["study"], found["jobs"], found["rounds"]) == ("study.yaml", 2, 4)
+    assert (found["dry_run"], found["quiet"], found["only"]) == (True, False, ["a=x", "b=y"])
+    found = arguments("report", ["a", "--format", "md", "b", "--all"])
+    assert (found["runs"], found["format"], found["all"]) == (["a", "b"], "md", True)
+
+
+def test_the_kinds_of_figures_are_in_the_help() -> None:
+    text = str(COMMANDS["figure"].__doc__)
+    assert all(kind in text for kind in KINDS if kind != "toy")
+
+
+STUDY = """\
+config: smoke.yaml
+set: {rounds: 1, model.engine.workers: 1}
+measures: [best]
+axes: {method: {FedAvg: {model: FedAvg}}}
+"""
+
+
+@pytest.mark.long
+def test_compare(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "study.yaml").write_text(STUDY)
+    code, out, err = run("compare", "study.yaml", "--quiet")
+    assert (code, err) == (0, "") and "FedAvg" in out
+
+
+def test_what_a_run_prints(run: Run, tmp_path: Path) -> None:
+    stop = ("--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor", "val/acc")
+    more = ("--trainer.callbacks.patience", "1", "--model.optimizer.lr", "0", "--rounds", "9")
+    code, out, err = run("fit", *QUICK, *stop, *more, "--trainer.precision", "64-true")
+    assert code == 0, err
+    begins = "FedGKD on digits: 4 clients, 2 a round, 9 rounds, seed 0, precision 64-true"
+    assert out.startswith(begins) and "ended after round 2 of 9: EarlyStopping: " in out
+    code, out, err = run("fit", "--resume", RUN, "--rounds", "9")
+    assert code == 2 and err.startswith("error: resume: the run is finished"), err
+    code, out, err = run("fit", *QUICK, "--rounds", "1", "--quiet")
+    score, wrote = out.splitlines()
+    assert re.fullmatch(r"test/acc best 0\.\d{4} \(round 1\), final 0\.\d{4}", score)
+    assert wrote == "wrote runs/smoke/version_1" and err == ""
+
+
+def test_flags_variables_and_files(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDGKD_FIT__OUTPUT_DIR", "from_environment")
+    Path("fedavg.yaml").write_text("model: {class_path: FedAvg}\n")
+    Path("loggers.yaml").write_text("trainer: {logger: {class_path: CSVLogger}}\n")
+    words = ("--config", "cifar10_fedgkd.yaml", "--config", "fedavg.yaml", "--rounds", "7")
+    flags = ("--model.optimizer.lr", "0.01", "--trainer.logger.save_dir", "x", "--print_config")
+    code, out, err = run("fit", *words, "-c", "loggers.yaml", *flags)
+    assert code == 0, err
+    config = yaml.safe_load(out)
+    model: dict[str, Any] = config["model"]["init_args"]
+    assert (config["output_dir"], config["rounds"]) == ("from_environment", 7)
+    assert config["model"]["class_path"] == "fedgkd_pl.FedAvg" and "gamma" not in model
+    optimizer = model["optimizer"]["init_args"]
+    assert (optimizer["lr"], optimizer["momentum"]) == (0.01, 0.9)
+    assert model["local_epochs"] == 20
+
+
+def test_lightnings_csv_files_lie_in_the_runs_folder(run: Run) -> None:
+    assert run("fit", *QUICK, "--rounds", "1", "--config", "loggers/csv.yaml")[0] == 0
+    with Path(RUN, "csv", "version_0", "metrics.csv").open() as file:
+        assert [row["step"] for row in csv.DictReader(file) if row["test/acc"]] == ["1"]
+    assert [path.name for path in Path("runs").iterdir()] == ["smoke"]
+    summary = json.loads(Path(RUN, "summary.json").read_text())
+    assert summary["rounds"] == 1
+
+
+def test_a_misspelt_monitor_is_refused(run: Run) -> None:
+    stop = ("--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor", "val/accuracy")
+    code, _, err = run("fit", *QUICK, *stop)
+    assert code == 2 and "trainer.callbacks: no such score: val/acc" in err, err
+
+
+def test_debug_shows_where(run: Run) -> None:
+    with pytest.raises(SettingError):
+        run("fit", *QUICK, "--data.num_clients", "0", "--debug")
+
+
+def test_an_extra_is_installed_by_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ["torch>=2", "ray>=2.60; extra == 'ray'", 'flwr>=1.41 ; extra == "flower"']
+    monkeypatch.setattr("importlib.metadata.requires", lambda name: lines)
+    assert installs("ray") == "pip install 'ray>=2.60'"
+    assert installs("flower") == "pip install 'flwr>=1.41'"

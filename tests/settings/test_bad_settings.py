@@ -1,0 +1,185 @@
+"""Bad settings: exit code 2, one line that begins with the key, nothing written or imported."""
+
+from json import dumps
+from pathlib import Path
+
+import pytest
+from fedgkd_pl.settings import strict_yaml
+from fedgkd_pl.settings.build import build
+
+from tests.support.runs import QUICK, Run
+
+LINEAR = "--model.net torch.nn.Linear --model.net.in_features 64 --model.net.out_features"
+BATCH_NORM = "--data.flat false --model.net fedgkd_pl.ResNet8 --model.net.norm batch "
+BATCH_NORM += "--model.net.in_channels 1"
+
+# Words after the command, and how the answer begins.
+FLAGS: dict[str, str] = {
+    # types
+    "--rounds ten": "rounds: ",
+    "--rounds 2.5": "rounds: ",
+    "--rounds 1e20": "rounds: ",
+    "--model.optimizer.lr x": "model.optimizer.lr: ",
+    "--model.gamma null": "model.gamma: ",
+    "--model.distance js": "model.distance: ",
+    "--model.net.hidden [x]": "model.net.hidden: ",
+    "--model.engine.workers x": "model.engine.workers: ",
+    "--quiet 3": "quiet: ",
+    "--trainer.precision 8": "trainer.precision: ",
+    "--model 3": "model: ",
+    "--model.init_args 3": "model",
+    "--model.optimizer null": "model.optimizer: ",
+    "--trainer 5": "trainer: ",
+    "--trainer.callbacks 3": "trainer.callbacks: ",
+    # values
+    "--rounds 0": "rounds: must be from 1",
+    "--rounds 3000000000": "rounds: must be from 1",
+    "--name ../away": "name: must be a path below output_dir",
+    "--checkpoint.filename /away": "checkpoint.filename: must be a path below",
+    "--seed_everything -1": "seed_everything: must be from 0",
+    "--model.optimizer.lr .nan": "model.optimizer.lr: must be finite",
+    "--model.optimizer.lr -0.1": "model.optimizer: ",
+    "--model.gamma -0.1": "model.gamma: must not be negative (got -0.1)",
+    "--model.buffer_size 0": "model.buffer_size: must be at least 1",
+    "--model.net.hidden [0]": "model.net.hidden: must be at least 1",
+    "--model.net.num_classes 7": "model.net.num_classes: ",
+    "--model.net.in_features 3": "model.net: ",
+    "--model.min_clients 3": "model.min_clients: ",
+    "--data.num_clients 5000": "data.num_clients: ",
+    "--data.participation 0.1": "data.participation: ",
+    "--data.partition Dirichlet --data.partition.alpha -1": "data.partition.alpha: ",
+    "--data.partition Dirichlet --data.partition.min_size 400": "data.partition.min_size: ",
+    "--data.partition ByKey": "data.partition: ",
+    "--data CIFAR10 --data.download false": "data.data_dir: ",
+    "--trainer.devices 4": "trainer.devices: must be 1",
+    "--trainer.accelerator abacus": "trainer",
+    "--trainer.accumulate_grad_batches 2": "trainer.accumulate_grad_batches: ",
+    "--trainer.check_val_every_n_epoch 0": "trainer.check_val_every_n_epoch: ",
+    "--checkpoint.monitor val/ac": "checkpoint.monitor: ",
+    f"--data.batch_size 1 {BATCH_NORM}": "data.batch_size: ",
+    f"{LINEAR} 1000": "model.net: ",
+    "--model MOON": "model.net: ",
+    # names
+    "--foo 1": "foo: no such setting",
+    "--lr 0.1": "lr: no such setting, did you mean model.optimizer.lr?",
+    "--round 3": "round: no such setting, did you mean rounds?",
+    "--batch-size 8": "batch-size: no such setting, did you mean data.batch_size?",
+    "--model.gama 1": "model.gama: no such setting, did you mean gamma?",
+    "--model FedAvg --model.gamma 1": "model.gamma: no such setting",
+    "--model.optimizer.lrr 1": "model.optimizer.lrr: no such setting, did you mean lr?",
+    "--trainer.precison 3": "trainer.precison: no such setting, did you mean trainer.precision?",
+    "--model FedGDK": "model: ",
+    "--model.net MLP": "model.net: ",  # torchvision has one, too
+    "--model.optimizer torch.nn.Linear": "model.optimizer: ",
+    "--model.net torchvision.models.ResNet": "model.net.block: ",
+    "--model.engine ray": "model.engine: ",
+    # words
+    "extra": "config: ",
+    "--rounds": "rounds: ",
+    "--config": "config: ",
+    "--config nowhere.yaml": "config: no such file",
+    "--config quickstrat.yaml": "config: no such file, did you mean quickstart.yaml?",
+    "--import nowhere": "import: ",
+    "--import=.nowhere": "import: must be the name of a module",
+    "--import raising": "import: ZeroDivisionError: division by zero (line 1 of raising.py)",
+    "--resume nowhere": "resume: no run was begun there",
+    "--trainer.max_epochs 4": "config: argument rounds",
+}
+
+# A config file, and how the answer begins.
+BOMB = "a: &a [x, x]\nb: [*a, *a]\n"
+FILES: dict[str, tuple[str | bytes, str]] = {
+    "empty": ("", "config: must be a mapping"),
+    "list": ("- 1\n- 2\n", "config: must be a mapping"),
+    "latin1": ("name: Zürich\n".encode("latin1"), "config: 'utf-8' codec"),
+    "tab": ("trainer:\n\tprecision: 32\n", "config: line 2: "),
+    "python": ("name: !!python/object/apply:os.system [touch canary]\n", "config: line 1: "),
+    "tag": ("name: !mine x\n", "config: line 1: aliases and tags"),
+    "bomb": (BOMB, "config: line 2: aliases and tags"),
+    "merge": ("a: &a {b: 1}\nc: {<<: *a}\n", "config: line 2: aliases and tags"),
+    "bomb in a text": (f"rounds: {dumps(BOMB)}\n", "rounds: "),
+    "deep": (100_000 * "[", "config: maximum recursion depth"),
+    "2 MB": (2_000_000 * "#", "config: "),
+    "twice": ("rounds: 3\nname: a\nrounds: 4\n", "config: line 3: rounds is given twice"),
+    "twice within": ("model: {init_args: {gamma: 1, gamma: 2}}\n", "config: line 1: gamma is g"),
+    "NUL": ("name: \0\n", "config: "),
+    "digits": (f"rounds: {5000 * '9'}\n", "config: "),
+    "number for a key": ("1: 2\n", "config: "),
+    "itself": ("config: bad.yaml\n", "config: "),
+    "unknown": ("rouns: 3\n", "rouns: no such setting, did you mean rounds?"),
+    "unknown in a class": ("model: {class_path: FedGKD, init_args: {gama: 1}}\n", "model.gama: no"),
+    "outside": ("data: {class_path: Digits, init_args: {}, seed: 1}\n", "data: "),
+    "import": ("import: os\n", "import: no such setting"),
+    "nothing in a group": ("trainer:\nrounds: 3\n", "trainer: must have settings below it"),
+    "scalar for a group": ("trainer: 5\n", "trainer: must have settings below it"),
+    "epochs": ("trainer: {max_epochs: 5}\n", "trainer.max_epochs: is set by rounds"),
+    "number for a class": ("model: {class_path: 3}\n", "model: "),
+    "null": ("name: null\n", "name: "),
+    "study": ("axes: {method: {a: {}}}\n", "config: is a study"),
+}
+
+
+@pytest.mark.parametrize("words", FLAGS)
+def test_a_bad_flag_is_one_line(run: Run, tmp_path: Path, words: str) -> None:
+    (tmp_path / "raising.py").write_text("1 / 0\n")
+    code, out, err = run("fit", *QUICK, *words.split())
+    assert code == 2 and len(err.splitlines()) == 1 and not out, err
+    assert err.startswith(f"error: {FLAGS[words]}"), err
+    assert {path.name for path in tmp_path.iterdir()} <= {"raising.py", "__pycache__"}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_bad_file_is_one_line(run: Run, tmp_path: Path, kind: str) -> None:
+    content, answer = FILES[kind]
+    file = tmp_path / "bad.yaml"
+    file.write_bytes(content.encode() if isinstance(content, str) else content)
+    code, out, err = run("fit", *QUICK, "--config", "bad.yaml")
+    assert code == 2 and len(err.splitlines()) == 1 and not out, err
+    assert err.startswith(f"error: {answer}"), err
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_yaml_means_what_jsonargparse_means() -> None:
+    text = "{a: 1e-3, b: on, c: 2024-01-01, d: ~, e: 0x10, f: .5, g: 'x', h: ! y}"
+    value = {"a": 0.001, "b": True, "c": "2024-01-01", "d": None, "e": 16, "f": 0.5}
+    assert strict_yaml.load(text) == value | {"g": "x", "h": "y"}
+
+
+def test_an_error_of_an_earlier_file_names_that_file(run: Run, tmp_path: Path) -> None:
+    """Each file must stand on its own, so a later one does not help."""
+    (tmp_path / "bad.yaml").write_text("model: {class_path: FedGKD, init_args: {gamma: x}}\n")
+    code, _, err = run("fit", "--config", "bad.yaml", *QUICK)
+    assert code == 2 and err.startswith("error: model.gamma: ") and "(in bad.yaml)" in err, err
+
+
+MINE = """
+import torch
+from fedgkd_pl import FederatedDataModule
+from fedgkd_pl.data.examples import Examples, Splits
+from fedgkd_pl.data.transforms import Scale
+
+class Mine(FederatedDataModule):
+    name = "mine"
+    num_classes = 10
+
+    def __init__(self, bad: bool = False, **kwargs) -> None:
+        super().__init__(**kwargs)
+        self.bad = bad
+
+    def load(self) -> Splits:
+        x, y = torch.rand(200, 64), torch.arange(200) % 10
+        y[7] += 10 * self.bad
+        return Splits(Examples(x, y, Scale(1)), Examples(x[:20], y[:20], Scale(1)))
+"""
+
+
+def test_a_class_of_the_users_comes_in_by_import_alone(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "my_data.py").write_text(MINE)
+    words = ("fit", *QUICK, "--rounds", "1", "--data", "my_data.Mine")
+    code, _, err = run(*words)
+    assert code == 2 and err.startswith("error: data: a config may not name it"), err
+    code, _, err = run(*words, "--import", "my_data", "--data.bad", "true")
+    assert code == 2 and err.startswith("error: data: train label at 7 is outside 0..9"), err
+    code, _, err = run(*words, "--import=my_data")
+    assert code == 0, err
+    assert build("smoke", imports=["my_data"], data="my_data.Mine").data.name == "mine"
