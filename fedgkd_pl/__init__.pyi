@@ -14,6 +14,8 @@ from .callbacks.net_accuracy import NetAccuracy as NetAccuracy
 from .callbacks.profile import RoundProfile as RoundProfile
 from .callbacks.progress import RoundProgress as RoundProgress
 from .callbacks.task_accuracy import TaskAccuracy as TaskAccuracy
+from .config.build import build as build
+from .config.experiment import Experiment as Experiment
 from .data.cohorts import AuthorsCohorts as AuthorsCohorts
 from .data.cohorts import BernoulliCohorts as BernoulliCohorts
 from .data.cohorts import Cohorts as Cohorts
@@ -131,8 +133,6 @@ from .models.resnet import ResNet50 as ResNet50
 from .models.resnet import ResNet56 as ResNet56
 from .models.text import TextClassifier as TextClassifier
 from .runs.files import RunFiles as RunFiles
-from .settings.build import build as build
-from .settings.experiment import Experiment as Experiment
 from .storage.checkpoint import read_checkpoint as read_checkpoint
 
 __all__: list[str]

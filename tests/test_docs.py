@@ -12,9 +12,9 @@ from typing import Any
 import fedgkd_pl
 import pytest
 import yaml
+from fedgkd_pl.config.files import methods, resolve
 from fedgkd_pl.methods import discover
 from fedgkd_pl.methods.fedavg import FedAvg
-from fedgkd_pl.settings.files import methods, resolve
 
 from tests.conftest import REPO
 from tools.pages import SECTIONS, TRAVELS, generate, pages

@@ -24,7 +24,7 @@ from torchvision.models import resnet18
 print("declared", len(_torchvision._declared), len(list(resnet18().parameters())))
 import lightning.pytorch.cli  # which changes it
 before = state()
-import fedgkd_pl.settings.build
+import fedgkd_pl.config.build
 assert state() == before
 """
 

@@ -15,9 +15,9 @@ import sys
 from pathlib import Path
 
 import fedgkd_pl
+from fedgkd_pl.config.files import folder, methods
 from fedgkd_pl.experiments.paper import numbers, paper_rows
 from fedgkd_pl.methods import MethodInfo, discover
-from fedgkd_pl.settings.files import folder, methods
 
 PLACE = "docs/methods"
 BLOCK = re.compile(r"<!-- code: (\w+) -->\n.*?<!-- end -->", re.DOTALL)

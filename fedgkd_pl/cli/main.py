@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, get_type_hints
 
 import fedgkd_pl
+from fedgkd_pl.config.messages import argument_error
 from fedgkd_pl.errors import ArgumentError, require
 from fedgkd_pl.processes.command import quiet_libraries, run_command
-from fedgkd_pl.settings.messages import argument_error
 from jsonargparse import ArgumentParser
 from typing_extensions import override
 
@@ -91,8 +91,8 @@ def partition(settings: list[str], export: str | None = None) -> None:
     fits = file is None or file.suffix in (".json", ".npz")
     require(fits, "export", "must end in .json or .npz", export)
     from fedgkd_pl.cli.partition import show_partition
-    from fedgkd_pl.settings.build import build_request
-    from fedgkd_pl.settings.request import read_request
+    from fedgkd_pl.config.build import build_request
+    from fedgkd_pl.config.request import read_request
 
     experiment = build_request(read_request("fit", settings))
     folder = Path(experiment.settings["output_dir"]) / "partitions"
@@ -105,7 +105,7 @@ def partition(settings: list[str], export: str | None = None) -> None:
 
 def configs() -> None:
     """List the configurations that come with the package."""
-    from fedgkd_pl.settings.files import available
+    from fedgkd_pl.config.files import available
 
     found = available()
     for name, text in found.items():
@@ -371,17 +371,17 @@ class Parser(ArgumentParser):
 def _with_trainer(command: str, settings: list[str]) -> None:
     """Runs a command of the Trainer; or prints its help, by default the common flags alone."""
     if not {*HELP} & {*settings}:
-        from fedgkd_pl.settings.build import build_request
-        from fedgkd_pl.settings.request import read_request
+        from fedgkd_pl.config.build import build_request
+        from fedgkd_pl.config.request import read_request
 
         getattr(build_request(read_request(command, settings)), command)()
         return
-    from fedgkd_pl.settings.help import short_help
+    from fedgkd_pl.config.help import short_help
 
     print(short_help(command))
     if settings[-1] in ("all", "--help=all"):
-        from fedgkd_pl.settings.build import build_request
-        from fedgkd_pl.settings.request import Request
+        from fedgkd_pl.config.build import build_request
+        from fedgkd_pl.config.request import Request
 
         build_request(Request(command, ["--help"]))
 

@@ -24,7 +24,7 @@ from fedgkd_pl.runs.folder import RunFolder
 from fedgkd_pl.storage.files import lock
 
 if TYPE_CHECKING:
-    from fedgkd_pl.settings.experiment import Experiment
+    from fedgkd_pl.config.experiment import Experiment
 
 OURS = ("--resume", "--ckpt_path", "--name", "--print_config", "--trainer.fast_dev_run")
 
@@ -134,12 +134,12 @@ def _mark_done(tasks: list[Task]) -> None:
 
 def _look_at_all(cells: list[Cell], folders: list[Path]) -> list[int] | str:
     """In a process of its own: the rounds of every cell, or what is wrong with one."""
+    from fedgkd_pl.config import strict_yaml
+    from fedgkd_pl.config.build import build_request
+    from fedgkd_pl.config.request import read_request
     from fedgkd_pl.processes.command import quiet_libraries
     from fedgkd_pl.runs.resume import compare_settings
     from fedgkd_pl.runs.settings import fixed_settings
-    from fedgkd_pl.settings import strict_yaml
-    from fedgkd_pl.settings.build import build_request
-    from fedgkd_pl.settings.request import read_request
 
     quiet_libraries()
     looked: dict[tuple[str, ...], tuple[int, dict[str, Any]]] = {}

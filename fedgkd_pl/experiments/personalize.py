@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from fedgkd_pl.callbacks.client_evaluation import OwnRunner, Score
+from fedgkd_pl.config.build import build_request
+from fedgkd_pl.config.experiment import Experiment
+from fedgkd_pl.config.request import read_request
 from fedgkd_pl.engines.base import schedule
 from fedgkd_pl.engines.local import LocalEngine
 from fedgkd_pl.errors import RunFailed, require
@@ -30,9 +33,6 @@ from fedgkd_pl.runs.files import csv_text
 from fedgkd_pl.runs.folder import PERSONALIZED, RunFolder
 from fedgkd_pl.runs.resume import check_net, check_settings, checkpoint_of
 from fedgkd_pl.seeds import derive
-from fedgkd_pl.settings.build import build_request
-from fedgkd_pl.settings.experiment import Experiment
-from fedgkd_pl.settings.request import read_request
 from fedgkd_pl.storage.files import write_text
 from rich.progress import track
 from torch.optim import Optimizer

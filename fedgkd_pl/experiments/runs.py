@@ -130,7 +130,7 @@ class Run:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """All settings, nested; empty where the run does not say."""
-        from fedgkd_pl.settings import strict_yaml
+        from fedgkd_pl.config import strict_yaml
 
         file = self.folder / CONFIG
         with reading(file):

@@ -22,7 +22,7 @@ from fedgkd_pl.runs.folder import LOG, METRICS, SUMMARY, RunFolder
 
 # imported once for the processes of all cells
 PRELOAD = (
-    *("fedgkd_pl.settings.build", "matplotlib.figure"),
+    *("fedgkd_pl.config.build", "matplotlib.figure"),
     *("sklearn.datasets", "torch.utils.tensorboard"),
 )
 ORPHAN = 20.0  # seconds for a cell to end whose study was killed
@@ -147,9 +147,9 @@ def _without_additions(argv: Sequence[str]) -> list[str]:
 def _run_cell(argv: Sequence[str], folder: Path, log: Path, jobs: int) -> None:
     """Trains in a process of its own, with its share of the cores for evaluation."""
     import torch
+    from fedgkd_pl.config.build import build_request
+    from fedgkd_pl.config.request import read_request
     from fedgkd_pl.processes.command import quiet_libraries, run_command
-    from fedgkd_pl.settings.build import build_request
-    from fedgkd_pl.settings.request import read_request
 
     def fit() -> int:
         quiet_libraries()

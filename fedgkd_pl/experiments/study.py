@@ -14,8 +14,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from fedgkd_pl.config.files import methods, resolve
 from fedgkd_pl.errors import SettingError, require
-from fedgkd_pl.settings.files import methods, resolve
 
 Settings = Mapping[str, Any]  # dotted keys, as `fedgkd-pl fit` takes them; `config` names files
 MEASURE = re.compile(
@@ -103,7 +103,7 @@ class Study:
 
 def read_study(path: str) -> Study:
     """A study file, checked."""
-    from fedgkd_pl.settings import strict_yaml
+    from fedgkd_pl.config import strict_yaml
 
     file, *others = resolve(path, "study")
     require(not others, "study", "is a protocol with a method", path)
@@ -124,7 +124,7 @@ def make_study(content: Mapping[str, Any]) -> Study:
     try:
         study = Study(**parser.parse_object(dict(content)).as_dict())
     except ArgumentError as error:
-        from fedgkd_pl.settings.messages import one_line
+        from fedgkd_pl.config.messages import one_line
 
         key, _, reason = one_line(str(error)).partition(": ")
         raise SettingError(key, reason) from error

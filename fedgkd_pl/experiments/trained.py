@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from fedgkd_pl.callbacks.export import FILES, Format, check_packages, exported
+from fedgkd_pl.config import strict_yaml
+from fedgkd_pl.config.build import build_model
 from fedgkd_pl.data.inputs import RawInputs
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.experiments.runs import reading
@@ -22,8 +24,6 @@ from fedgkd_pl.runs.resume import (
     load_checkpoint,
 )
 from fedgkd_pl.runs.settings import fixed_settings
-from fedgkd_pl.settings import strict_yaml
-from fedgkd_pl.settings.build import build_model
 from fedgkd_pl.storage.files import commit
 from safetensors.torch import load_file
 from torch import Tensor, nn

@@ -1,9 +1,9 @@
 """What flags and files come to, without the objects."""
 
 import pytest
-from fedgkd_pl.settings.parser import Parsed
-from fedgkd_pl.settings.request import read_request
-from fedgkd_pl.settings.safety import our_rules
+from fedgkd_pl.config.parser import Parsed
+from fedgkd_pl.config.request import read_request
+from fedgkd_pl.config.safety import our_rules
 
 from tests.support.shipped import Parse, Settings
 

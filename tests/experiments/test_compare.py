@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import yaml
 from fedgkd_pl.cli.main import main
+from fedgkd_pl.config.files import available
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.experiments.paper import numbers, paper_row
 from fedgkd_pl.experiments.scheduler import _without_additions
 from fedgkd_pl.experiments.study import Cell, make_study, read_study
 from fedgkd_pl.experiments.table import Table
 from fedgkd_pl.experiments.tables import every_run, make_tables
-from fedgkd_pl.settings.files import available
 
 from tests.support.faults import Command
 from tests.support.studies import fake, grouped, results, study

@@ -162,7 +162,7 @@ def main() -> int:
     arguments = parser.parse_args()
     end = time.monotonic() + 60 * arguments.minutes
     chance = random.Random(arguments.seed)
-    import fedgkd_pl.settings.build  # noqa: F401
+    import fedgkd_pl.config.build  # noqa: F401
 
     from tests.support.formats import FORMATS, small_texts
 

@@ -6,11 +6,11 @@ import shutil
 from pathlib import Path
 
 import yaml
+from fedgkd_pl.config.build import build_request
+from fedgkd_pl.config.request import read_request
 from fedgkd_pl.engines.flower.engine import FlowerEngine
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.runs.folder import CONFIG
-from fedgkd_pl.settings.build import build_request
-from fedgkd_pl.settings.request import read_request
 from fedgkd_pl.storage.files import write_text
 
 APP = '''\

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fedgkd_pl
+from fedgkd_pl.config.build import build_request
+from fedgkd_pl.config.request import Request
 from fedgkd_pl.engines.flower.contract import config_of, contract_of, request_of
 from fedgkd_pl.engines.flower.engine import FlowerEngine
 from fedgkd_pl.engines.flower.records import (
@@ -23,8 +25,6 @@ from fedgkd_pl.errors import ArgumentError, RunFailed, SettingError, require
 from fedgkd_pl.federation.message import Answer, ClientFailure, Message
 from fedgkd_pl.federation.performance import keep_memory
 from fedgkd_pl.federation.round import job_of
-from fedgkd_pl.settings.build import build_request
-from fedgkd_pl.settings.request import Request
 
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import fedgkd_pl
+from fedgkd_pl.config.experiment import Experiment
+from fedgkd_pl.config.request import Request, import_module_of_user, read_request
 from fedgkd_pl.data.examples import digest
 from fedgkd_pl.engines.flower.records import Contract
 from fedgkd_pl.errors import require
 from fedgkd_pl.runs.folder import CONFIG
-from fedgkd_pl.settings.experiment import Experiment
-from fedgkd_pl.settings.request import Request, import_module_of_user, read_request
 
 
 def config_of(file: str) -> Path:

@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING, Any
 
+from fedgkd_pl.config.build import build_request
 from fedgkd_pl.engines.flower.contract import contract_of, request_of
 from fedgkd_pl.engines.flower.engine import Link, linked
 from fedgkd_pl.errors import RunFailed
 from fedgkd_pl.processes.command import quiet_libraries, run_command
-from fedgkd_pl.settings.build import build_request
 
 if TYPE_CHECKING:
     from flwr.serverapp import ServerApp

@@ -5,7 +5,7 @@ from functools import reduce
 from typing import Any
 
 import pytest
-from fedgkd_pl.settings.help import FLAGS, short_help
+from fedgkd_pl.config.help import FLAGS, short_help
 
 from tests.conftest import script
 from tests.support.runs import Run
@@ -15,7 +15,7 @@ OURS = {"config", "print_config", "resume", "trust", "ckpt_path", "import", "deb
 
 
 def test_the_short_help_names_what_there_is_and_its_defaults(run: Run) -> None:
-    from fedgkd_pl.settings.build import build
+    from fedgkd_pl.config.build import build
 
     settings = build("cifar10_fedgkd").settings
     plain = build(

@@ -19,6 +19,7 @@ import fedgkd_pl
 import torch
 import torchmetrics
 import yaml
+from fedgkd_pl.config import strict_yaml
 from fedgkd_pl.data.cohorts import Cohorts
 from fedgkd_pl.data.partition import Partition
 from fedgkd_pl.data.public import PublicData
@@ -28,7 +29,6 @@ from fedgkd_pl.errors import SettingError
 from fedgkd_pl.federation.client import FederatedClient
 from fedgkd_pl.federation.losses import LocalLoss
 from fedgkd_pl.federation.pretraining import SimCLR
-from fedgkd_pl.settings import strict_yaml
 from jsonargparse import (
     Namespace,
     _common,

@@ -12,17 +12,17 @@ import yaml
 from fedgkd_pl.callbacks.dashboard import Dashboard
 from fedgkd_pl.callbacks.profile import RoundProfile
 from fedgkd_pl.callbacks.progress import RoundProgress
+from fedgkd_pl.config.experiment import Experiment, Start
+from fedgkd_pl.config.messages import setting_error
+from fedgkd_pl.config.parser import Parsed
+from fedgkd_pl.config.request import Request, read_request
+from fedgkd_pl.config.safety import our_rules
 from fedgkd_pl.errors import RunFailed, SettingError, StorageError, require
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.runs.files import RunFiles
 from fedgkd_pl.runs.keep import LastRound
 from fedgkd_pl.runs.resume import find_checkpoint, load_checkpoint
 from fedgkd_pl.runs.settings import fixed_settings, flatten
-from fedgkd_pl.settings.experiment import Experiment, Start
-from fedgkd_pl.settings.messages import setting_error
-from fedgkd_pl.settings.parser import Parsed
-from fedgkd_pl.settings.request import Request, read_request
-from fedgkd_pl.settings.safety import our_rules
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from fedgkd_pl.callbacks.averaged import AveragedModel
 from fedgkd_pl.callbacks.profile import RoundProfile
+from fedgkd_pl.config import strict_yaml
+from fedgkd_pl.config.messages import setting_error
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.federation.checks import SCORES, check_resumed
@@ -25,8 +27,6 @@ from fedgkd_pl.runs.folder import PREDICTIONS, RunFolder, how_to_look
 from fedgkd_pl.runs.keep import BestRound, LastRound
 from fedgkd_pl.runs.resume import check_net, check_settings, compare_settings
 from fedgkd_pl.runs.settings import fixed_settings, flatten
-from fedgkd_pl.settings import strict_yaml
-from fedgkd_pl.settings.messages import setting_error
 from fedgkd_pl.storage.files import write_text
 from filelock import BaseFileLock
 from lightning.pytorch import Callback, Trainer

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from fedgkd_pl import Digits, FedGKD
+from fedgkd_pl.config.build import build
 from fedgkd_pl.errors import SettingError
-from fedgkd_pl.settings.build import build
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel

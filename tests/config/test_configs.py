@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 from fedgkd_pl.cli.main import main
+from fedgkd_pl.config.build import build
+from fedgkd_pl.config.files import expand, resolve
 from fedgkd_pl.errors import SettingError
-from fedgkd_pl.settings.build import build
-from fedgkd_pl.settings.files import expand, resolve
 
 from tests.conftest import REPO
 from tests.support.datasets import TINY, WORDS, write_ag_news, write_cifar, write_sst5, write_tiny

@@ -35,7 +35,7 @@ def argument_error(message: str, settings: Collection[str] = ()) -> ArgumentErro
         names = [*settings, *(_arguments(paths[-1]) if paths else [])]
         return ArgumentError(short(name), f"no such setting{near(name, names)}")
     if "mporting" in reason or "import path" in reason:
-        from fedgkd_pl.settings.safety import NOT_ALLOWED, allowed
+        from fedgkd_pl.config.safety import NOT_ALLOWED, allowed
 
         reason = NOT_ALLOWED if "not allowed" in reason else reason
         reason += near(got or reason.rpartition(": ")[2], sorted(allowed(), key=len, reverse=True))

@@ -9,9 +9,9 @@ from os.path import isfile  # Path.is_file raises on very long names
 from pathlib import Path
 from traceback import extract_tb
 
+from fedgkd_pl.config.files import expand
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.runs.folder import CONFIG, RunFolder
-from fedgkd_pl.settings.files import expand
 
 EVALUATES = ("validate", "test", "predict")
 OTHERS = "belongs to another user: add --trust if you trust its content"

@@ -4,8 +4,8 @@ from json import dumps
 from pathlib import Path
 
 import pytest
-from fedgkd_pl.settings import strict_yaml
-from fedgkd_pl.settings.build import build
+from fedgkd_pl.config import strict_yaml
+from fedgkd_pl.config.build import build
 
 from tests.support.runs import QUICK, Run
 

@@ -4,17 +4,17 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from fedgkd_pl.config import strict_yaml
+from fedgkd_pl.config.help import COMMON
+from fedgkd_pl.config.messages import argument_error, cut
+from fedgkd_pl.config.request import Request
+from fedgkd_pl.config.safety import check_names, confined
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.errors import ArgumentError, SettingError, require
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.runs.folder import RunFolder
 from fedgkd_pl.runs.keep import BestRound
 from fedgkd_pl.runs.settings import flatten, short
-from fedgkd_pl.settings import strict_yaml
-from fedgkd_pl.settings.help import COMMON
-from fedgkd_pl.settings.messages import argument_error, cut
-from fedgkd_pl.settings.request import Request
-from fedgkd_pl.settings.safety import check_names, confined
 from jsonargparse import ActionYesNo, Namespace
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
