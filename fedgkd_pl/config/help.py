@@ -47,7 +47,7 @@ FLAGS = """\
   --data.val_fraction X       share of training data for validation (default: 0.1)
   --data.partition CLASS      Dirichlet, IID, Pathological, FromFile and so on
   --data.partition.alpha X    the smaller, the more clients differ (default: 0.5)
-  --trainer.precision P       32-true, 16-mixed, bf16-mixed and so on (default: 32-true); as all of
+  --trainer.precision P       32-true (without it), 16-mixed, bf16-mixed and so on; as all of
                               trainer, an argument of Lightning's Trainer
   --trainer.accelerator NAME  cpu, gpu and so on (default: auto)
 """

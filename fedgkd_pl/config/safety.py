@@ -28,7 +28,7 @@ from fedgkd_pl.engines.base import Engine
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.federation.client import FederatedClient
 from fedgkd_pl.federation.losses import LocalLoss
-from fedgkd_pl.federation.pretraining import SimCLR
+from fedgkd_pl.methods.fedaux import SimCLR
 from jsonargparse import (
     Namespace,
     _common,

@@ -18,7 +18,7 @@ from fedgkd_pl.experiments.runs import Run, read_run
 from fedgkd_pl.experiments.study import Cell
 from fedgkd_pl.processes.signals import Interrupted, Stopped
 from fedgkd_pl.processes.start import context, ending_with_parent, without_main
-from fedgkd_pl.runs.folder import LOG, METRICS, SUMMARY, RunFolder
+from fedgkd_pl.runs.folder import LOG, SUMMARY, RunFolder
 
 # imported once for the processes of all cells
 PRELOAD = (
@@ -45,17 +45,17 @@ class Task:
         """What it prints."""
         return self.folder.parent / LOG
 
-    def rows(self) -> list[dict[str, str]]:
+    def rows(self) -> list[dict[str, float]]:
         """The metrics of the rounds done."""
         with suppress(SettingError):
-            return Run(self.folder, {}).table(METRICS)
+            return Run(self.folder, {}).metrics()
         return []
 
     def say(self) -> None:
         """Prints how far it is."""
         rows = self.rows()
-        accuracy = rows[-1].get("test/acc") if rows else ""
-        shown = f", test/acc {accuracy[:6]}" if accuracy else ""
+        accuracy = rows[-1].get("test/acc") if rows else None
+        shown = "" if accuracy is None else f", test/acc {accuracy:.4f}"
         line = f"{self.state:<8} {self.cell.name}: round {len(rows)}/{self.rounds}{shown}"
         print(line, flush=True)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgkd_pl.config.files import methods, resolve
-from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.errors import require
 
 Settings = Mapping[str, Any]  # dotted keys, as `fedgkd-pl fit` takes them; `config` names files
 MEASURE = re.compile(
@@ -124,10 +124,9 @@ def make_study(content: Mapping[str, Any]) -> Study:
     try:
         study = Study(**parser.parse_object(dict(content)).as_dict())
     except ArgumentError as error:
-        from fedgkd_pl.config.messages import one_line
+        from fedgkd_pl.config.messages import argument_error
 
-        key, _, reason = one_line(str(error)).partition(": ")
-        raise SettingError(key, reason) from error
+        raise argument_error(str(error)) from error
     axes = {str(axis): _labels(str(axis), given) for axis, given in study.axes.items()}
     special = [_special(one, axes) for one in study.special]
     rows = study.rows if "rows" in content else [axis for axis in axes if axis != "method"]
