@@ -372,8 +372,8 @@ def forged(_: Any, content: RecordDict) -> None:
 
 
 NONSENSE = {
-    "integers": (other_arrays(lambda t: t.long()), "is torch.int64, not torch.float32"),
-    "shape": (other_arrays(lambda t: t.repeat(2, *[1] * (t.dim() - 1))), "is (32, 64), not"),
+    "integers": (other_arrays(lambda t: t.long()), "is torch.int64 ("),
+    "shape": (other_arrays(lambda t: t.repeat(2, *[1] * (t.dim() - 1))), "(32, 64), not"),
     "nan": (other_arrays(lambda t: t * float("nan")), "is not finite"),
     "mark": (other_counts(mark=[5]), "cannot be read: ValueError: not the mark of a state"),
     "samples": (other_counts(num_samples=0), "reports 0 samples"),
