@@ -202,7 +202,7 @@ def test_every_config_that_a_page_names_exists() -> None:
         assert "anchored" in name or all(Path(file).is_file() for file in resolve(name)), name
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("command", [each for each in commands() if not THEIRS.search(each)])
 def test_every_command_of_the_pages_is_understood(
     command: str, run: Callable[..., tuple[int, str, str]]

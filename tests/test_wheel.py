@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import REPO
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.nightly
 
 
 def call(*words: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
@@ -111,7 +111,7 @@ def test_the_installed_wheel_trains_from_an_empty_folder(dist: Path, tmp_path: P
         assert (empty / "mine" / name.replace("my_project", "mine")).is_file(), name
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_rounds_of_the_papers_protocol_on_real_cifar(real_data: Path, tmp_path: Path) -> None:
     config = str(REPO / "configs" / "cifar10_fedgkd.yaml")
     words = ("--config", config, "--data.data_dir", str(real_data), "--rounds", "2")

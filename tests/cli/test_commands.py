@@ -126,7 +126,7 @@ axes: {method: {FedAvg: {model: FedAvg}}}
 """
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_compare(run: Run, tmp_path: Path) -> None:
     (tmp_path / "study.yaml").write_text(STUDY)
     code, out, err = run("compare", "study.yaml", "--quiet")

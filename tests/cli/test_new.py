@@ -23,7 +23,7 @@ def commands(out: str) -> list[list[str]]:
     return [shlex.split(line) for line in out.splitlines() if line.startswith("  ")]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_the_printed_commands_work(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -86,11 +86,11 @@ def tiny(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, real: bool) -
     ("name", "real"),  # real: with its own net, however large
     [
         *(
-            pytest.param(name, False, id=name, marks=[pytest.mark.long] * (name not in SHORT))
+            pytest.param(name, False, id=name, marks=[pytest.mark.nightly] * (name not in SHORT))
             for name in FILES
         ),
         *(
-            pytest.param(name, True, id=f"{name}, ResNet50", marks=pytest.mark.slow)
+            pytest.param(name, True, id=f"{name}, ResNet50", marks=pytest.mark.nightly)
             for name in FILES
             if name.startswith("tiny_imagenet")
         ),

@@ -48,7 +48,7 @@ from tests.support.lazy import Points
 from tests.support.methods import CLASSES, LOCAL, build, table
 
 pytestmark = pytest.mark.device
-NIGHTLY = pytest.mark.long
+NIGHTLY = pytest.mark.nightly
 HOST: dict[str, Any] = {}  # of a Trainer that computes on the CPU
 
 

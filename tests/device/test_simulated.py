@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from tests.device.pieces import sim
 
-pytestmark = [pytest.mark.device, pytest.mark.long]
+pytestmark = [pytest.mark.device, pytest.mark.nightly]
 Op = Callable[[Tensor, Tensor], Tensor]
 OPS: dict[str, Op] = {
     "index": lambda t, i: t[i],

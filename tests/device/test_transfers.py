@@ -13,7 +13,7 @@ from fedgkd_pl import FedAvg, FedGen, FedGKD, LocalEngine
 from tests.conftest import fit
 from tests.device.pieces import OPTIMIZER, conv_net, images, sim, text_net, texts
 
-pytestmark = [pytest.mark.device, pytest.mark.long]
+pytestmark = [pytest.mark.device, pytest.mark.nightly]
 ROUNDS, CLIENTS, EPOCHS = 2, 2, 3
 STEPS = 3 + 2  # of an epoch of both clients: 12 and 8 samples in batches of 4
 

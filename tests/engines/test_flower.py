@@ -44,7 +44,7 @@ def runs(tmp_path: Path) -> Runs:
 
 @pytest.mark.parametrize(
     "precision",
-    [PRECISIONS[0], *(pytest.param(each, marks=pytest.mark.flower) for each in PRECISIONS[1:])],
+    [PRECISIONS[0], *(pytest.param(each, marks=pytest.mark.nightly) for each in PRECISIONS[1:])],
 )
 def test_the_same_bits_as_the_local_engine(
     precision: str, runs: Runs, monkeypatch: pytest.MonkeyPatch
@@ -476,7 +476,7 @@ def test_nodes_with_data_of_their_own(runs: Runs) -> None:
     assert counted == [1797 - 360] * 4  # all but the test set
 
 
-@pytest.mark.flower
+@pytest.mark.nightly
 def test_flower_s_mods_for_privacy_fit(runs: Runs) -> None:
     from flwr.clientapp.mod import LocalDpMod
 

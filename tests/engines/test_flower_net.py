@@ -19,7 +19,7 @@ pytest.importorskip("flwr", reason="the extra flower is not installed")
 from tests.support import everything
 from tests.support.flower_net import BIN, Network, free_port, until
 
-pytestmark = pytest.mark.flower
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture(autouse=True)

@@ -27,7 +27,7 @@ from tests.support.lazy import Points
 ray = pytest.importorskip("ray", reason="the extra ray is not installed")
 from ray.cluster_utils import Cluster  # noqa: E402
 
-NIGHTLY = pytest.mark.ray
+NIGHTLY = pytest.mark.nightly
 
 
 @pytest.fixture(scope="module")

@@ -145,7 +145,7 @@ def test_last_10_of_three_tested_rounds_is_marked(folder: Path) -> None:
     assert page.count(" †</td>") == 12, "a row for each method and α, of last 10 alone"
 
 
-@pytest.mark.page
+@pytest.mark.nightly
 @pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
 @pytest.mark.parametrize(
     ("width", "dark"), [(1400, False), (1400, True), (400, False), (400, True)]

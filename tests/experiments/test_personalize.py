@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 from tests.support.lit import LitClassifier
 from tests.support.runs import QUICK, Run, version
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.nightly
 
 FLAGS = ("--data.client_test_fraction", "0.3", "--trainer.callbacks+", "ClientEvaluation")
 FLAGS += ("--data.num_clients", "12", "--data.unseen_clients", "2", "--model.local_epochs", "2")

@@ -223,7 +223,7 @@ def test_a_cell_of_every_shipped_study_has_the_papers_protocol(parse: Parse) -> 
         assert check_cell(name, cells(name)[-1], parse) > 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_cell_has_the_papers_protocol(parse: Parse) -> None:
     counts = {n: sum(check_cell(n, labels, parse) for labels in cells(n)) for n in COUNTS}
     assert counts == COUNTS, "each of the paper's 229 numbers"

@@ -190,7 +190,7 @@ axes:
 """
 
 
-@pytest.mark.faults
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
 @pytest.mark.parametrize("begun", ["checking", "running"])
 def test_cells_end_with_their_study(begun: str, tmp_path: Path) -> None:
@@ -317,7 +317,7 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
     assert process.wait(10) == 130
 
 
-@pytest.mark.faults
+@pytest.mark.nightly
 def test_nohup_lets_a_run_go_on(tmp_path: Path) -> None:
     text = f"nohup FEDGKD {' '.join(SMALL)} --rounds 20 & PID=$!; "
     text += "until [ -e run/version_0/metrics.csv ]; do sleep 0.1; done; kill -HUP $PID; wait $PID"

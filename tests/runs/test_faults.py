@@ -109,7 +109,7 @@ SHORT = ("fedgkd", "scaffold")  # nothing but the server's state, and the client
 
 
 @pytest.mark.parametrize(
-    "method", [pytest.param(m, marks=[] if m in SHORT else pytest.mark.faults) for m in METHODS]
+    "method", [pytest.param(m, marks=[] if m in SHORT else pytest.mark.nightly) for m in METHODS]
 )
 def test_a_killed_run_resumes_to_the_same_result(
     launcher: Launcher, whole: Whole, method: str, tmp_path: Path
@@ -193,7 +193,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(
-    "free", [4, 2048, *(pytest.param(n, marks=pytest.mark.faults) for n in (40, 150, 600))]
+    "free", [4, 2048, *(pytest.param(n, marks=pytest.mark.nightly) for n in (40, 150, 600))]
 )
 def test_a_full_disk_ends_a_run_and_loses_nothing(
     launcher: Launcher, small_disk: Path, free: int, tmp_path: Path
