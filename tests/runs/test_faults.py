@@ -21,7 +21,7 @@ from tests.support.faults import Launcher
 from tests.support.runs import FEW_STEPS
 
 METHODS = sorted(file.stem for file in (REPO / "configs" / "methods").glob("*.yaml"))
-KILLS = int(os.environ.get("FEDGKD_TRIALS", "10"))  # 50 by `make test-faults`
+KILLS = int(os.environ.get("FEDGKD_TRIALS", "10"))  # of each method
 ROUNDS = 8
 SMALL = (
     *("--rounds", str(ROUNDS), "--data.participation", "0.1", "--model.local_steps", "2"),

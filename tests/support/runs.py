@@ -20,14 +20,14 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 def of_families(names: Iterable[str], *more: str) -> list[Any]:
-    """Methods as parameters of a test, of which some are for `make test-long` alone.
+    """Methods as parameters of a test, of which most are for `make test-all` alone.
 
     Args:
         more: methods that `make test` has, too, beside those of :data:`FAMILIES`.
     """
     short = {*FAMILIES, *map(str.lower, more)}
-    long = pytest.mark.nightly
-    return [pytest.param(n, marks=[] if n.lower() in short else long) for n in names]
+    marks = pytest.mark.nightly
+    return [pytest.param(n, marks=[] if n.lower() in short else marks) for n in names]
 
 
 def no_picture(figure: Any, close: bool = True) -> Any:
