@@ -66,15 +66,13 @@ def predict(
         require(output is None, "output", "needs --input FILE_OR_FOLDER")
         require(not average, "average", "needs --input; for the test set, metrics.csv has it")
         return _with_trainer("predict", [run, "--ckpt_path", which, *settings])
-    from fedgkd_pl.experiments.predict import predict_files
+    from fedgkd_pl.experiments.predict import predict_files, show
     from fedgkd_pl.experiments.trained import load_run
-    from rich.console import Console
 
     source = Path(input).expanduser()
     require(source.exists(), "input", "there is no such file or folder", input)
     file = output or f"{source.resolve().name}.predictions.csv"
-    table = predict_files(load_run(run, which, settings=settings), source, file, progress=True)
-    (Console() if sys.stdout.isatty() else Console(width=140)).print(table.to_rich())
+    show(predict_files(load_run(run, which, settings=settings), source, file, progress=True))
     print(f"wrote {file}")
     return None
 

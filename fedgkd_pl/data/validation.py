@@ -67,7 +67,8 @@ def _check(split: str, examples: Examples, num_classes: int) -> None:
         raise SettingError("data", reason, targets[tuple(bad)].item())
     if given:
         _check_transform(split, examples[:2])
-    for piece, values in enumerate(examples.held()):  # the mask of all would be large
+    held = examples.held() if examples.inputs.is_floating_point() else ()
+    for piece, values in enumerate(held):  # the mask of all would be large
         check_finite(values, "data", f"{split} input at", PIECE * piece, examples.rows)
 
 

@@ -112,7 +112,9 @@ class Scores(nn.Module):
         y = y if self.local_loss is None else self.local_loss.for_metrics(y)
         for name, metric in self.asked.items():
             require(NAME.fullmatch(name) is not None, "metrics", "must be plain names", name)
-            with failing(f"metrics.{name}", f"outputs of shape {tuple(outputs.shape)}"):
+            with failing(
+                f"metrics.{name}", f"does not measure outputs of shape {tuple(outputs.shape)}"
+            ):
                 value = cast(Metric, deepcopy(metric))(outputs, y)
             one = isinstance(value, Tensor) and value.numel() == 1
             require(one, f"metrics.{name}", "must give one number, such as by an average")
@@ -199,7 +201,7 @@ class ModuleScores(Scores):
         batch = (x, examples.targets)
         trial, stage = deepcopy(module).eval(), stage_of(module, split)
         trial._trainer = module._trainer
-        what = f"{stage}_step of {type(module).__name__} on {data.name}"
+        what = f"{stage}_step of {type(module).__name__} fails on {data.name}"
         with failing("module", what), seeded(0), torch.no_grad():
             self.step(trial, batch, 0, split)
             values = self.finish(trial)[0]

@@ -99,7 +99,7 @@ def _try_module(server: "FederatedServer", data: "FederatedDataModule") -> None:
     weights = {name: tensor.detach().cpu() for name, tensor in net.state_dict().items()}
     own = ClientData(some, SingleClientIndex(0, len(some)), len(some), 0)
     job = Job(client, own, torch.device("cpu"), {"max_epochs": 1}, {})
-    with failing("module", f"a step of {type(net).__name__} on {data.name}"), quiet():
+    with failing("module", f"a step of {type(net).__name__} fails on {data.name}"), quiet():
         ClientTrainer(job).update(Message(1, {"global": weights}), 0, {})
     if server.needs_outputs and client.outputs is not None:
         check_outputs(server, client.outputs.detach(), data)
@@ -108,7 +108,7 @@ def _try_module(server: "FederatedServer", data: "FederatedDataModule") -> None:
 def _try_net(server: "FederatedServer", data: "FederatedDataModule", net: nn.Module) -> None:
     """Asks a net about two samples: a logit for every class, or a value for every target."""
     inputs = server.some_inputs(data)
-    what = f"{data.name}, a batch of shape {tuple(inputs.shape)}"
+    what = f"fails on {data.name}, inputs of shape {tuple(inputs.shape)}"
     with failing("net", what), in_eval_mode(net), torch.no_grad():
         outputs = net(inputs)
     targets = data.test[:2].targets.to(inputs.device)

@@ -143,8 +143,10 @@ class FedAvg(FederatedServer):
         self.server_optimizer = server_optimizer
         if round_scheduler is not None:
             weight = [nn.Parameter(torch.zeros(1))]
-            own = cast(LightningModule, net).configure_optimizers
-            built = first_optimizer(own() if self.optimizer is None else self.optimizer(weight))
+            if self.optimizer is None:
+                built = first_optimizer(cast(LightningModule, net).configure_optimizers())
+            else:
+                built = first_optimizer(self.optimizer(weight))
             self.schedule = RoundSchedule(round_scheduler, built.param_groups[0]["lr"])
 
     def training_step(self, cohort: list[int], batch_idx: int) -> None:

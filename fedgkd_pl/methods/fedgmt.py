@@ -94,7 +94,7 @@ class FedGMT(FedDyn):
         not_negative(gamma=gamma)
         positive(tau=tau)
         require(0 <= alpha < 1, "alpha", "must be in [0, 1)", alpha)
-        positive(beta=beta)
+        require(beta > 0, "beta", "must be positive", beta)
         super().__init__(net, alpha, server_term, weighting, **kwargs)
         self.gamma, self.tau, self.beta = gamma, tau, beta
         self.mu = 1 / beta if proximal else 0.0

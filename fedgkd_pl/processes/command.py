@@ -2,6 +2,7 @@
 
 import logging
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 
@@ -31,6 +32,7 @@ def run_command(command: Callable[[], int], debug: bool = False) -> int:
         The exit code: 0 done, 2 bad input, 3 the run failed, 4 storage, 129, 130 or 143 stopped.
     """
     keep_output()
+    threading.excepthook = _quiet_if_full
     try:
         with stoppable():
             code = command()
@@ -45,6 +47,12 @@ def run_command(command: Callable[[], int], debug: bool = False) -> int:
         shown, code = _explained(error)
         print(f"error: {' '.join(str(shown).split())}", file=sys.stderr)
         return code
+
+
+def _quiet_if_full(failed: threading.ExceptHookArgs) -> None:
+    """Ignores a full disk in TensorBoard's thread: the main thread reports it."""
+    if getattr(failed.exc_value, "errno", None) not in DISK:
+        threading.__excepthook__(failed)
 
 
 def quiet_libraries() -> None:

@@ -28,7 +28,7 @@ def test_what_a_run_leaves(run: Run, tmp_path: Path) -> None:
         "checkpoints",
         "config.yaml",
         "global.safetensors",
-        *("features.tsv", "features_of.tsv", "hparams.yaml", "projector_config.pbtxt"),
+        *("00004", "hparams.yaml", "projector_config.pbtxt"),
         "metrics.csv",
         "model.json",
         "partition.json",

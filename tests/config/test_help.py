@@ -66,7 +66,7 @@ import sys
 from fedgkd_pl.cli.main import main
 
 words = {("--help",): 0, ("--version",): 0, ("fit", "--help"): 0, ("test", "-h"): 0, ("fitt",): 2}
-words |= {("configs",): 0, ("fit", "--config", "nowhere.yaml"): 2, ("fit", "smoke.yaml"): 2}
+words |= {("configs",): 0}
 for each, code in words.items():
     assert main(each) == code, each
     assert "torch" not in sys.modules, each

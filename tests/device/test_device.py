@@ -72,9 +72,9 @@ def on_host(state: dict[str, Tensor]) -> dict[str, Tensor]:
 def assert_same(model: FedAvg, other: FedAvg) -> None:
     """The global models and what clients keep are equal, bit for bit."""
     assert same(on_host(model.global_state()), on_host(other.global_state()))
-    assert model._client_states.keys() == other._client_states.keys()
-    for client, state in model._client_states.items():
-        assert same(on_host(state), on_host(other._client_states[client]))
+    assert model.client_states.keys() == other.client_states.keys()
+    for client, state in model.client_states.items():
+        assert same(on_host(state), on_host(other.client_states[client]))
 
 
 @pytest.mark.parametrize("precision", ["32-true", "64-true"])

@@ -43,7 +43,7 @@ def test_a_pool_gives_the_bits_of_this_process(precision: str) -> None:
     assert_same(train(LocalEngine(2), precision), here)
     if precision == "32-true":
         assert_same(train(LocalEngine(3, timeout=600), precision), here)
-        times = {client: int(state["times"]) for client, state in here._client_states.items()}
+        times = {client: int(state["times"]) for client, state in here.client_states.items()}
         assert sum(times.values()) == 3 * 4 and len(set(times.values())) > 1
 
 

@@ -76,7 +76,7 @@ def test_a_client_left_out_as_not_finite_is_told(
     model = inject(huge(lr=0.1), [Fault(2, 1, "nan"), Fault(3, 0, "loss")])
     fit(model, Table(), 3, callbacks=[RunFiles(str(tmp_path))])
     (line,) = told(caplog)
-    assert line.startswith("round 2: clients diverge: of client 1, its "), line
+    assert line.startswith("round 2: clients diverge: client 1: its "), line
     assert summary_of(tmp_path)["diverged_round"] == 2
     caplog.clear()
     other = inject(huge(lr=0.1), [Fault(2, 1, "raise"), Fault(3, 0, "shape")])

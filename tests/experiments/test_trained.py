@@ -310,7 +310,7 @@ def test_what_cannot_be_predicted(
 
 def test_damaged_weights_and_descriptions_are_refused(done: Path) -> None:
     save_file({"features.1.weight": torch.zeros(3, 3)}, done / "global.safetensors")
-    with pytest.raises(SettingError, match=r"^ckpt_path: holds another net: features.1.weight"):
+    with pytest.raises(SettingError, match=r"^ckpt_path: holds another net: "):
         load_run(done)
     (done / "global.safetensors").write_bytes(b"no weights")
     with pytest.raises(SettingError, match=r"^run: damaged: .*global.safetensors"):

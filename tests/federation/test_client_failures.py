@@ -26,9 +26,9 @@ REASONS = {
     "raise": "ArithmeticError: injected",
     "nan": " is not finite",
     "inf": " is not finite",
-    "shape": ", not (",
+    "shape": ", not torch.",
     "missing": "its model lacks ",
-    "loss": "its loss is nan",
+    "loss": "its loss is not finite",
     "hang": "timed out after 5 s",
     "die": "its process died (exit code -9",
 }

@@ -8,7 +8,7 @@ import torch
 from fedgkd_pl.federation.client_trainer import ClientTrainer, Job, restart
 from fedgkd_pl.federation.message import ClientUpdate, Message
 from fedgkd_pl.methods.fedavg import FedAvgClient
-from fedgkd_pl.methods.fedgkd import FedGKDClient
+from fedgkd_pl.methods.fedgkd import FedGKD
 from torch import nn
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import StepLR
@@ -40,10 +40,9 @@ def message(round: int, distil: bool = False) -> Message:
 @pytest.mark.parametrize("trainer", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize("optimizer", [partial(SGD, lr=0.2, momentum=0.9), partial(Adam, lr=0.05)])
 def test_reused_equals_fresh(trainer: dict[str, Any], optimizer: Any) -> None:
-    def client() -> FedGKDClient:
+    def client() -> Any:
         scheduler = partial(StepLR, step_size=1, gamma=0.5)
-        kd = {"gamma": 0.4, "distance": "kl", "temperature": 1.0}
-        return FedGKDClient(net(), optimizer, scheduler, **kd)
+        return FedGKD(net(), gamma=0.4, optimizer=optimizer, scheduler=scheduler).client()
 
     tasks = [(1, 0), (1, 2), (2, 1), (2, 0), (3, 2)]
     reused = ClientTrainer(job(client(), trainer))

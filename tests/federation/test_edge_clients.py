@@ -39,7 +39,7 @@ def test_batchnorm_uses_its_statistics_for_a_batch_of_one_and_learns_again() -> 
             seen.append((len(batch[1]), self.net[1].training))
             return super().training_step(batch, batch_idx)
 
-    model.client = lambda: Spy(model.net, model.optimizer)  # type: ignore[method-assign]
+    model.client = lambda number=0: Spy(model.net, model.optimizer)  # type: ignore[method-assign]
     fit(model, Table(sizes=(9,), batch_size=4), 2)
     assert seen == [(4, True), (4, True), (1, False)] * 2
 

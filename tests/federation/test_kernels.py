@@ -213,6 +213,7 @@ def test_channels_last_is_a_layout_and_no_more() -> None:
     client = FedAvgClient(net.float(), partial(SGD, lr=0.1))
     assert is_channels_last(client.net), "a copy has the layout"
     start = {name: t.clone() for name, t in cnn().state_dict().items()}
+    client.begin(0, 5, None)
     client.receive(Message(1, {"global": start}), {})
     assert same(client.net.state_dict(), start)
     decoded = type(client.reply()).decode(client.reply().encode())

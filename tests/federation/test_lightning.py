@@ -222,7 +222,7 @@ def test_a_second_fit_is_a_new_run() -> None:
 @pytest.mark.parametrize(
     ("net", "key"),
     [
-        (lambda: MLP(4, [3], num_classes=5), "num_classes"),
+        (lambda: MLP(4, [3], num_classes=5), "net"),
         (lambda: linear(classes=5), "net"),  # which has no such argument
         (lambda: ResNet8(3), "net"),
     ],

@@ -197,8 +197,8 @@ def test_a_second_pass_is_paid_only_by_who_needs_it() -> None:
 
 def test_a_method_that_ignores_the_modules_loss_fails() -> None:
     class Deaf(FedAvg):
-        def client(self) -> Any:
-            client = super().client()
+        def client(self, number: int = 0) -> Any:
+            client = super().client(number)
             client.objective = lambda x, y, _: (client.net(x).mean(), {})  # type: ignore[assignment]
             return client
 
@@ -363,7 +363,7 @@ class LogsMax(Lit):
         (lambda: FedAvg(module=LogsMax()), r"log\('train_max'\) by max: only means are kept"),
         (lambda: FedAvg(module=Lit(), compile=True), "compile: is for nets"),
         (lambda: FedAvg(linear(), module=Lit()), "module: takes the place of net"),
-        (lambda: FedAvg(), "net: is what is learned"),
+        (lambda: FedAvg(), "net: missing"),
         (lambda: FedAvg(module=LightningModule()), "module: must have a training_step"),
         (lambda: FedGen(Shown(nn.Sequential())), "FedGen"),
     ],

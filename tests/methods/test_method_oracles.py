@@ -18,7 +18,7 @@ from fedgkd_pl import (
 from fedgkd_pl.data.examples import Examples
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.federation.losses import MarginAdjusted, PriorAdjusted, RestrictedSoftmax
-from fedgkd_pl.federation.message import Message
+from fedgkd_pl.federation.message import Message, joined
 from fedgkd_pl.methods.fedgen import Generator, generator_loss
 from fedgkd_pl.models.ensemble import Ensemble
 from fedgkd_pl.seeds import derive
@@ -311,7 +311,7 @@ def test_local_loss_and_gradient_on_fixed_tensors(name: str) -> None:
         own = {"means": torch.full((3, 3), 0.5), "holds": torch.ones(3)}
         holds = torch.tensor([3.0, 3.0, 1.0], dtype=torch.float64)
         sums = 2 * targets + own["means"].double()
-        state = {key: value.double() for key, value in own.items()}
+        state = joined({"report": {key: value.double() for key, value in own.items()}})
         logits = {"means": sums, "holds": holds}
         message = Message(3, {"global": start}, {}, {"logits": logits})
         known = torch.tensor([True, True, False])
@@ -413,7 +413,7 @@ def test_fedgkd_plus_takes_a_module_with_a_projection_head() -> None:
     model = FedGKDPlus(module=module, engine=LocalEngine(workers=1))
     fit(model, Digits(num_clients=2, batch_size=256), 1)
     assert model.net is module and model.report["client/failed"] == 0
-    with pytest.raises(SettingError, match="net: is what is learned"):
+    with pytest.raises(SettingError, match="net: missing"):
         FedGKDPlus()
 
 
@@ -421,13 +421,13 @@ def test_moons_previous_model_is_the_clients_own_and_not_the_global_one() -> Non
     model = build("MOON")
     data = table()
     updates: dict[int, Any] = {}
-    take = model.take
+    on_update = model.on_update
 
     def keep(update: Any) -> None:
-        take(update)
+        on_update(update)
         updates[update.client] = {k: t.clone() for k, t in update.weights.items()}
 
-    model.take = keep  # type: ignore[method-assign]
+    model.on_update = keep  # type: ignore[method-assign]
     fit(model, data, 2)
     for client, state in model.client_states.items():
         assert same(state, updates[client]), "not the model after the client's own training"
@@ -445,7 +445,7 @@ def test_feddistills_targets_are_the_others_and_not_uniform() -> None:
     model.trainer = quiet_trainer(max_epochs=1)
     message = model.broadcast()
     client = model.client()
-    client.receive(message, reports[2])
+    client.receive(message, joined({"report": reports[2]}))
     assert client.targets[0].tolist() == [0.5] * 3  # type: ignore[attr-defined]
     assert client.known.tolist() == [True, True, False]  # type: ignore[attr-defined]
     client.receive(message, {})  # a newcomer has no report to take out

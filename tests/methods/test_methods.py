@@ -61,10 +61,7 @@ def test_teacher_of_one_model_is_the_current_rounds_in_every_round() -> None:
             seen.append((message.round, self.distil, same(teacher, message.models["global"])))
 
     class Spied(FedGKD):
-        def client(self) -> FedGKDClient:
-            base = super().client()
-            kd = {"gamma": self.gamma, "distance": "kl", "temperature": 1.0}
-            return Spy(base.net, self.optimizer, None, **kd)
+        client_class = Spy
 
     model = Spied(linear(), buffer_size=1, **LOCAL)
     fit(model, Table(), 4)
@@ -110,7 +107,7 @@ def test_kl_is_a_batch_mean_over_classes_of_probabilities() -> None:
 
 def test_teacher_is_frozen_in_eval_mode_and_no_submodule() -> None:
     net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
-    client = FedGKDClient(net, partial(SGD, lr=0.1), gamma=0.2, distance="kl", temperature=1.0)
+    client: Any = FedGKD(net, gamma=0.2, optimizer=partial(SGD, lr=0.1)).client()
     client.train()
     state = {name: t.clone() for name, t in net.state_dict().items()}
     client.receive(Message(2, {"global": state}, {"distil": 1}), {})

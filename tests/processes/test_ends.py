@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -203,7 +204,7 @@ def test_cells_end_with_their_study(begun: str, tmp_path: Path) -> None:
     while len(alive(tmp_path)) < (6 if begun == "running" else 4):
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    assert seconds_of_orphans(tmp_path, process) < 2
+    assert seconds_of_orphans(tmp_path, process) < 10
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
@@ -213,7 +214,7 @@ def test_workers_end_with_a_run_that_is_killed(tmp_path: Path) -> None:
     process = subprocess.Popen(command, cwd=tmp_path, env=ENV, stdout=subprocess.DEVNULL)
     wait_for(tmp_path, "run/version_0/checkpoints/last.previous.ckpt", process=process)
     assert len(alive(tmp_path)) >= 4  # it, the fork server, two workers
-    assert seconds_of_orphans(tmp_path, process) < 2
+    assert seconds_of_orphans(tmp_path, process) < 10
 
 
 HELD = """
@@ -310,7 +311,9 @@ sys.exit(run_command(slow))
 
 
 def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
-    process = subprocess.Popen([sys.executable, "-c", SLOW_END], cwd=tmp_path, env=ENV)
+    listens = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # nohup ignores it
+    words = [sys.executable, "-c", SLOW_END]
+    process = subprocess.Popen(words, cwd=tmp_path, env=ENV, preexec_fn=listens)
     for name in ("begun", "ending"):
         wait_for(tmp_path, name, process=process)
         process.send_signal(signal.SIGINT)

@@ -136,6 +136,6 @@ def assert_same(model: Everything, other: Everything) -> None:
         assert same(host(ours.state_dict()), host(theirs.state_dict()))
     assert same(model.shift, other.shift) and model.shift["by"].abs().sum() > 0
     assert (model.bytes_down, model.bytes_up) == (other.bytes_down, other.bytes_up)
-    assert model._client_states.keys() == other._client_states.keys()
-    for client, state in model._client_states.items():
-        assert same(state, other._client_states[client])
+    assert model.client_states.keys() == other.client_states.keys()
+    for client, state in model.client_states.items():
+        assert same(state, other.client_states[client])
