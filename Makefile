@@ -40,6 +40,7 @@ bench: .venv/.ray .venv/.flower  ## speed, start-up, scale, commits, engines and
 
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 SIM := $(CURDIR)/tests/support/device
+ENGINES := tests/engines/test_ray.py tests/engines/test_flower.py tests/engines/test_flower_net.py
 EXTRAS := .venv/.ray .venv/.flower .venv/.hf .venv/.parquet
 test: $(STAMP)  ## the tests: five minutes on two cores
 	@$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m '$(FAST)' --durations 10 tests
@@ -49,7 +50,7 @@ test-device: $(STAMP)  ## on a simulated accelerator, which it compiles (g++): a
 	@PYTHONPATH=$(SIM) $(PYTEST) -m 'device and not nightly' tests/device
 
 test-engines: .venv/.ray .venv/.flower  ## installs Ray and Flower; a real run of each: minutes
-	@$(PYTEST) -v -m 'engines and not nightly' tests
+	@$(PYTEST) -v --durations 10 -m 'engines or not nightly' $(ENGINES)
 
 test-all: test test-device test-engines $(EXTRAS)  ## all of these and the products: every method killed, every engine and precision, all notebooks: hours
 	@FEDGKD_TRIALS=$${FEDGKD_TRIALS:-10} $(PYTEST) -n 2 -m 'nightly and not device' --durations 10 tests

@@ -15,8 +15,6 @@ import numpy as np
 import pytest
 import torch
 from fedgkd_pl import FedAvg, LocalEngine
-from fedgkd_pl.data.examples import Examples
-from fedgkd_pl.data.transforms import Scale
 from fedgkd_pl.engines.base import schedule
 from fedgkd_pl.engines.pool import MappedFiles, PoolSession
 from fedgkd_pl.errors import SettingError
@@ -30,7 +28,7 @@ from lightning.pytorch.plugins import MixedPrecision, Precision
 from torch.optim import SGD
 
 from tests.conftest import Table, fit, linear, same
-from tests.support.everything import PRECISIONS, assert_same, train
+from tests.support.everything import PRECISIONS, assert_same, examples, train
 from tests.support.faults import warm_script
 
 LOCAL: dict[str, Any] = {"optimizer": partial(SGD, lr=0.1, momentum=0.9)}
@@ -289,10 +287,6 @@ def test_of_an_engine_only_its_threads_decide_the_result() -> None:
 # -- what workers map ----------------------------------------------------------------------------
 
 
-def examples(inputs: torch.Tensor) -> Examples:
-    return Examples(inputs, torch.arange(len(inputs)), Scale(1))
-
-
 def test_mapped_tensors_are_the_same_in_every_order_and_type() -> None:
     torch.manual_seed(0)
     images = torch.randn(5, 3, 4, 4)
@@ -340,7 +334,7 @@ signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 from fedgkd_pl.errors import StorageError
 from fedgkd_pl.engines.pool import MappedFiles
-from tests.engines.test_engine import examples
+from tests.support.everything import examples
 import torch
 try:
     MappedFiles().write(examples(torch.zeros(100, 1000)))
@@ -359,7 +353,7 @@ import os, signal, sys, tempfile
 from pathlib import Path
 import torch
 from fedgkd_pl.engines.pool import MappedFiles
-from tests.engines.test_engine import examples
+from tests.support.everything import examples
 files = MappedFiles()
 files.write(examples(torch.zeros(100, 100)))
 os.kill(os.getpid(), signal.SIGKILL)

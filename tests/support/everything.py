@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 from fedgkd_pl import IID, MLP, ClassTasks, Digits, Engine, FedDF, HeldOut
+from fedgkd_pl.data.examples import Examples
+from fedgkd_pl.data.transforms import Scale
 from fedgkd_pl.federation.answers import Spec, Specs
 from fedgkd_pl.federation.client import Objective
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
@@ -139,3 +141,8 @@ def assert_same(model: Everything, other: Everything) -> None:
     assert model.client_states.keys() == other.client_states.keys()
     for client, state in model.client_states.items():
         assert same(state, other.client_states[client])
+
+
+def examples(inputs: Tensor) -> Examples:
+    """Some inputs with their numbers as labels."""
+    return Examples(inputs, torch.arange(len(inputs)), Scale(1))
