@@ -90,7 +90,7 @@ def test_a_device_trains_to_the_bits_of_the_cpu(precision: str) -> None:
 def test_bf16_mixed_differs_by_its_rounding() -> None:
     """The clients' autocast is the device's own: the server's plugin has reached them."""
     plain = {"optimizer": OPTIMIZER}
-    settings = HOST, {"precision": "bf16-mixed"}, sim.bf16()
+    settings = HOST, {"precision": "bf16-mixed"}, {"precision": None} | sim.bf16()
     single, half, there = (train(LocalEngine(1), method=plain, **each) for each in settings)
     assert far(half.net.state_dict(), single.net.state_dict()) > 1e-5
     assert far(there.net.state_dict(), single.net.state_dict()) > 1e-5

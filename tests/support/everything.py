@@ -101,7 +101,10 @@ ROUNDS = 3
 
 
 def train(
-    engine: Engine, precision: str = "32-true", method: dict[str, Any] | None = None, **trainer: Any
+    engine: Engine,
+    precision: str | None = "32-true",
+    method: dict[str, Any] | None = None,
+    **trainer: Any,
 ) -> Everything:
     """Trains it for three rounds; ``method``: more of its settings."""
     from tests.conftest import fit, seed_everything  # not where Flower imports this file
