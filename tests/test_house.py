@@ -31,7 +31,6 @@ OTHERS = ("all", "dev", "docs")  # extras that bring nothing that the package im
 # Where a distribution is not called like the module that it brings.
 DISTRIBUTIONS = {
     "PIL": "pillow",
-    "google": "protobuf",
     "lazy_loader": "lazy-loader",
     "sklearn": "scikit-learn",
     "typing_extensions": "typing-extensions",
@@ -146,6 +145,7 @@ def test_the_dependencies_are_what_is_imported() -> None:
     modules = {module.split(".")[0] for file in FILES for _, module in imports(file)}
     modules -= {*sys.stdlib_module_names, "fedgkd_pl"}
     by_others = {"onnx", "onnxscript", "pyarrow", "jinja2"}  # by torch.onnx and pandas
+    by_others |= {"tensorboard"}  # by torch
     assert {DISTRIBUTIONS.get(module, module) for module in modules} == declared() - by_others
 
 

@@ -1,5 +1,6 @@
 """Predictions for files: images, arrays, tables or texts, as the run's data lay in files."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def predict_files(
     starts = range(0, len(names), BATCH)
     bar: dict[str, Any] = {"console": Console(stderr=True), "transient": True}
     parts = []
-    for start in track(starts, "predicting", disable=not progress, **bar):
+    for start in track(starts, "predicting", disable=not (progress and sys.stderr.isatty()), **bar):
         batch = values[start : start + BATCH]
         try:
             batch = np.array(batch) if isinstance(batch, np.ndarray) else batch  # off the disk

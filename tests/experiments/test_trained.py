@@ -201,7 +201,7 @@ def test_images_in_a_folder(run: Run, tmp_path: Path) -> None:
     (tmp_path / "new" / "blue" / "bad.png").write_text("no image")
     (tmp_path / "new.predictions.csv").unlink()
     code, _, err = run("predict", copied, "--input", "new")
-    assert code == 2 and err == "error: input: new/blue/bad.png cannot be decoded\n"
+    assert code == 2 and err.startswith("error: input: new/blue/bad.png cannot be decoded")
     assert not (tmp_path / "new.predictions.csv").exists()
 
 
@@ -315,7 +315,7 @@ def test_damaged_weights_and_descriptions_are_refused(done: Path) -> None:
     (done / "global.safetensors").write_bytes(b"no weights")
     with pytest.raises(SettingError, match=r"^run: damaged: .*global.safetensors"):
         load_run(done)
-    for change in ({"format": 2}, {"num_classes": -1}, {"raw": {"reading": {"kind": "pickle"}}}):
+    for change in ({"num_classes": -1}, {"raw": {"reading": {"kind": "pickle"}}}):
         content = json.loads((done / "model.json").read_text())
         (done / "model.json").write_text(json.dumps(content | change))
         with pytest.raises(SettingError, match=r"^run: .*model.json"):

@@ -88,7 +88,7 @@ def test_a_client_of_one_class_learns_nothing_from_it() -> None:
 class Rates(FedAvg):
     """Remembers the clients' rates of every round."""
 
-    def take(self, update: ClientUpdate) -> None:
+    def on_update(self, update: ClientUpdate) -> None:
         self.seen = [*getattr(self, "seen", []), self.schedule.factor]  # type: ignore[union-attr]
 
 
