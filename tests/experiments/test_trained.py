@@ -282,10 +282,10 @@ def write_bad(folder: Path) -> None:
     [
         ("--input nowhere", "input: there is no such file or folder"),
         ("--input nan.npy", "input: after row 256: row 25 has NaN or Inf"),
-        ("--input wide.npy", "input: a sample must be 64 whole numbers"),
+        ("--input wide.npy", "input: a sample must be 64"),
         ("--input object.npy", "input: object.npy cannot be read"),
         ("--input two.npz", "input: two.npz cannot be read: it has no inputs nor x, but a, b"),
-        ("--input large.png", "input: large.png is 7 × 9 (height × width), the run's images are"),
+        ("--input large.png", "input: large.png is [7, 9] (height, width), the run's images are"),
         ("--input broken.png", "input: broken.png cannot be decoded"),
         ("--input table.csv", "input: this run takes image files, a folder of them, or an .npy"),
         ("--input empty", "input: has no .bmp, .jpeg"),
@@ -315,7 +315,7 @@ def test_damaged_weights_and_descriptions_are_refused(done: Path) -> None:
     (done / "global.safetensors").write_bytes(b"no weights")
     with pytest.raises(SettingError, match=r"^run: damaged: .*global.safetensors"):
         load_run(done)
-    for change in ({"num_classes": -1}, {"raw": {"reading": {"kind": "pickle"}}}):
+    for change in ({"class_names": 3}, {"raw": {"reading": {"kind": "pickle"}}}):
         content = json.loads((done / "model.json").read_text())
         (done / "model.json").write_text(json.dumps(content | change))
         with pytest.raises(SettingError, match=r"^run: .*model.json"):
