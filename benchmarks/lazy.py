@@ -22,8 +22,8 @@ from fedgkd_pl.data.index import ClientIndex
 from fedgkd_pl.data.sources.dataset import lazy_examples
 from fedgkd_pl.data.transforms import ImageTransform
 from fedgkd_pl.federation.client_trainer import ClientTrainer, Job, quiet
+from fedgkd_pl.federation.hardware import channels_last, keep_memory, threads
 from fedgkd_pl.federation.message import Message
-from fedgkd_pl.federation.performance import channels_last, keep_memory, threads
 from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.transforms import v2

@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 
 import torch
 import torch.multiprocessing as mp
-from fedgkd_pl.federation.performance import keep_memory
+from fedgkd_pl.federation.hardware import keep_memory
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 

@@ -4,9 +4,9 @@ from typing import Any
 
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.callback import FederatedCallback
+from fedgkd_pl.federation.evaluation import Scores
+from fedgkd_pl.federation.hardware import evaluating
 from fedgkd_pl.federation.message import State
-from fedgkd_pl.federation.precision import evaluating
-from fedgkd_pl.federation.scores import Scores
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.federation.teachers import FrozenNet, MovingMean, TeacherBuffer
 from fedgkd_pl.models.ensemble import Ensemble

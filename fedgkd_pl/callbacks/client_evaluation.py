@@ -10,9 +10,9 @@ from fedgkd_pl.callbacks.rows import RowsFile
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.own import OwnSplit
 from fedgkd_pl.errors import require
+from fedgkd_pl.federation.checks import require_classes
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.federation.server import FederatedServer
-from fedgkd_pl.federation.task import require_classes
 from fedgkd_pl.plots.per_client import worst_tenth
 from fedgkd_pl.runs.folder import CLIENTS
 from lightning.pytorch import Trainer

@@ -9,10 +9,10 @@ from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.examples import Batches, Examples
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.callback import FederatedCallback
+from fedgkd_pl.federation.checks import require_classes
+from fedgkd_pl.federation.hardware import evaluating
 from fedgkd_pl.federation.message import State
-from fedgkd_pl.federation.precision import evaluating
 from fedgkd_pl.federation.server import FederatedServer
-from fedgkd_pl.federation.task import require_classes
 from fedgkd_pl.federation.teachers import FrozenNet
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.plugins import Precision

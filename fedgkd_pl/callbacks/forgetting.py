@@ -6,8 +6,8 @@ from fedgkd_pl.callbacks.evaluate import Split
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.callback import FederatedCallback
+from fedgkd_pl.federation.checks import require_classes
 from fedgkd_pl.federation.server import FederatedServer
-from fedgkd_pl.federation.task import require_classes
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override

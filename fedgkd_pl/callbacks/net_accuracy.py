@@ -7,8 +7,8 @@ from typing import Any
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.callback import FederatedCallback
+from fedgkd_pl.federation.checks import require_classes
 from fedgkd_pl.federation.server import FederatedServer
-from fedgkd_pl.federation.task import require_classes
 from fedgkd_pl.models.ensemble import Ensemble
 from lightning.pytorch import Trainer
 from torch import Tensor

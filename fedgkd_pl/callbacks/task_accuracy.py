@@ -9,9 +9,9 @@ from fedgkd_pl.callbacks.evaluate import Split, SplitRunner
 from fedgkd_pl.callbacks.rows import RowsFile
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.errors import require
+from fedgkd_pl.federation.checks import require_classes
 from fedgkd_pl.federation.message import State
 from fedgkd_pl.federation.server import FederatedServer
-from fedgkd_pl.federation.task import require_classes
 from fedgkd_pl.runs.folder import TASKS
 from lightning.pytorch import LightningModule, Trainer
 from typing_extensions import override

@@ -7,8 +7,8 @@ from fedgkd_pl.engines.base import Engine, Session, cores, devices_like, schedul
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.answers import failure
 from fedgkd_pl.federation.client_trainer import ClientTrainer, Job, quiet
+from fedgkd_pl.federation.hardware import keep_memory, threads
 from fedgkd_pl.federation.message import Answer, Message, State
-from fedgkd_pl.federation.performance import keep_memory, threads
 from typing_extensions import override
 
 

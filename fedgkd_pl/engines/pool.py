@@ -29,8 +29,8 @@ from fedgkd_pl.engines.base import Session, devices_like, schedule
 from fedgkd_pl.engines.worker import Worker, read
 from fedgkd_pl.errors import RunFailed, SettingError, StorageError
 from fedgkd_pl.federation.client_trainer import Job, quiet
+from fedgkd_pl.federation.hardware import numerics, set_numerics
 from fedgkd_pl.federation.message import Answer, ClientFailure, Message, encode_state
-from fedgkd_pl.federation.performance import numerics, set_numerics
 from fedgkd_pl.processes.start import context, ending_with_parent, may_be_forked, without_main
 from torch import Tensor
 from typing_extensions import override

@@ -22,8 +22,8 @@ from fedgkd_pl.engines.ray_worker import RayWorker, blob
 from fedgkd_pl.engines.worker import read
 from fedgkd_pl.errors import RunFailed, require
 from fedgkd_pl.federation.client_trainer import Job
+from fedgkd_pl.federation.hardware import keep_memory, numerics
 from fedgkd_pl.federation.message import Answer, ClientFailure, Message, encode_state
-from fedgkd_pl.federation.performance import keep_memory, numerics
 from typing_extensions import override
 
 if TYPE_CHECKING:

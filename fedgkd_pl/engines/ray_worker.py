@@ -7,8 +7,8 @@ import cloudpickle
 import numpy as np
 from fedgkd_pl.engines.worker import Worker
 from fedgkd_pl.federation.client_trainer import quiet
+from fedgkd_pl.federation.hardware import set_numerics
 from fedgkd_pl.federation.message import Message
-from fedgkd_pl.federation.performance import set_numerics
 from numpy.typing import NDArray
 
 Blob = NDArray[np.uint8]  # bytes that Ray's workers read without a copy

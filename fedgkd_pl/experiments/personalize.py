@@ -20,12 +20,11 @@ from fedgkd_pl.experiments.draw import personalized
 from fedgkd_pl.experiments.runs import Run
 from fedgkd_pl.experiments.trained import open_run
 from fedgkd_pl.federation.answers import Form, checked, like
-from fedgkd_pl.federation.checks import check_resumed
+from fedgkd_pl.federation.checks import check_resumed, task_of
 from fedgkd_pl.federation.client_trainer import Job
 from fedgkd_pl.federation.message import LR_FACTOR, ClientFailure, ClientUpdate, Message
 from fedgkd_pl.federation.own_module import has_outputs
 from fedgkd_pl.federation.round import job_of
-from fedgkd_pl.federation.task import task_of
 from fedgkd_pl.methods.fedavg import FedAvg
 from fedgkd_pl.plots.per_client import worst_tenth
 from fedgkd_pl.plots.style import save

@@ -12,8 +12,8 @@ from fedgkd_pl.config.build import build_model
 from fedgkd_pl.data.inputs import RawInputs
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.experiments.runs import reading
+from fedgkd_pl.federation.checks import Task
 from fedgkd_pl.federation.own_module import has_outputs, outputs_of
-from fedgkd_pl.federation.task import Task
 from fedgkd_pl.runs.folder import CONFIG, INPUTS, RunFolder
 from fedgkd_pl.runs.inputs import ModelInputs, read_model
 from fedgkd_pl.runs.resume import (

@@ -9,13 +9,12 @@ from typing import Any, cast
 import torch
 from fedgkd_pl.data.examples import Batch, Batches, Examples
 from fedgkd_pl.data.tasks import Task
+from fedgkd_pl.federation.hardware import is_channels_last
 from fedgkd_pl.federation.losses import CrossEntropy, LocalLoss
 from fedgkd_pl.federation.message import LR_FACTOR, ClientUpdate, Message, State
-from fedgkd_pl.federation.optimizer import client_optimizer
+from fedgkd_pl.federation.optimizer import UnitGradient, client_optimizer
 from fedgkd_pl.federation.own_module import Recorder, is_own_module, training_loss
-from fedgkd_pl.federation.performance import is_channels_last
 from fedgkd_pl.federation.report import TASK, Report
-from fedgkd_pl.federation.steps import UnitGradient
 from fedgkd_pl.federation.task_view import TaskView
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable

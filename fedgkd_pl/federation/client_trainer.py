@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from fedgkd_pl.data.examples import ClientData
+from fedgkd_pl.federation.hardware import plain_precision
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.federation.nets import NetOf
 from fedgkd_pl.federation.own_module import ModuleHooks, is_own_module
-from fedgkd_pl.federation.precision import plain_precision
 from fedgkd_pl.seeds import derive, seeded
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch import Trainer

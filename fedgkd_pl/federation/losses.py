@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 from fedgkd_pl.data.tasks import FAR
 from fedgkd_pl.errors import positive, require
-from fedgkd_pl.federation.precision import wide
+from fedgkd_pl.federation.hardware import wide
 from fedgkd_pl.storage.recorded import Recorded
 from torch import Tensor
 from torch.nn.functional import (

@@ -1,8 +1,7 @@
 """One round: the clients' job, the form of their answers, and what has come back so far."""
 
 import logging
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -10,13 +9,10 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from fedgkd_pl.data.datamodule import FederatedDataModule
-from fedgkd_pl.data.examples import ClientData
-from fedgkd_pl.data.index import largest_first
-from fedgkd_pl.errors import CALMER
 from fedgkd_pl.federation.answers import NOT_FINITE, Form
 from fedgkd_pl.federation.client_trainer import Job
 from fedgkd_pl.federation.evaluation import cohort_statistics
-from fedgkd_pl.federation.message import Answer, ClientFailure, ClientUpdate, State
+from fedgkd_pl.federation.message import ClientFailure, ClientUpdate, State
 from fedgkd_pl.federation.task_view import TaskView
 from fedgkd_pl.processes.signals import CtrlC, stop_behind
 from lightning.pytorch import Callback, Trainer
@@ -56,6 +52,12 @@ class RoundResults:
         self.reports.append(update.metrics)
         if update.state:
             self.states[update.client] = update.state
+
+    @property
+    def mean_loss(self) -> float | None:
+        """The mean of the clients' losses; None if no client reports one."""
+        losses = [report["loss"] for report in self.reports if "loss" in report]
+        return sum(losses) / len(losses) if losses else None
 
     def values(self) -> dict[str, float]:
         """What is logged of the round."""
@@ -137,70 +139,19 @@ def job_of(server: "FederatedServer", trainer: Trainer, data: FederatedDataModul
     )
 
 
-class Timed:
-    """The answers of a cohort, each with the client asked; counts the seconds waited for them."""
+def divergence(results: RoundResults, first_loss: float | None) -> str:
+    """How the clients of a round diverge, in words; empty if they do not.
 
-    def __init__(self, answers: Iterator[Answer], data: ClientData, cohort: Sequence[int]) -> None:
-        self.answers = answers
-        self.order = largest_first(data.index, cohort)
-        self.seconds = 0.0
-
-    def __iter__(self) -> Iterator[tuple[int, Answer]]:
-        """Yields an answer for every client; one that is missing is a failure."""
-        for client in self.order:
-            yield client, self._next() or ClientFailure(client, "did not answer")
-        if self._next() is not None:
-            log.warning("the engine gave more answers than clients were asked")
-
-    def _next(self) -> Answer | None:
-        start = time.perf_counter()
-        answer = next(self.answers, None)
-        self.seconds += time.perf_counter() - start
-        return answer
-
-
-class Divergence:
-    """Warns of the first round in which the clients' loss is out of all proportion.
-
-    That is a mean over the round's clients of 1e10 times the first round's (or, in the first round
-    itself, of 1e10), or a client left out because a number of its was not finite.
-
-    Attributes:
-        round: the first such round; None if there was none.
+    A client was left out because a number of its was not finite, or the mean loss is 1e10 times
+    that of the first round that counted (in the first round itself, 1e10).
     """
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """Starts a new run."""
-        self.first: float | None = None  # the mean loss of the first round that counted
-        self.round: int | None = None
-
-    def look(self, round: int, results: RoundResults, counts: bool) -> None:
-        """Looks at the answers of a round."""
-        losses = [report["loss"] for report in results.reports if "loss" in report]
-        loss = sum(losses) / len(losses) if losses else 0.0
-        # a first loss near 0 grows by any factor: it counts as at least 1e-10
-        base = 1.0 if self.first is None else max(abs(self.first), 1 / GROWTH)
-        broken = [f for f in results.failures if f.reason.endswith(NOT_FINITE)]
-        wild = broken or not isfinite(loss) or abs(loss) >= GROWTH * base
-        if wild and self.round is None:
-            self.round = round
-            what = (
-                f"client {broken[0].client}: {broken[0].reason}" if broken else f"loss {loss:.1e}"
-            )
-            log.warning("round %d: clients diverge: %s; %s", round, what, CALMER)
-        if counts and losses and self.first is None:
-            self.first = loss
-
-    def state_dict(self) -> dict[str, Any]:
-        """For the checkpoint: a resumed run neither repeats nor forgets the warning."""
-        return {"first": self.first, "round": self.round}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse of :meth:`state_dict`."""
-        self.first, self.round = state["first"], state["round"]
+    for failure in results.failures:
+        if failure.reason.endswith(NOT_FINITE):
+            return f"client {failure.client}: {failure.reason}"
+    # a first loss near 0 grows by any factor: it counts as at least 1e-10
+    base = 1.0 if first_loss is None else max(abs(first_loss), 1 / GROWTH)
+    loss = results.mean_loss or 0.0
+    return "" if isfinite(loss) and abs(loss) < GROWTH * base else f"loss {loss:.1e}"
 
 
 class NoLossScale(GradScaler):

@@ -1,6 +1,7 @@
 """The server module: a round, its evaluation, its checkpoint. The algorithm is a method's."""
 
 import logging
+import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -11,10 +12,12 @@ import torch
 from fedgkd_pl.data.cohorts import Population
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.examples import Batch, Examples
-from fedgkd_pl.errors import RunFailed, SettingError, at_least, require
+from fedgkd_pl.data.index import largest_first
+from fedgkd_pl.errors import CALMER, RunFailed, SettingError, at_least, require
 from fedgkd_pl.federation.answers import Spec, Specs, checked, like
 from fedgkd_pl.federation.callback import call_hooks
 from fedgkd_pl.federation.checks import (
+    TASKS,
     check_fit,
     check_learned,
     check_method,
@@ -22,24 +25,28 @@ from fedgkd_pl.federation.checks import (
     check_trainer,
     first_not_finite,
 )
-from fedgkd_pl.federation.evaluation import Evaluation
+from fedgkd_pl.federation.evaluation import Evaluation, Scores, scores_of
+from fedgkd_pl.federation.hardware import channels_last
 from fedgkd_pl.federation.losses import CrossEntropy, LocalLoss
-from fedgkd_pl.federation.message import LR_FACTOR, ClientFailure, ClientUpdate, Message, State
+from fedgkd_pl.federation.message import (
+    LR_FACTOR,
+    Answer,
+    ClientFailure,
+    ClientUpdate,
+    Message,
+    State,
+)
 from fedgkd_pl.federation.nets import ClientNets
 from fedgkd_pl.federation.own_module import has_outputs, is_own_module, outputs_of
-from fedgkd_pl.federation.performance import channels_last
 from fedgkd_pl.federation.round import (
     CloseOnError,
-    Divergence,
     NoLossScale,
     RoundResults,
-    Timed,
+    divergence,
     form,
     job_of,
 )
 from fedgkd_pl.federation.schedule import RoundSchedule
-from fedgkd_pl.federation.scores import Scores, scores_of
-from fedgkd_pl.federation.task import TASKS
 from fedgkd_pl.models.ensemble import Ensemble
 from fedgkd_pl.storage.checkpoint_io import HALF, SafeCheckpointIO, load_newest
 from fedgkd_pl.storage.recorded import Recorded
@@ -124,7 +131,8 @@ class FederatedServer(LightningModule, Recorded):
         self.bytes_down = self.bytes_up = 0
         self.failed_rounds: list[int] = []
         self.client_states = StateStore()
-        self.divergence = Divergence()
+        self.first_loss: float | None = None  # the clients' mean, in the first round that counted
+        self.diverged_round: int | None = None  # the first in which clients diverged
         self._checked: tuple[FederatedDataModule | None, Trainer | None] = (None, None)
         self._has_answers = False  # whether all clients of the round have answered
         self._session: Session | None = None
@@ -334,11 +342,9 @@ class FederatedServer(LightningModule, Recorded):
             message = replace(message, numbers=numbers)
         call_hooks(self, "on_broadcast", message, cohort)
         results = self.results = RoundResults(bytes_down=self.bytes_of(message, cohort))
-        answers = Timed(self._session.run(message, cohort), self.datamodule.client_data, cohort)
         try:
-            for client, given in answers:
+            for client, given in self._asked(message, cohort):
                 answer = checked(given, client, forms[self.net_index(client)])
-                self.waited = answers.seconds
                 if isinstance(answer, ClientFailure):
                     self._leave_out(answer, len(cohort))
                     continue
@@ -348,11 +354,20 @@ class FederatedServer(LightningModule, Recorded):
         except BaseException:
             self.close()
             raise
-        self.waited = answers.seconds
         self._has_answers = True
         self.bytes_down += results.bytes_down
         self.bytes_up += results.bytes_up
         self.log_round(results.values())
+
+    def _asked(self, message: Message, cohort: Sequence[int]) -> Iterator[tuple[int, Answer]]:
+        """The answer of every client, the largest first; counts the seconds of waiting."""
+        answers = self._session.run(message, cohort)  # type: ignore[union-attr]
+        for client in [*largest_first(self.datamodule.client_data.index, cohort), None]:
+            start = time.perf_counter()
+            answer = next(answers, None)
+            self.waited += time.perf_counter() - start
+            if client is not None:  # None: the engine is asked once more, to end the round
+                yield client, answer or ClientFailure(client, "did not answer")
 
     def _leave_out(self, failure: ClientFailure, cohort_size: int) -> None:
         self.results.failures.append(failure)
@@ -366,8 +381,11 @@ class FederatedServer(LightningModule, Recorded):
         """
         succeeded, failures = len(self.results.reports), self.results.failures
         counts = succeeded >= self.min_clients
-        self.divergence.look(self.round, self.results, counts)
+        if not self.diverged_round and (how := divergence(self.results, self.first_loss)):
+            self.diverged_round = self.round
+            log.warning("round %d: clients diverge: %s; %s", self.round, how, CALMER)
         if counts:
+            self.first_loss = self.results.mean_loss if self.first_loss is None else self.first_loss
             self.client_states.update(self.results.states)
             return True
         self.failed_rounds.append(self.round)
@@ -423,9 +441,10 @@ class FederatedServer(LightningModule, Recorded):
         """
         self.bytes_down = self.bytes_up = 0
         self.failed_rounds = []
+        self.first_loss = self.diverged_round = None
         self.client_states = StateStore()
         self.client_nets.empty(self.net)
-        for kept in (self.schedule, self.divergence, *(getattr(self, name) for name in self.keeps)):
+        for kept in (self.schedule, *(getattr(self, name) for name in self.keeps)):
             if hasattr(kept, "load_state_dict") and hasattr(kept, "reset"):
                 kept.reset()
 
@@ -496,7 +515,7 @@ class FederatedServer(LightningModule, Recorded):
             "client_states": self.client_states,
             "states_stay": self.engine.states_stay,
             "failed_rounds": self.failed_rounds,
-            "divergence": self.divergence.state_dict(),
+            "divergence": [self.first_loss, self.diverged_round],
             "stopped": self.trainer.should_stop,
             "data": self.datamodule.fingerprint(),
         }
@@ -530,7 +549,7 @@ class FederatedServer(LightningModule, Recorded):
         self.bytes_down, self.bytes_up = saved["bytes"]
         self.client_states = _store_of(saved["client_states"])
         self.failed_rounds = saved["failed_rounds"]
-        self.divergence.load_state_dict(saved["divergence"])
+        self.first_loss, self.diverged_round = saved["divergence"]
         if self.schedule is not None:
             self.schedule.load_state_dict(saved["schedule"])
         for name in self.keeps:

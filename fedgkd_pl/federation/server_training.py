@@ -10,8 +10,8 @@ import torch
 from fedgkd_pl.data.examples import Batch, Batches, Examples
 from fedgkd_pl.federation.callback import call_hooks
 from fedgkd_pl.federation.client import BatchNorms
+from fedgkd_pl.federation.hardware import in_eval_mode, plain_precision
 from fedgkd_pl.federation.own_module import is_own_module, outputs_of
-from fedgkd_pl.federation.precision import in_eval_mode, plain_precision
 from fedgkd_pl.seeds import derive, seeded
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn

@@ -29,9 +29,9 @@ from fedgkd_pl.data.examples import Batches, Examples
 from fedgkd_pl.errors import at_least, positive, require
 from fedgkd_pl.federation.answers import Spec, Specs
 from fedgkd_pl.federation.client import FederatedClient
+from fedgkd_pl.federation.hardware import wide
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.federation.nets import ClientNets, server_net
-from fedgkd_pl.federation.precision import wide
 from fedgkd_pl.federation.server_training import (
     KeptOptimizer,
     as_input,

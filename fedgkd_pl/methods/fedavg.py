@@ -17,11 +17,11 @@ from fedgkd_pl.errors import require
 from fedgkd_pl.federation.aggregate import WeightedMean
 from fedgkd_pl.federation.answers import Specs, like
 from fedgkd_pl.federation.client import FederatedClient, Objective
+from fedgkd_pl.federation.hardware import threads
 from fedgkd_pl.federation.losses import CrossEntropy, LocalLoss
 from fedgkd_pl.federation.message import OF_NET, ClientUpdate, Message, State
 from fedgkd_pl.federation.optimizer import first_optimizer
 from fedgkd_pl.federation.own_module import is_own_module, one_of
-from fedgkd_pl.federation.performance import threads
 from fedgkd_pl.federation.schedule import RoundSchedule
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.federation.teachers import FrozenNet, TeacherPrecision

@@ -17,9 +17,9 @@ import torch
 from fedgkd_pl.errors import not_negative
 from fedgkd_pl.federation.answers import Spec, Specs
 from fedgkd_pl.federation.client import OUTPUTS, FederatedClient, Objective
+from fedgkd_pl.federation.hardware import wide
 from fedgkd_pl.federation.message import ClientUpdate, Message, State, grouped, joined
 from fedgkd_pl.federation.nets import ClientNets, server_net
-from fedgkd_pl.federation.precision import wide
 from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax

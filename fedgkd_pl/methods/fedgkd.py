@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from fedgkd_pl.errors import at_least, not_negative, positive, require
 from fedgkd_pl.federation.client import Objective
+from fedgkd_pl.federation.hardware import wide
 from fedgkd_pl.federation.message import Message, State
-from fedgkd_pl.federation.precision import wide
 from fedgkd_pl.federation.teachers import MovingMean, TeacherBuffer, TeacherPrecision
 from fedgkd_pl.methods.fedavg import DISTIL, FedAvg, TeacherClient
 from torch import Tensor, nn

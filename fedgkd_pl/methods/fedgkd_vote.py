@@ -16,8 +16,8 @@ import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.errors import at_least, not_negative, require
 from fedgkd_pl.federation.client import Objective
+from fedgkd_pl.federation.hardware import wide
 from fedgkd_pl.federation.message import Message, State
-from fedgkd_pl.federation.precision import wide
 from fedgkd_pl.federation.server_training import validation_scores
 from fedgkd_pl.federation.teachers import FrozenNet, Recent, TeacherBuffer, TeacherPrecision
 from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient

@@ -16,8 +16,8 @@ from typing import Any, Literal
 import torch
 from fedgkd_pl.errors import not_negative, positive, require
 from fedgkd_pl.federation.client import Objective
+from fedgkd_pl.federation.hardware import wide
 from fedgkd_pl.federation.message import Message
-from fedgkd_pl.federation.precision import wide
 from fedgkd_pl.methods.fedavg import FedAvg, TeacherClient
 from fedgkd_pl.methods.fedgkd import distillation
 from torch import Tensor, nn

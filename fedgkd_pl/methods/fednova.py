@@ -15,7 +15,7 @@ import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
-from fedgkd_pl.federation.steps import UnitGradient, check_countable
+from fedgkd_pl.federation.optimizer import UnitGradient, check_countable
 from fedgkd_pl.methods.fedprox import FedProx
 from torch import nn
 

@@ -199,7 +199,7 @@ class RunFiles(FederatedCallback):
             "failed_clients": len(self.failures),
             "failed_rounds": server.failed_rounds,
             "failures": dict(reasons),
-            "diverged_round": server.divergence.round,
+            "diverged_round": server.diverged_round,
             "wall_seconds": round(self.elapsed(), 3),
             "versions": _versions(),
         }

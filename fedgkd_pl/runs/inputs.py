@@ -9,8 +9,8 @@ import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.inputs import RawInputs, TextInputs, describe_inputs, read_inputs
 from fedgkd_pl.errors import SettingError
+from fedgkd_pl.federation.checks import Task, task_of
 from fedgkd_pl.federation.server import FederatedServer
-from fedgkd_pl.federation.task import Task, task_of
 from fedgkd_pl.models.text import TextClassifier
 from fedgkd_pl.runs.folder import INPUTS, TOKENIZER
 from fedgkd_pl.storage.reading import MB, printable, read_json

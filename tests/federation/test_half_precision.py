@@ -8,7 +8,7 @@ import pytest
 import torch
 from fedgkd_pl import MLP, FedAvg, FedGKD, FedGKDVote, LocalEngine, ResNet8
 from fedgkd_pl.federation.client_trainer import restart
-from fedgkd_pl.federation.performance import channels_last, is_channels_last
+from fedgkd_pl.federation.hardware import channels_last, is_channels_last
 from fedgkd_pl.federation.teachers import FrozenNet
 from fedgkd_pl.methods.feddistill import label_distillation
 from fedgkd_pl.methods.fedgkd import distillation

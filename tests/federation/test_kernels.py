@@ -14,13 +14,13 @@ from fedgkd_pl import MLP, MOON, FedDistillPlus, FedGKD, FedGKDVote, LocalEngine
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.federation.client import FederatedClient
 from fedgkd_pl.federation.client_trainer import ClientTrainer, Job
-from fedgkd_pl.federation.message import Message, State
-from fedgkd_pl.federation.optimizer import fuse
-from fedgkd_pl.federation.performance import (
+from fedgkd_pl.federation.hardware import (
     channels_last,
     is_channels_last,
     missing_compiler,
 )
+from fedgkd_pl.federation.message import Message, State
+from fedgkd_pl.federation.optimizer import fuse
 from fedgkd_pl.methods.fedavg import FedAvgClient
 from torch import Tensor, nn
 from torch.optim import SGD, Adam

@@ -21,7 +21,7 @@ from fedgkd_pl import (
 )
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.federation.message import ClientUpdate
-from fedgkd_pl.federation.steps import UnitGradient
+from fedgkd_pl.federation.optimizer import UnitGradient
 from fedgkd_pl.methods.fedaux import contrastive
 from fedgkd_pl.methods.fedopt import Adaptive
 from lightning.pytorch.callbacks import ModelCheckpoint

@@ -82,7 +82,7 @@ class Round:
         checkpoint: dict[str, Any] = {"state_dict": self.model.state_dict()}
         self.model.on_save_checkpoint(checkpoint)
         checkpoint["fedgkd_pl"].pop(HALF, None)  # which it is, and here may be
-        checkpoint["fedgkd_pl"]["divergence"] = {"first": None, "round": None}  # tells of a NaN
+        checkpoint["fedgkd_pl"]["divergence"] = [None, None]  # tells of a NaN
         return deepcopy(checkpoint)
 
     def assert_left_out(self, change: Change, what: str) -> None:

@@ -22,8 +22,8 @@ from fedgkd_pl.engines.flower.records import (
 from fedgkd_pl.engines.flower.states import States
 from fedgkd_pl.engines.local import InProcessSession
 from fedgkd_pl.errors import ArgumentError, RunFailed, SettingError, require
+from fedgkd_pl.federation.hardware import keep_memory
 from fedgkd_pl.federation.message import Answer, ClientFailure, Message
-from fedgkd_pl.federation.performance import keep_memory
 from fedgkd_pl.federation.round import job_of
 
 if TYPE_CHECKING:

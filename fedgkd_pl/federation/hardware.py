@@ -1,4 +1,4 @@
-"""How a net runs fastest: layouts, memory, threads, and what the hardware has."""
+"""Speed and precision: layouts, memory, threads, what the hardware has, what is computed wider."""
 
 import ctypes
 import os
@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+from lightning.pytorch.plugins import Precision
 from torch import Tensor, nn
 
 CUBLAS = "CUBLAS_WORKSPACE_CONFIG"  # which decides whether its sums are reproducible
@@ -116,11 +117,64 @@ def missing_compiler(device: torch.device) -> str:
 def threads(number: int) -> Iterator[None]:
     """Computes on so many threads; results should not depend on how many the machine has."""
     before = torch.get_num_threads()
-    if number == before:
-        yield
-        return
     torch.set_num_threads(number)
     try:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def wide(values: Tensor) -> Tensor:
+    """Numbers in at least float32: what a loss is computed in, whatever autocast gives a net."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+@contextmanager
+def plain_precision(device: torch.device) -> Iterator[None]:
+    """As a new process would be: no autocast, float32 by default.
+
+    A round runs within the precision of the server's Trainer. A client in the same process must
+    not: its own Trainer opens what its forward pass needs, and no more than that.
+    """
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.autocast(device.type, enabled=False), torch.autocast("cpu", enabled=False):
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
+def evaluating(precision: Precision, device: torch.device) -> Iterator[None]:
+    """As models are evaluated: in the type of their weights, whatever autocast trains them in."""
+    with precision.val_step_context(), torch.autocast(device.type, enabled=False):
+        yield
+
+
+@contextmanager
+def in_eval_mode(net: nn.Module) -> Iterator[None]:
+    """Evaluates a net in place; its layers get their modes back."""
+    modes = {module: module.training for module in net.modules()}
+    net.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def slow_precision(precision: str, device: torch.device) -> bool:
+    """Whether this hardware only emulates a precision, which makes it slower."""
+    if device.type == "cuda" and "bf16" in precision:
+        return not torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type != "cpu" or "16" not in precision:
+        return False
+    if not torch.backends.mkldnn.is_available():
+        return True
+    if "bf16" not in precision:
+        return not torch.ops.mkldnn._is_mkldnn_fp16_supported()
+    known = torch.cpu.get_capabilities()  # oneDNN takes AVX-512 alone for enough
+    own = known.get("avx512_bf16") or known.get("amx_bf16")
+    x86_without = known.get("architecture") == "x86_64" and not own
+    return x86_without or not torch.ops.mkldnn._is_mkldnn_bf16_supported()
