@@ -19,7 +19,7 @@ from fedgkd_pl.federation.callback import FederatedCallback
 from fedgkd_pl.federation.client import BatchNorms, FederatedClient, Objective
 from fedgkd_pl.federation.client_trainer import ClientTrainer, Job, quiet
 from fedgkd_pl.federation.evaluation import failing
-from fedgkd_pl.federation.hardware import in_eval_mode, missing_compiler, slow_precision
+from fedgkd_pl.federation.hardware import in_eval_mode
 from fedgkd_pl.federation.message import Message
 from fedgkd_pl.federation.own_module import check_module, check_outputs, has_outputs, is_own_module
 from fedgkd_pl.storage.checkpoint_io import HALF
@@ -109,15 +109,10 @@ def check_fit(server: "FederatedServer", data: FederatedDataModule, trainer: Tra
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, FederatedCallback):
             callback.check(server, data)
-    missing = missing_compiler(trainer.strategy.root_device) if server.compiles else ""
-    require(not missing, "compile", f"needs {missing}, which is not on this machine")
     for number in range(len(server.nets)):
         client: Any = trainer.precision_plugin.convert_module(server.client(number))
         if client.optimizer is not None:  # a module's own may ask for its Trainer
             client.configure_optimizers()
-    if slow_precision(trainer.precision, trainer.strategy.root_device):
-        text = "trainer.precision: this hardware only emulates %s, which is slower than 32-true"
-        log.warning(text, trainer.precision)
     for net in server.nets:
         layers = [module for module in net.modules() if not any(module.children())]
         if frozen := sum(not layer.training for layer in layers):

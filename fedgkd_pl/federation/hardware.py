@@ -2,12 +2,10 @@
 
 import ctypes
 import os
-import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -104,15 +102,6 @@ def set_numerics(settings: dict[str, Any], threads: int) -> None:
     torch.set_float32_matmul_precision(settings["matmul"])
 
 
-def missing_compiler(device: torch.device) -> str:
-    """What ``compile: true`` lacks on this machine; empty if nothing."""
-    if device.type == "cuda":
-        return "" if find_spec("triton") else "the package triton"
-    usual = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
-    name = os.environ.get("CXX", usual)  # as torch looks for it
-    return "" if shutil.which(name) else f"a C++ compiler ({name})"
-
-
 @contextmanager
 def threads(number: int) -> Iterator[None]:
     """Computes on so many threads; results should not depend on how many the machine has."""
@@ -162,19 +151,3 @@ def in_eval_mode(net: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes.items():
             module.training = training
-
-
-def slow_precision(precision: str, device: torch.device) -> bool:
-    """Whether this hardware only emulates a precision, which makes it slower."""
-    if device.type == "cuda" and "bf16" in precision:
-        return not torch.cuda.is_bf16_supported(including_emulation=False)
-    if device.type != "cpu" or "16" not in precision:
-        return False
-    if not torch.backends.mkldnn.is_available():
-        return True
-    if "bf16" not in precision:
-        return not torch.ops.mkldnn._is_mkldnn_fp16_supported()
-    known = torch.cpu.get_capabilities()  # oneDNN takes AVX-512 alone for enough
-    own = known.get("avx512_bf16") or known.get("amx_bf16")
-    x86_without = known.get("architecture") == "x86_64" and not own
-    return x86_without or not torch.ops.mkldnn._is_mkldnn_bf16_supported()

@@ -17,7 +17,6 @@ from fedgkd_pl.federation.client_trainer import ClientTrainer, Job
 from fedgkd_pl.federation.hardware import (
     channels_last,
     is_channels_last,
-    missing_compiler,
 )
 from fedgkd_pl.federation.message import Message, State
 from fedgkd_pl.federation.optimizer import fuse
@@ -28,7 +27,7 @@ from torch.optim import SGD, Adam
 from tests.conftest import Table, fit, same
 
 CPU = torch.device("cpu")
-needs_compiler = pytest.mark.skipif(bool(missing_compiler(CPU)), reason="no C++ compiler here")
+needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler here")
 
 
 def mlp() -> nn.Module:
