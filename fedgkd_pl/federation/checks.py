@@ -4,7 +4,6 @@ A round is one batch and one step of the server's Trainer, which has no loss of 
 docs/lightning.md for what works per round and what cannot.
 """
 
-import logging
 from collections.abc import Callable
 from copy import deepcopy
 from math import isfinite
@@ -21,8 +20,8 @@ from fedgkd_pl.federation.client_trainer import ClientTrainer, Job, quiet
 from fedgkd_pl.federation.evaluation import failing
 from fedgkd_pl.federation.hardware import in_eval_mode
 from fedgkd_pl.federation.message import Message
+from fedgkd_pl.federation.optimizer import check_scheduler
 from fedgkd_pl.federation.own_module import check_module, check_outputs, has_outputs, is_own_module
-from fedgkd_pl.storage.checkpoint_io import HALF
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import (
     BaseFinetuning,
@@ -35,12 +34,10 @@ from lightning.pytorch.callbacks import (
     StochasticWeightAveraging,
 )
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 if TYPE_CHECKING:
     from fedgkd_pl.federation.server import FederatedServer
 
-log = logging.getLogger("fedgkd_pl")
 SCORES = ("val/", "test/", "average/")
 # a class of every sample, a class of every pixel, labels of which several may be right, numbers
 Task = Literal["classes", "dense", "labels", "values"]
@@ -113,24 +110,17 @@ def check_fit(server: "FederatedServer", data: FederatedDataModule, trainer: Tra
         client: Any = trainer.precision_plugin.convert_module(server.client(number))
         if client.optimizer is not None:  # a module's own may ask for its Trainer
             client.configure_optimizers()
-    for net in server.nets:
-        layers = [module for module in net.modules() if not any(module.children())]
-        if frozen := sum(not layer.training for layer in layers):
-            text = "net: %d of its %d layers are in eval mode and stay so (see net.train())"
-            log.warning(text, frozen, len(layers))
 
 
 def check_resumed(
     server: "FederatedServer", data: FederatedDataModule, saved: dict[str, Any]
 ) -> None:
-    """Refuses other data, half a round, or an engine that lacks the clients' states."""
+    """Refuses other data, or an engine that lacks the clients' states."""
     require(
         saved["data"] == data.fingerprint(),
         "data",
         "the checkpoint was trained on other data: its samples, labels or partition differ",
     )
-    text = f"was written in the middle of round {saved.get(HALF)}: take one of a whole round"
-    require(HALF not in saved, "ckpt_path", text)
     stay = saved.get("states_stay", False)
     where = "with the clients" if stay else "in the checkpoint"
     require(
@@ -156,9 +146,6 @@ def check_trainer(trainer: Trainer) -> None:
     for name, (is_right, instead) in FLAGS.items():
         value = getattr(trainer, name, None)
         require(value is None or is_right(value), name, instead, value)
-    if trainer.limit_val_batches not in (None, 0, 1.0) and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-        text = "trainer.limit_val_batches: val/ and test/ scores are of a part of the data (%s)"
-        log.warning(text, trainer.limit_val_batches)
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         name = type(callback).__name__
         for cls, reason in REFUSED.items():
@@ -175,19 +162,6 @@ def _check_checkpoint(callback: ModelCheckpoint) -> None:
             "callbacks",
             "ModelCheckpoint would name a round's file by the score of the round before: "
             "every_n_epochs instead of every_n_train_steps or train_time_interval",
-        )
-
-
-def check_scheduler(optimizers: Any, key: str = "scheduler") -> None:
-    """Raises a clear error if ``configure_optimizers`` gave a scheduler that no client can step."""
-    schedulers = optimizers[1] if isinstance(optimizers, tuple) else []
-    unit = "round" if key == "round_scheduler" else "epoch"
-    for scheduler in schedulers:
-        require(
-            not isinstance(scheduler, ReduceLROnPlateau),
-            key,
-            f"needs a score of every {unit}, which nobody has: take one that counts {unit}s",
-            type(scheduler).__name__,
         )
 
 

@@ -1,5 +1,6 @@
 """The client module: weights in, weights and a report out. The loss is a method's."""
 
+import math
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -14,19 +15,68 @@ from fedgkd_pl.federation.losses import CrossEntropy, LocalLoss
 from fedgkd_pl.federation.message import LR_FACTOR, ClientUpdate, Message, State
 from fedgkd_pl.federation.optimizer import UnitGradient, client_optimizer
 from fedgkd_pl.federation.own_module import Recorder, is_own_module, training_loss
-from fedgkd_pl.federation.report import TASK, Report
 from fedgkd_pl.federation.task_view import TaskView
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torchmetrics import Metric
 from typing_extensions import override
 
 # a loss, and by name what to report beside it: batch means, and "outputs" for observe()
 Objective = tuple[Tensor, dict[str, Tensor]]
 Parts = dict[str, Tensor]
+TASK = "task"  # the name under which a LightningModule's own loss is reported
 OUTPUTS = "outputs"
 TEACHER_BATCH = 256  # rows at a time where teachers are asked ahead of training
+
+
+class Report:
+    """Sums of what a client measures batch by batch; cheaper than ``self.log``.
+
+    Args:
+        recorder: of what a LightningModule logs itself; None for a plain net.
+    """
+
+    def __init__(self, recorder: Recorder | None = None) -> None:
+        self.recorder = recorder
+        self.metrics: nn.ModuleDict | None = None  # the server's
+        self.reset()
+
+    def reset(self) -> None:
+        """Starts a new epoch."""
+        self._sums: dict[str, Tensor] = {}
+        self._seen = 0
+        if self.recorder is not None:
+            self.recorder.reset()
+        for metric in self._metrics().values():
+            metric.reset()
+
+    def add(self, size: int, parts: dict[str, Tensor]) -> None:
+        """Adds means over a batch of some size."""
+        self._seen += size
+        for name, value in parts.items():
+            total = value.detach() * size
+            self._sums[name] = self._sums[name] + total if name in self._sums else total
+
+    def measure(self, outputs: Tensor, targets: Tensor) -> None:
+        """Updates the metrics with a batch."""
+        for metric in self._metrics().values():
+            metric.update(outputs, targets)
+
+    def values(self) -> dict[str, float]:
+        """The means so far, and the metrics that are finite."""
+        values = {name: float(total) / self._seen for name, total in self._sums.items()}
+        if self.recorder is not None:
+            if TASK not in values:
+                raise RuntimeError("the client's objective does not use task_loss")
+            values = self.recorder.values() | values
+        computed = {name: float(metric.compute()) for name, metric in self._metrics().items()}
+        # of an area under a curve, a class may be missing
+        return values | {name: value for name, value in computed.items() if math.isfinite(value)}
+
+    def _metrics(self) -> dict[str, Metric]:
+        return {name: cast(Metric, metric) for name, metric in (self.metrics or {}).items()}
 
 
 class BatchNorms:

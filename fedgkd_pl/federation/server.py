@@ -37,6 +37,7 @@ from fedgkd_pl.federation.message import (
     State,
 )
 from fedgkd_pl.federation.nets import ClientNets
+from fedgkd_pl.federation.optimizer import RoundSchedule
 from fedgkd_pl.federation.own_module import has_outputs, is_own_module, outputs_of
 from fedgkd_pl.federation.round import (
     CloseOnError,
@@ -46,7 +47,6 @@ from fedgkd_pl.federation.round import (
     form,
     job_of,
 )
-from fedgkd_pl.federation.schedule import RoundSchedule
 from fedgkd_pl.models.ensemble import Ensemble
 from fedgkd_pl.storage.checkpoint_io import HALF, SafeCheckpointIO, load_newest
 from fedgkd_pl.storage.recorded import Recorded
@@ -408,11 +408,10 @@ class FederatedServer(LightningModule, Recorded):
     def configure_callbacks(self) -> list[Any]:
         # Clipping is the clients'. Lightning refuses it with manual optimization just after this
         # hook, so it is hidden here and setup() gives it back.
-        if self.trainer.strategy._checkpoint_io is None:  # the user gave none
-            self.trainer.strategy.checkpoint_io = SafeCheckpointIO()
-        writer, fits = self.trainer.strategy.checkpoint_io, self.trainer.state.fn == "fit"
-        if isinstance(writer, SafeCheckpointIO):
-            writer.resumes, writer.held = fits, False
+        writer, fits = self.trainer.strategy._checkpoint_io, self.trainer.state.fn == "fit"
+        text = "must not have a CheckpointIO: ours keeps states in their files, and runs nothing"
+        require(writer is None or isinstance(writer, SafeCheckpointIO), "plugins", text)
+        self.trainer.strategy.checkpoint_io = SafeCheckpointIO(resumes=fits)
         if fits and self._checked[1] is not self.trainer:  # before callbacks are set up
             check_trainer(self.trainer)
         self._clip = self.trainer.gradient_clip_val
@@ -526,10 +525,6 @@ class FederatedServer(LightningModule, Recorded):
         for name in self.keeps:
             kept = getattr(self, name)
             saved[name] = kept.state_dict() if hasattr(kept, "load_state_dict") else kept
-        # only our own writer knows how to put states into files of their own
-        if not isinstance(self.trainer.strategy.checkpoint_io, SafeCheckpointIO):
-            stores = {name: v for name, v in saved.items() if isinstance(v, StateStore)}
-            saved |= {name: dict(store) for name, store in stores.items()}
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -547,7 +542,7 @@ class FederatedServer(LightningModule, Recorded):
         names = (name.removeprefix("net.") for name in checkpoint.get("state_dict", ()))
         self.client_nets.fill_like(self.net, names)
         self.bytes_down, self.bytes_up = saved["bytes"]
-        self.client_states = _store_of(saved["client_states"])
+        self.client_states = saved["client_states"]
         self.failed_rounds = saved["failed_rounds"]
         self.first_loss, self.diverged_round = saved["divergence"]
         if self.schedule is not None:
@@ -556,8 +551,6 @@ class FederatedServer(LightningModule, Recorded):
             kept = getattr(self, name)
             if hasattr(kept, "load_state_dict"):
                 kept.load_state_dict(saved[name])
-            elif isinstance(kept, StateStore):
-                setattr(self, name, _store_of(saved[name]))
             else:
                 setattr(self, name, saved[name])
 
@@ -572,12 +565,3 @@ class FederatedServer(LightningModule, Recorded):
         model.on_load_checkpoint(checkpoint)
         model.load_state_dict(checkpoint["state_dict"])
         return model
-
-
-def _store_of(saved: Mapping[int, State]) -> StateStore:
-    """A store of a checkpoint, which another writer than ours keeps in the checkpoint itself."""
-    if isinstance(saved, StateStore):
-        return saved
-    store = StateStore()
-    store.update(saved)
-    return store

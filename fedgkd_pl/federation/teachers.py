@@ -86,9 +86,7 @@ class MovingMean:
         """The inverse of :meth:`state_dict`."""
         self.sum.total = {name: tensor.clone() for name, tensor in state["total"].items()}
         self.sum.dtypes = {name: tensor.dtype for name, tensor in state["like"].items()}
-        weight = state["weight"]  # of all names alike, before 0.2.0
-        alike = not isinstance(weight, dict)
-        self.sum.weights = dict.fromkeys(state["total"], weight) if alike else dict(weight)
+        self.sum.weights = dict(state["weight"])
 
     def reset(self) -> None:
         """Drops everything."""

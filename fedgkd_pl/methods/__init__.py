@@ -2,7 +2,7 @@
 
 Three attributes of a method's class say how it is shown; each may be left out: ``title`` (by
 default the name of the class), ``citation``, and ``colour``, its index among the methods and in the
-palette of the figures (by default, or where that is taken, the first free one).
+palette of the figures (by default after all others).
 """
 
 import ast
@@ -52,14 +52,12 @@ def discover() -> dict[str, MethodInfo]:
         for name, (module, node) in classes.items()
         if not name.startswith("_") and is_method(name)
     }
-    colours: dict[int, str] = {}
-    for name, (_, attributes) in declared.items():
-        if isinstance(attributes.get("colour"), int):
-            colours.setdefault(attributes["colour"], name)
-    for name in sorted(declared.keys() - set(colours.values())):
-        colours[next(n for n in range(len(declared)) if n not in colours)] = name
+
+    def place(name: str) -> tuple[int, str]:
+        return declared[name][1].get("colour", len(declared)), name
+
     methods: dict[str, MethodInfo] = {}
-    for colour, name in sorted(colours.items()):
+    for colour, name in enumerate(sorted(declared, key=place)):
         module, attributes = declared[name]
         title, citation = attributes.get("title", name), attributes.get("citation", "")
         if title in (other.title for other in methods.values()):  # copied with the rest of a file

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
-from fedgkd_pl.data.examples import Batches, Examples
+from fedgkd_pl.data.examples import Examples
 from fedgkd_pl.errors import at_least, positive, require
 from fedgkd_pl.federation.answers import Spec, Specs
 from fedgkd_pl.federation.client import FederatedClient
@@ -34,7 +34,7 @@ from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.federation.nets import ClientNets, server_net
 from fedgkd_pl.federation.server_training import (
     KeptOptimizer,
-    as_input,
+    answered_batches,
     logits_of,
     server_adam,
     server_steps,
@@ -74,14 +74,14 @@ class CFDClient(FedAvgClient):
         assert self.public is not None
         like = next(self.net.parameters())
         random = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
-        batches = labelled_batches(
-            self.public, self.distil_batch_size, random, self.labels.to(like)
+        batches = answered_batches(
+            self.public, self.distil_batch_size, random, as_known, like, self.labels.to(like)
         )
         optimizer = server_adam(self.net.parameters(), self.distil_lr)
         for _, (x, labels) in zip(range(self.client_steps), batches, strict=False):
             self.norms.expect(len(labels))
             optimizer.zero_grad()
-            soft_cross_entropy(self.net(as_input(x, like)), labels).backward()
+            soft_cross_entropy(self.net(x), labels).backward()
             optimizer.step()
         optimizer.zero_grad()
 
@@ -185,12 +185,13 @@ class CFD(FedAvg):
         like = next(self.net.parameters())
         target = torch.stack(self._answers).mean(0).to(like)
         seed = derive(self.datamodule.seed, "server", self.round)
-        batches = labelled_batches(
-            self.public, self.distil_batch_size, torch.Generator().manual_seed(seed), target
+        random = torch.Generator().manual_seed(seed)
+        batches = answered_batches(
+            self.public, self.distil_batch_size, random, as_known, like, target
         )
 
         def loss(x: Tensor, labels: Tensor) -> Tensor:
-            return soft_cross_entropy(self.net(as_input(x, like)), labels)
+            return soft_cross_entropy(self.net(x), labels)
 
         server_steps(self, self.adam.of(self.net), batches, loss, self.own_steps)
         self.labels = {"labels": soft_labels(self.net, self.public, self.bits_down)}
@@ -239,15 +240,9 @@ class CFD(FedAvg):
         return client
 
 
-def labelled_batches(
-    examples: Examples, batch_size: int, generator: torch.Generator, labels: Tensor
-) -> Any:
-    """Endless shuffled batches of (inputs, soft labels)."""
-    batches = Batches(examples.to(labels.device), batch_size, generator)
-    batches.teacher_output = labels
-    while True:
-        for x, _, target in batches:
-            yield x, target
+def as_known(x: Tensor, labels: Tensor) -> Tensor:
+    """The labels that came with public inputs."""
+    return labels
 
 
 def soft_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

@@ -20,9 +20,8 @@ from fedgkd_pl.federation.client import FederatedClient, Objective
 from fedgkd_pl.federation.hardware import threads
 from fedgkd_pl.federation.losses import CrossEntropy, LocalLoss
 from fedgkd_pl.federation.message import OF_NET, ClientUpdate, Message, State
-from fedgkd_pl.federation.optimizer import first_optimizer
+from fedgkd_pl.federation.optimizer import RoundSchedule, first_optimizer
 from fedgkd_pl.federation.own_module import is_own_module, one_of
-from fedgkd_pl.federation.schedule import RoundSchedule
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.federation.teachers import FrozenNet, TeacherPrecision
 from lightning.pytorch import LightningModule

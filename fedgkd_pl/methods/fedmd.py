@@ -32,8 +32,7 @@ from fedgkd_pl.federation.client import FederatedClient
 from fedgkd_pl.federation.hardware import wide
 from fedgkd_pl.federation.message import ClientUpdate, Message, State, grouped, joined
 from fedgkd_pl.federation.nets import ClientNets, server_net
-from fedgkd_pl.federation.optimizer import first_optimizer
-from fedgkd_pl.federation.optimizer_state import empty_state, load_state, state_of
+from fedgkd_pl.federation.optimizer import empty_state, first_optimizer, load_state, state_of
 from fedgkd_pl.federation.own_module import one_of
 from fedgkd_pl.federation.server_training import as_input, logits_of, server_adam
 from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient

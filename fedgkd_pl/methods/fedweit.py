@@ -30,7 +30,7 @@ from fedgkd_pl.errors import not_negative, require
 from fedgkd_pl.federation.answers import Spec, Specs, like
 from fedgkd_pl.federation.client import FederatedClient
 from fedgkd_pl.federation.message import ClientUpdate, Message, State, joined
-from fedgkd_pl.federation.optimizer_state import empty_state
+from fedgkd_pl.federation.optimizer import empty_state
 from fedgkd_pl.methods.fedavg import FedAvg, Weighting
 from fedgkd_pl.methods.fedweit_client import ADAPTIVE, BASE, MASK, FedWeITClient
 from fedgkd_pl.methods.fedweit_memory import (

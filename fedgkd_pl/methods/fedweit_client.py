@@ -12,8 +12,7 @@ from fedgkd_pl.federation.message import (
     grouped,
     joined,
 )
-from fedgkd_pl.federation.optimizer import first_optimizer
-from fedgkd_pl.federation.optimizer_state import empty_state, load_state, state_of
+from fedgkd_pl.federation.optimizer import empty_state, first_optimizer, load_state, state_of
 from fedgkd_pl.methods.fedavg import FedAvgClient
 from fedgkd_pl.methods.fedweit_memory import (
     Memory,

@@ -31,11 +31,15 @@ class SafeCheckpointIO(CheckpointIO):
 
     A file that is replaced is kept as ``*.previous.ckpt``, and used where the newest one is
     damaged or missing.
+
+    Args:
+        resumes: whether what is read goes on, and so needs what clients keep.
     """
 
-    resumes = True  # whether what is read goes on, and so needs what clients keep
-    held = False  # whether the last checkpoint was not written
-    newest: Path | None = None  # the last that was
+    def __init__(self, resumes: bool = True) -> None:
+        self.resumes = resumes
+        self.held = False  # whether the last checkpoint was not written
+        self.newest: Path | None = None  # the last that was
 
     @override
     def save_checkpoint(

@@ -7,7 +7,7 @@ import pytest
 import torch
 from fedgkd_pl import FedWeIT
 from fedgkd_pl.errors import SettingError
-from fedgkd_pl.federation.optimizer_state import empty_state, load_state, state_of
+from fedgkd_pl.federation.optimizer import empty_state, load_state, state_of
 from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Adafactor, Adam, NAdam
 
