@@ -108,26 +108,17 @@ def _metrics_fault(metrics: Any) -> str:
     if not isinstance(metrics, dict) or len(metrics) > MOST_METRICS:
         return f"its metrics are not at most {MOST_METRICS} numbers by name"
     for name, value in metrics.items():
-        if not _is_name(name):
+        if not (isinstance(name, str) and NAME.fullmatch(name)):
             return f"reports {name!r:.80}, which is not a valid metric name"
-        if not is_number(value):
+        if not (type(value) in (int, float) and -LARGEST <= value <= LARGEST):  # as NaN is not
             return f"its {name} {NOT_FINITE}"
     return ""
 
 
-def _is_name(name: Any) -> bool:
-    return isinstance(name, str) and NAME.fullmatch(name) is not None
-
-
-def is_number(value: Any) -> bool:
-    """Whether something is a number that every logger can keep."""
-    return type(value) in (int, float) and -LARGEST <= value <= LARGEST  # which NaN is not
-
-
 def plain_seconds(seconds: Any) -> dict[str, float]:
-    """The valid ones of a client's seconds by name; no result depends on them."""
-    items = seconds.items() if isinstance(seconds, dict) and len(seconds) <= MOST_METRICS else ()
-    return {n: float(s) for n, s in items if _is_name(n) and is_number(s) and s >= 0}
+    """A client's seconds by name, or none if one is not valid; no result depends on them."""
+    fits = not _metrics_fault(seconds) and all(value >= 0 for value in seconds.values())
+    return {name: float(value) for name, value in seconds.items()} if fits else {}
 
 
 def failure(client: int, error: Exception) -> ClientFailure:

@@ -90,15 +90,12 @@ def check_method(server: "FederatedServer", data: FederatedDataModule) -> None:
     check_task(server, data)
     clients = [("optimizer", server.client(number)) for number in range(len(server.nets))]
     for key, module in ("server_optimizer", server), *clients:
-        try:
-            check_scheduler(module.configure_optimizers())
-        except SettingError:
-            raise
-        except RuntimeError:
-            if not is_own_module(server.net):  # which may ask for its Trainer: not there yet
-                raise
-        except (ValueError, TypeError) as error:
-            raise SettingError(key, str(error)) from error
+        with failing(key, "cannot be made"):
+            try:
+                check_scheduler(module.configure_optimizers())
+            except RuntimeError:
+                if not is_own_module(server.net):  # which may ask for its Trainer: not there yet
+                    raise
 
 
 def check_fit(server: "FederatedServer", data: FederatedDataModule, trainer: Trainer) -> None:
@@ -163,14 +160,6 @@ def _check_checkpoint(callback: ModelCheckpoint) -> None:
             "ModelCheckpoint would name a round's file by the score of the round before: "
             "every_n_epochs instead of every_n_train_steps or train_time_interval",
         )
-
-
-def first_not_finite(state: dict[str, torch.Tensor]) -> str:
-    """The first weight of a model that is not finite; empty if all are."""
-    for name, tensor in state.items():
-        if tensor.is_floating_point() and not tensor.isfinite().all():
-            return name
-    return ""
 
 
 def task_of(server: "FederatedServer", data: "FederatedDataModule") -> Task:

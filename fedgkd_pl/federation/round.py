@@ -101,24 +101,18 @@ def _client_modules(
     return modules
 
 
-def _completed(
-    client: "FederatedClient", server: "FederatedServer", data: FederatedDataModule
-) -> "FederatedClient":
-    """A client module with what every client of a run has."""
-    client.local_loss = server.local_loss
-    client.needs_outputs = server.needs_outputs or bool(server.metrics)
-    if server.metrics:
-        copies = {name: deepcopy(metric) for name, metric in server.metrics.items()}
-        client.metrics = client.report.metrics = nn.ModuleDict(copies)
-    client.num_classes, client.run_seed = data.num_classes, data.seed
-    if client.uses_public:
-        client.public = data.public
-    return client
-
-
 def job_of(server: "FederatedServer", trainer: Trainer, data: FederatedDataModule) -> Job:
     """What clients are trained on and how; the server's precision and clipping are theirs."""
-    modules = [_completed(client, server, data) for client in _client_modules(server, data)]
+    modules = _client_modules(server, data)
+    for client in modules:
+        client.local_loss = server.local_loss
+        client.needs_outputs = server.needs_outputs or bool(server.metrics)
+        if server.metrics:
+            copies = {name: deepcopy(metric) for name, metric in server.metrics.items()}
+            client.metrics = client.report.metrics = nn.ModuleDict(copies)
+        client.num_classes, client.run_seed = data.num_classes, data.seed
+        if client.uses_public:
+            client.public = data.public
     return Job(
         client=modules[0],
         data=data.client_data,

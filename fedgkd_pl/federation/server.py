@@ -23,7 +23,6 @@ from fedgkd_pl.federation.checks import (
     check_method,
     check_resumed,
     check_trainer,
-    first_not_finite,
 )
 from fedgkd_pl.federation.evaluation import Evaluation, Scores, scores_of
 from fedgkd_pl.federation.hardware import channels_last
@@ -176,8 +175,6 @@ class FederatedServer(LightningModule, Recorded):
 
     def bytes_of(self, message: Message, cohort: Sequence[int]) -> int:
         """The bytes that a cohort downloads; called once a round."""
-        if self.client_nets.index is None:
-            return message.nbytes * len(cohort)
         return sum(message.for_net(self.net_index(client)).nbytes for client in cohort)
 
     def bytes_of_answer(self, update: ClientUpdate) -> int:
@@ -346,7 +343,11 @@ class FederatedServer(LightningModule, Recorded):
             for client, given in self._asked(message, cohort):
                 answer = checked(given, client, forms[self.net_index(client)])
                 if isinstance(answer, ClientFailure):
-                    self._leave_out(answer, len(cohort))
+                    results.failures.append(answer)
+                    log.warning(
+                        "round %d: left out client %d: %s", self.round, client, answer.reason
+                    )
+                    call_hooks(self, "on_client_failed", answer, len(cohort))
                     continue
                 call_hooks(self, "on_client_end", answer, len(cohort))
                 results.add(answer, self.bytes_of_answer(answer))
@@ -368,11 +369,6 @@ class FederatedServer(LightningModule, Recorded):
             self.waited += time.perf_counter() - start
             if client is not None:  # None: the engine is asked once more, to end the round
                 yield client, answer or ClientFailure(client, "did not answer")
-
-    def _leave_out(self, failure: ClientFailure, cohort_size: int) -> None:
-        self.results.failures.append(failure)
-        log.warning("round %d: left out client %d: %s", self.round, failure.client, failure.reason)
-        call_hooks(self, "on_client_failed", failure, cohort_size)
 
     def round_counts(self) -> bool:
         """Whether enough clients of the round succeeded; if so, what they keep is kept.
@@ -443,7 +439,7 @@ class FederatedServer(LightningModule, Recorded):
         self.first_loss = self.diverged_round = None
         self.client_states = StateStore()
         self.client_nets.empty(self.net)
-        for kept in (self.schedule, *(getattr(self, name) for name in self.keeps)):
+        for kept in (self.schedule, *(getattr(self, name, None) for name in self.keeps)):
             if hasattr(kept, "load_state_dict") and hasattr(kept, "reset"):
                 kept.reset()
 
@@ -466,8 +462,8 @@ class FederatedServer(LightningModule, Recorded):
 
     @override
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        broken = first_not_finite(self.global_state())
-        if broken:
+        state = self.global_state().items()
+        if broken := next((name for name, t in state if not t.isfinite().all()), ""):
             raise RunFailed(
                 f"round {self.round}: the server's step left {broken} with NaN or Inf; "
                 "try a smaller lr of server_optimizer"

@@ -149,11 +149,8 @@ class CFD(FedAvg):
         self.bits_up, self.bits_down, self.delta = bits_up, bits_down, delta
         self.client_steps, self.own_steps = client_steps, server_steps
         self.distil_lr, self.distil_batch_size = distil_lr, distil_batch_size
-        self.start = self.global_copy()  # w_0
         self.adam = KeptOptimizer(partial(server_adam, lr=distil_lr))
-        self.labels: State = {}  # Y_down, once there is one
-        self.sent = StateStore()  # to every client, the last
-        self.received = StateStore()  # from every client, the last
+        self.reset()
         self._answers: list[Tensor] = []
         self._sent: dict[int, State] = {}  # of the round, until it counts
         self._received: dict[int, State] = {}
@@ -161,9 +158,10 @@ class CFD(FedAvg):
     def reset(self) -> None:
         """Starts from the net as it is, without labels."""
         super().reset()
-        self.start = self.global_copy()
-        self.labels = {}
-        self.sent, self.received = StateStore(), StateStore()
+        self.start = self.global_copy()  # w_0
+        self.labels: State = {}  # Y_down, once there is one
+        self.sent = StateStore()  # to every client, the last
+        self.received = StateStore()  # from every client, the last
 
     def check(self, data: FederatedDataModule) -> None:
         """Asks for public data, too."""

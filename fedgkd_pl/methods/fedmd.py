@@ -218,14 +218,14 @@ class FedMD(FedAvg):
         self.digest_epochs, self.digest_batch_size = digest_epochs, digest_batch_size
         self.digest_decay, self.distil_lr = digest_decay, distil_lr
         self.labelled = False  # whether the public data is; known with the data
-        self.consensus: State = {}  # z̄, once there is one
-        self.since = 0  # its round
+        self.reset()
         self._answers: list[Tensor] = []
 
     def reset(self) -> None:
         """Drops the consensus, too."""
         super().reset()
-        self.consensus, self.since = {}, 0
+        self.consensus: State = {}  # z̄, once there is one
+        self.since = 0  # its round
 
     def check(self, data: FederatedDataModule) -> None:
         """Asks for public data, with labels if it begins with them, and for a last layer."""

@@ -106,21 +106,17 @@ class FedWeIT(FedAvg):
         # of what is not decomposed or not a client's own, models are averaged as in FedAvg
         self.shares_models = not (adaptive and local)
         self.decomposed = decomposed(net)
-        self.knowledge: dict[int, State] = {}  # the A of the last task, by client
-        self.informed: dict[int, int] = {}  # at which place a client has last been told of it
         self._cohort: Sequence[int] = ()
-        self._begin()
-
-    def _begin(self) -> None:
-        self.start = self.global_copy()  # w_0
-        shared = self.decomposed if self.local else self.start  # what is not a client's own
-        self.base = {name: self.start[name].clone() for name in shared}
+        self.reset()
 
     def reset(self) -> None:
         """Starts from the net as it is, without knowledge."""
         super().reset()
-        self.knowledge, self.informed = {}, {}
-        self._begin()
+        self.knowledge: dict[int, State] = {}  # the A of the last task, by client
+        self.informed: dict[int, int] = {}  # at which place a client has last been told of it
+        self.start = self.global_copy()  # w_0
+        shared = self.decomposed if self.local else self.start  # what is not a client's own
+        self.base = {name: self.start[name].clone() for name in shared}
 
     def check(self, data: FederatedDataModule) -> None:
         """Asks for a layer to decompose, and for an optimizer whose state can be kept."""

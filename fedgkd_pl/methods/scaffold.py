@@ -66,8 +66,7 @@ class SCAFFOLD(FedAvg):
 
     def __init__(self, net: nn.Module | None = None, **kwargs: Any) -> None:
         super().__init__(net, **kwargs)
-        self.control = self._zeros()
-        self._changes = self._zeros()
+        self.reset()
 
     def _zeros(self) -> State:
         return {
