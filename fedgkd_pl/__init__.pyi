@@ -76,7 +76,6 @@ from .experiments.trained import Predictions as Predictions
 from .experiments.trained import Trained as Trained
 from .experiments.trained import export as export
 from .experiments.trained import load_run as load_run
-from .federation.answers import Spec as Spec
 from .federation.callback import FederatedCallback as FederatedCallback
 from .federation.client import FederatedClient as FederatedClient
 from .federation.losses import AbsoluteError as AbsoluteError
@@ -89,6 +88,7 @@ from .federation.losses import RestrictedSoftmax as RestrictedSoftmax
 from .federation.losses import SquaredError as SquaredError
 from .federation.message import ClientUpdate as ClientUpdate
 from .federation.message import Message as Message
+from .federation.message import Spec as Spec
 from .federation.server import FederatedServer as FederatedServer
 from .federation.teachers import FrozenNet as FrozenNet
 from .methods.cfd import CFD as CFD

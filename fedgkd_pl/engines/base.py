@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from fedgkd_pl.data.index import largest_first
 from fedgkd_pl.errors import installs, require
-from fedgkd_pl.federation.answers import Specs
 from fedgkd_pl.federation.client_trainer import Job
-from fedgkd_pl.federation.message import Answer, Message
+from fedgkd_pl.federation.message import Answer, Message, Specs
 from fedgkd_pl.storage.recorded import Recorded
 
 if TYPE_CHECKING:

@@ -5,10 +5,9 @@ from typing import Literal
 
 from fedgkd_pl.engines.base import Engine, Session, cores, devices_like, schedule
 from fedgkd_pl.errors import require
-from fedgkd_pl.federation.answers import failure
 from fedgkd_pl.federation.client_trainer import ClientTrainer, Job, quiet
 from fedgkd_pl.federation.hardware import keep_memory, threads
-from fedgkd_pl.federation.message import Answer, Message, State
+from fedgkd_pl.federation.message import Answer, Message, State, failure
 from typing_extensions import override
 
 

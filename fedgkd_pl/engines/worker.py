@@ -4,9 +4,16 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 
-from fedgkd_pl.federation.answers import failure, plain_seconds
 from fedgkd_pl.federation.client_trainer import ClientTrainer, Job
-from fedgkd_pl.federation.message import Answer, ClientFailure, ClientUpdate, Message, decode_state
+from fedgkd_pl.federation.message import (
+    Answer,
+    ClientFailure,
+    ClientUpdate,
+    Message,
+    decode_state,
+    failure,
+    plain_seconds,
+)
 
 
 class Worker:

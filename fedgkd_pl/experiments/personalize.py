@@ -19,10 +19,17 @@ from fedgkd_pl.errors import RunFailed, require
 from fedgkd_pl.experiments.draw import personalized
 from fedgkd_pl.experiments.runs import Run
 from fedgkd_pl.experiments.trained import open_run
-from fedgkd_pl.federation.answers import Form, checked, like
 from fedgkd_pl.federation.checks import check_resumed, task_of
 from fedgkd_pl.federation.client_trainer import Job
-from fedgkd_pl.federation.message import LR_FACTOR, ClientFailure, ClientUpdate, Message
+from fedgkd_pl.federation.message import (
+    LR_FACTOR,
+    ClientFailure,
+    ClientUpdate,
+    Form,
+    Message,
+    checked,
+    like,
+)
 from fedgkd_pl.federation.own_module import has_outputs
 from fedgkd_pl.federation.round import job_of
 from fedgkd_pl.methods.fedavg import FedAvg

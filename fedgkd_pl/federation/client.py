@@ -3,25 +3,67 @@
 import math
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any, cast
 
 import torch
 from fedgkd_pl.data.examples import Batch, Batches, Examples
-from fedgkd_pl.data.tasks import Task
+from fedgkd_pl.data.tasks import FAR, Task
 from fedgkd_pl.federation.hardware import is_channels_last
 from fedgkd_pl.federation.losses import CrossEntropy, LocalLoss
 from fedgkd_pl.federation.message import LR_FACTOR, ClientUpdate, Message, State
 from fedgkd_pl.federation.optimizer import UnitGradient, client_optimizer
 from fedgkd_pl.federation.own_module import Recorder, is_own_module, training_loss
-from fedgkd_pl.federation.task_view import TaskView
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torchmetrics import Metric
 from typing_extensions import override
+
+
+class TaskView:
+    """Hides the outputs of all classes that the task at hand does not have.
+
+    It is a forward hook of the net that a client half is made with, and so of all copies of it,
+    student and teachers. They share it: a copy of a hook is the hook. So losses and distillation
+    see a head per task, and no method has to know of tasks.
+    """
+
+    def __init__(self) -> None:
+        self.hidden: Tensor | None = None
+
+    def __deepcopy__(self, memo: Any) -> "TaskView":
+        return self
+
+    def __call__(self, module: nn.Module, inputs: Any, outputs: Tensor) -> Tensor:
+        """As a forward hook."""
+        return self.only(outputs)
+
+    def only(self, outputs: Tensor) -> Tensor:
+        """The outputs, those of other classes far below all."""
+        return outputs if self.hidden is None else outputs.masked_fill(self.hidden, FAR)
+
+    def show(self, classes: Sequence[int], num_classes: int, device: torch.device) -> None:
+        """From now on, these classes are seen."""
+        hidden = torch.ones(num_classes, dtype=torch.bool)
+        hidden[list(classes)] = False
+        self.hidden = hidden.to(device)
+
+    @contextmanager
+    def on(self, net: nn.Module) -> Iterator[None]:
+        """Copies of the net that are made inside have this view; the net itself does not keep it.
+
+        What the server evaluates is seen through the task of each sample instead.
+        """
+        handle = net.register_forward_hook(self)
+        try:
+            yield
+        finally:
+            handle.remove()
+
 
 # a loss, and by name what to report beside it: batch means, and "outputs" for observe()
 Objective = tuple[Tensor, dict[str, Tensor]]

@@ -11,8 +11,8 @@ import torch
 from fedgkd_pl.data.examples import Batch
 from fedgkd_pl.data.tasks import TaskSequences
 from fedgkd_pl.errors import SettingError, require
-from fedgkd_pl.federation.answers import NAME
 from fedgkd_pl.federation.losses import CrossEntropy, LocalLoss
+from fedgkd_pl.federation.message import NAME
 from fedgkd_pl.federation.own_module import NEEDS, Recorder, is_own_module, recording, run_step
 from fedgkd_pl.seeds import seeded
 from lightning.pytorch import LightningModule

@@ -21,12 +21,7 @@ from fedgkd_pl.errors import positive, require
 from fedgkd_pl.federation.hardware import wide
 from fedgkd_pl.storage.recorded import Recorded
 from torch import Tensor
-from torch.nn.functional import (
-    binary_cross_entropy_with_logits,
-    cross_entropy,
-    l1_loss,
-    mse_loss,
-)
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, l1_loss, mse_loss
 
 Targets = Literal["classes", "labels", "values"]
 

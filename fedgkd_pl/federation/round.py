@@ -9,11 +9,10 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from fedgkd_pl.data.datamodule import FederatedDataModule
-from fedgkd_pl.federation.answers import NOT_FINITE, Form
+from fedgkd_pl.federation.client import TaskView
 from fedgkd_pl.federation.client_trainer import Job
 from fedgkd_pl.federation.evaluation import cohort_statistics
-from fedgkd_pl.federation.message import ClientFailure, ClientUpdate, State
-from fedgkd_pl.federation.task_view import TaskView
+from fedgkd_pl.federation.message import NOT_FINITE, ClientFailure, ClientUpdate, Form, State
 from fedgkd_pl.processes.signals import CtrlC, stop_behind
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint

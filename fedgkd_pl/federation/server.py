@@ -14,7 +14,6 @@ from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.examples import Batch, Examples
 from fedgkd_pl.data.index import largest_first
 from fedgkd_pl.errors import CALMER, RunFailed, SettingError, at_least, require
-from fedgkd_pl.federation.answers import Spec, Specs, checked, like
 from fedgkd_pl.federation.callback import call_hooks
 from fedgkd_pl.federation.checks import (
     TASKS,
@@ -33,7 +32,11 @@ from fedgkd_pl.federation.message import (
     ClientFailure,
     ClientUpdate,
     Message,
+    Spec,
+    Specs,
     State,
+    checked,
+    like,
 )
 from fedgkd_pl.federation.nets import ClientNets
 from fedgkd_pl.federation.optimizer import RoundSchedule
@@ -439,7 +442,8 @@ class FederatedServer(LightningModule, Recorded):
         self.first_loss = self.diverged_round = None
         self.client_states = StateStore()
         self.client_nets.empty(self.net)
-        for kept in (self.schedule, *(getattr(self, name, None) for name in self.keeps)):
+        for name in ("schedule", *self.keeps):
+            kept: Any = getattr(self, name, None)
             if hasattr(kept, "load_state_dict") and hasattr(kept, "reset"):
                 kept.reset()
 

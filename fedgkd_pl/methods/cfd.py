@@ -27,10 +27,9 @@ import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.examples import Examples
 from fedgkd_pl.errors import at_least, positive, require
-from fedgkd_pl.federation.answers import Spec, Specs
 from fedgkd_pl.federation.client import FederatedClient
 from fedgkd_pl.federation.hardware import wide
-from fedgkd_pl.federation.message import ClientUpdate, Message, State
+from fedgkd_pl.federation.message import ClientUpdate, Message, Spec, Specs, State
 from fedgkd_pl.federation.nets import ClientNets, server_net
 from fedgkd_pl.federation.server_training import (
     KeptOptimizer,

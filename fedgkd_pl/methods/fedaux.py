@@ -26,8 +26,7 @@ import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.examples import Batches, Examples
 from fedgkd_pl.errors import at_least, not_negative, positive, require
-from fedgkd_pl.federation.answers import Spec, Specs
-from fedgkd_pl.federation.message import ClientUpdate, Message, State
+from fedgkd_pl.federation.message import ClientUpdate, Message, Spec, Specs, State
 from fedgkd_pl.federation.server_training import KeptOptimizer, as_input, server_adam, server_steps
 from fedgkd_pl.federation.teachers import FrozenNet
 from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient, Weighting

@@ -15,11 +15,10 @@ from fedgkd_pl.engines.base import Engine
 from fedgkd_pl.engines.local import LocalEngine
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.aggregate import WeightedMean
-from fedgkd_pl.federation.answers import Specs, like
 from fedgkd_pl.federation.client import FederatedClient, Objective
 from fedgkd_pl.federation.hardware import threads
 from fedgkd_pl.federation.losses import CrossEntropy, LocalLoss
-from fedgkd_pl.federation.message import OF_NET, ClientUpdate, Message, State
+from fedgkd_pl.federation.message import OF_NET, ClientUpdate, Message, Specs, State, like
 from fedgkd_pl.federation.optimizer import RoundSchedule, first_optimizer
 from fedgkd_pl.federation.own_module import is_own_module, one_of
 from fedgkd_pl.federation.server import FederatedServer

@@ -15,10 +15,9 @@ from typing import Any
 
 import torch
 from fedgkd_pl.errors import not_negative
-from fedgkd_pl.federation.answers import Spec, Specs
 from fedgkd_pl.federation.client import OUTPUTS, FederatedClient, Objective
 from fedgkd_pl.federation.hardware import wide
-from fedgkd_pl.federation.message import ClientUpdate, Message, State, grouped, joined
+from fedgkd_pl.federation.message import ClientUpdate, Message, Spec, Specs, State, grouped, joined
 from fedgkd_pl.federation.nets import ClientNets, server_net
 from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
 from torch import Tensor, nn

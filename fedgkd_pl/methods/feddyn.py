@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 from fedgkd_pl.errors import not_negative
-from fedgkd_pl.federation.answers import Specs
-from fedgkd_pl.federation.message import ClientUpdate, Message, State
+from fedgkd_pl.federation.message import ClientUpdate, Message, Specs, State
 from fedgkd_pl.methods.fedavg import FedAvg, Weighting
 from fedgkd_pl.methods.fedprox import FedProxClient
 from torch import nn

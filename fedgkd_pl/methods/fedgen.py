@@ -19,10 +19,9 @@ from typing import Any
 
 import torch
 from fedgkd_pl.errors import at_least, not_negative, require
-from fedgkd_pl.federation.answers import Spec, Specs
 from fedgkd_pl.federation.client import Objective
 from fedgkd_pl.federation.hardware import wide
-from fedgkd_pl.federation.message import ClientUpdate, Message, State
+from fedgkd_pl.federation.message import ClientUpdate, Message, Spec, Specs, State
 from fedgkd_pl.federation.teachers import FrozenNet
 from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
 from fedgkd_pl.methods.fedgkd import distillation

@@ -27,10 +27,18 @@ from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.examples import Batches, Examples
 from fedgkd_pl.data.public import sampled_rows
 from fedgkd_pl.errors import at_least, not_negative, positive, require
-from fedgkd_pl.federation.answers import Spec, Specs, like
 from fedgkd_pl.federation.client import FederatedClient
 from fedgkd_pl.federation.hardware import wide
-from fedgkd_pl.federation.message import ClientUpdate, Message, State, grouped, joined
+from fedgkd_pl.federation.message import (
+    ClientUpdate,
+    Message,
+    Spec,
+    Specs,
+    State,
+    grouped,
+    joined,
+    like,
+)
 from fedgkd_pl.federation.nets import ClientNets, server_net
 from fedgkd_pl.federation.optimizer import empty_state, first_optimizer, load_state, state_of
 from fedgkd_pl.federation.own_module import one_of

@@ -18,7 +18,7 @@ task. Each round:
              round all clients' last A_t go out, as KB
 
 Without tasks in the data there is one task, which never ends. The client module is in
-fedweit_client.py, what a client keeps in fedweit_memory.py.
+fedweit_client.py.
 """
 
 from collections.abc import Sequence
@@ -27,14 +27,16 @@ from typing import Any
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.errors import not_negative, require
-from fedgkd_pl.federation.answers import Spec, Specs, like
 from fedgkd_pl.federation.client import FederatedClient
-from fedgkd_pl.federation.message import ClientUpdate, Message, State, joined
+from fedgkd_pl.federation.message import ClientUpdate, Message, Spec, Specs, State, joined, like
 from fedgkd_pl.federation.optimizer import empty_state
 from fedgkd_pl.methods.fedavg import FedAvg, Weighting
-from fedgkd_pl.methods.fedweit_client import ADAPTIVE, BASE, MASK, FedWeITClient
-from fedgkd_pl.methods.fedweit_memory import (
+from fedgkd_pl.methods.fedweit_client import (
+    ADAPTIVE,
+    BASE,
     LEARNED,
+    MASK,
+    FedWeITClient,
     Memory,
     decomposed,
     groups_of,

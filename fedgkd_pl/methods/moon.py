@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 from fedgkd_pl.errors import not_negative, positive
-from fedgkd_pl.federation.answers import Specs
 from fedgkd_pl.federation.client import Objective
 from fedgkd_pl.federation.hardware import wide
-from fedgkd_pl.federation.message import ClientUpdate, Message, State
+from fedgkd_pl.federation.message import ClientUpdate, Message, Specs, State
 from fedgkd_pl.federation.teachers import FrozenNet
 from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
 from fedgkd_pl.models.heads import require_classifier, require_projection

@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
-from fedgkd_pl.federation.answers import Specs
-from fedgkd_pl.federation.message import ClientUpdate, Message, State
+from fedgkd_pl.federation.message import ClientUpdate, Message, Specs, State
 from fedgkd_pl.federation.optimizer import UnitGradient, check_countable
 from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
 from torch import nn

@@ -24,15 +24,7 @@ from fedgkd_pl.plots.style import opaque
 from fedgkd_pl.processes.signals import stop_behind
 from fedgkd_pl.runs.accuracy import Row, accuracy_summary, average_summary, loss_summary
 from fedgkd_pl.runs.described import as_yaml, settings_of
-from fedgkd_pl.runs.folder import (
-    CONFIG,
-    ERROR,
-    FAILURES,
-    METRICS,
-    MODEL,
-    PARTITION,
-    SUMMARY,
-)
+from fedgkd_pl.runs.folder import CONFIG, ERROR, FAILURES, METRICS, MODEL, PARTITION, SUMMARY
 from fedgkd_pl.runs.inputs import inputs_files
 from fedgkd_pl.runs.settings import fixed_settings
 from fedgkd_pl.storage.checkpoint import RECORD

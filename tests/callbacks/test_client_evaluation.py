@@ -7,13 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fedgkd_pl import (
-    ClientEvaluation,
-    FedAvg,
-    FederatedCallback,
-    LocalEngine,
-    RunFiles,
-)
+from fedgkd_pl import ClientEvaluation, FedAvg, FederatedCallback, LocalEngine, RunFiles
 from fedgkd_pl.callbacks.client_evaluation import Score, spread
 from fedgkd_pl.errors import SettingError
 

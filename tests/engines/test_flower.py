@@ -27,14 +27,7 @@ from flwr.app import Message as FlowerMessage
 
 from tests.support import everything
 from tests.support.everything import PRECISIONS
-from tests.support.flower_apps import (
-    TWO,
-    Loop,
-    Runs,
-    failures,
-    kept_by_nodes,
-    weights,
-)
+from tests.support.flower_apps import TWO, Loop, Runs, failures, kept_by_nodes, weights
 
 
 @pytest.fixture

@@ -120,7 +120,7 @@ def test_where_the_server_does_not_know_how_much_clients_have_there_is_a_cap() -
 def test_a_huge_weight_in_the_mean_does_not_overflow() -> None:
     """1e12 samples, a million clients and the largest float that a model may have."""
     from fedgkd_pl.engines.flower.engine import MOST
-    from fedgkd_pl.federation.answers import like
+    from fedgkd_pl.federation.message import like
 
     one = {"w": torch.zeros(1, dtype=torch.float64)}
     largest = like(one)["w"].high

@@ -14,10 +14,7 @@ from fedgkd_pl import MLP, MOON, FedDistillPlus, FedGKD, FedGKDVote, LocalEngine
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.federation.client import FederatedClient
 from fedgkd_pl.federation.client_trainer import ClientTrainer, Job
-from fedgkd_pl.federation.hardware import (
-    channels_last,
-    is_channels_last,
-)
+from fedgkd_pl.federation.hardware import channels_last, is_channels_last
 from fedgkd_pl.federation.message import Message, State
 from fedgkd_pl.federation.optimizer import fuse
 from fedgkd_pl.methods.fedavg import FedAvgClient

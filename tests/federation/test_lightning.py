@@ -6,15 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from fedgkd_pl import (
-    MLP,
-    Digits,
-    Dirichlet,
-    FedAvg,
-    FedGKD,
-    LocalEngine,
-    ResNet8,
-)
+from fedgkd_pl import MLP, Digits, Dirichlet, FedAvg, FedGKD, LocalEngine, ResNet8
 from fedgkd_pl.errors import SettingError
 from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.accelerators import CPUAccelerator

@@ -4,12 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from fedgkd_pl import (
-    MLP,
-    FedAvg,
-    LocalEngine,
-    OtherData,
-)
+from fedgkd_pl import MLP, FedAvg, LocalEngine, OtherData
 from fedgkd_pl.data.examples import Examples, Splits
 from fedgkd_pl.data.transforms import ImageTransform
 from torch import Tensor, nn

@@ -6,15 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fedgkd_pl import (
-    MLP,
-    Digits,
-    FedAvg,
-    FedGen,
-    FedGKDPlus,
-    FedGKDVote,
-    LocalEngine,
-)
+from fedgkd_pl import MLP, Digits, FedAvg, FedGen, FedGKDPlus, FedGKDVote, LocalEngine
 from fedgkd_pl.data.examples import Examples
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.federation.losses import MarginAdjusted, PriorAdjusted, RestrictedSoftmax

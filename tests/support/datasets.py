@@ -6,11 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fedgkd_pl import (
-    SST5,
-    AGNews,
-    TinyImageNet,
-)
+from fedgkd_pl import SST5, AGNews, TinyImageNet
 from PIL import Image
 
 

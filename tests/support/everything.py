@@ -8,9 +8,8 @@ import torch
 from fedgkd_pl import IID, MLP, ClassTasks, Digits, Engine, FedDF, HeldOut
 from fedgkd_pl.data.examples import Examples
 from fedgkd_pl.data.transforms import Scale
-from fedgkd_pl.federation.answers import Spec, Specs
 from fedgkd_pl.federation.client import Objective
-from fedgkd_pl.federation.message import ClientUpdate, Message, State
+from fedgkd_pl.federation.message import ClientUpdate, Message, Spec, Specs, State
 from fedgkd_pl.methods.fedavg import FedAvgClient
 from torch import Tensor
 from typing_extensions import override

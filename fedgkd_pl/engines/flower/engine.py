@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from fedgkd_pl.engines.base import Engine, Session, needs, schedule
 from fedgkd_pl.errors import SettingError, require
-from fedgkd_pl.federation.answers import Spec, Specs
 from fedgkd_pl.federation.client_trainer import Job
 from fedgkd_pl.federation.hardware import keep_memory
-from fedgkd_pl.federation.message import Answer, ClientFailure, ClientUpdate, Message
+from fedgkd_pl.federation.message import Answer, ClientFailure, ClientUpdate, Message, Spec, Specs
 from typing_extensions import override
 
 if TYPE_CHECKING:

@@ -12,8 +12,14 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
-from fedgkd_pl.federation.answers import plain_seconds
-from fedgkd_pl.federation.message import Answer, ClientFailure, ClientUpdate, Message, State
+from fedgkd_pl.federation.message import (
+    Answer,
+    ClientFailure,
+    ClientUpdate,
+    Message,
+    State,
+    plain_seconds,
+)
 from fedgkd_pl.runs.settings import short
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
