@@ -39,7 +39,6 @@ from fedgkd_pl.methods.fedweit_client import (
     FedWeITClient,
     Memory,
     decomposed,
-    groups_of,
     mean_of_sent,
     prune,
     received,
@@ -178,49 +177,34 @@ class FedWeIT(FedAvg):
 
     def client_extra(self) -> Specs:
         """B and which channels of it count; in a task's last round A."""
-        if not self.adaptive:
-            return {}
-        specs = self._kinds()
-        extra = {BASE + name: spec for name, spec in specs["weight"].items()}
-        for name, spec in specs["mask"].items():
-            extra[MASK + name] = Spec(spec.shape, spec.dtype, 0, 1)
-        if self._sends_adaptive():
-            extra |= {ADAPTIVE + name: spec for name, spec in specs["weight"].items()}
+        model, extra = self.client_model(), {}
+        for name in self.decomposed if self.adaptive else ():
+            extra[BASE + name] = model[name]
+            extra[MASK + name] = Spec(model[name].shape[:1], model[name].dtype, 0, 1)
+            if self._sends_adaptive():
+                extra[ADAPTIVE + name] = model[name]
         return extra
 
     def client_state(self, number: int = 0) -> Specs:
-        """A client's :class:`Memory`."""
-        place, clients, specs = self._place(), self.datamodule.num_clients, self._kinds()
-        groups = {group: specs[kind] for group, kind in groups_of(place, clients).items()}
+        """A client's :class:`Memory`: as one that begins all tasks so far without numbers."""
+        place = self._place()
+        with torch.device("meta"):
+            first = {name: t.to("meta") for name, t in self._first().items()}
+            start = {name: first[name] for name in self.decomposed} if self.adaptive else {}
+            rest = {n: t for n, t in first.items() if n not in self.decomposed and self.local}
+            memory = Memory({"base": start}, [])
+            for _ in range(place + 1):
+                memory.begin(start, rest, self.datamodule.num_clients)
         if self.keep_optimizer:
-            trained = self._trained(specs, place).items()
-            weights = {n: nn.Parameter(torch.zeros(s.shape, dtype=s.dtype)) for n, s in trained}
-            groups["moments"] = like(empty_state(self.optimizer, weights))
-        state = joined(groups)
-        if state:
-            state[LEARNED] = Spec((place + 1,), torch.int64, 0, 1)
-        return state
-
-    def _kinds(self) -> dict[str, dict[str, Spec]]:
-        """What tensors of every kind are like, by the name of the weight."""
-        model = self.client_model()
-        weights = {n: model[n] for n in self.decomposed} if self.adaptive else {}
-        rest = {n: spec for n, spec in model.items() if n not in self.decomposed}
-        clients = self.datamodule.num_clients
-        return {
-            "weight": weights,
-            "mask": {n: Spec(s.shape[:1], s.dtype, s.low, s.high) for n, s in weights.items()},
-            "attention": {n: Spec((clients,), s.dtype, s.low, s.high) for n, s in weights.items()},
-            "rest": rest if self.local else {},
-        }
-
-    def _trained(self, specs: dict[str, dict[str, Spec]], place: int) -> Specs:
-        """What the optimizer of a client moves; named as :meth:`FedWeITClient.named` does."""
-        model = self.client_model()
-        groups = {"net": {name: model[name] for name, _ in self.net.named_parameters()}}
-        groups |= {f"adaptive {task}": specs["weight"] for task in range(place + 1)}
-        groups |= {"mask": specs["mask"]} | ({"attention": specs["attention"]} if place else {})
-        return joined(groups)
+            moved: dict[str, State] = {"net": dict(self.net.named_parameters())}
+            moved["mask"] = memory.groups.get(f"mask {place}", {})
+            own = ("adaptive", "attention")
+            moved |= {g: s for g, s in memory.groups.items() if g.startswith(own)}
+            shapes = joined(moved).items()
+            copies = {n: nn.Parameter(torch.zeros(t.shape, dtype=t.dtype)) for n, t in shapes}
+            memory.groups["moments"] = empty_state(self.optimizer, copies)
+        state = like(joined(memory.groups))
+        return state | ({LEARNED: Spec((place + 1,), torch.int64, 0, 1)} if state else {})
 
     def client_fault(self, update: ClientUpdate) -> str:
         """A channel is sent or is not; of one that is not, B is 0."""

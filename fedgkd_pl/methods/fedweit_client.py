@@ -114,21 +114,6 @@ class Memory:
         return {name: compose(base[name], masks[name], a) for name, a in adaptive.items()}
 
 
-def groups_of(place: int, clients: int) -> dict[str, str]:
-    """The groups of a memory at a place, each with the kind of its tensors."""
-    kinds = {"base": "weight"}
-    for task in range(place + 1):
-        kinds |= {f"mask {task}": "mask", f"adaptive {task}": "weight", f"rest {task}": "rest"}
-        if task < place:
-            kinds[f"old {task}"] = "weight"
-        if 0 < task < place:
-            kinds[f"attended {task}"] = "weight"
-    if place:
-        kinds["attention"] = "attention"
-        kinds |= {f"knowledge {client}": "weight" for client in range(clients)}
-    return kinds
-
-
 def decomposed(net: nn.Module) -> list[str]:
     """The names of the weights that are decomposed: of Linear and Conv2d but for the last layer.
 
