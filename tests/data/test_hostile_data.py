@@ -148,7 +148,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "one label less": (with_train(targets=torch.arange(3)), "train has 3 labels"),
     "one input less": (with_test(inputs=torch.zeros(2, 2)), "test has 3 labels"),
     "labels of floats": (with_train(targets=torch.arange(4.0)), "train labels"),
-    "labels of 32 bits": (with_test(targets=torch.arange(3, dtype=torch.int32)), "test labels"),
+    "labels of 32 bits": (with_test(targets=torch.arange(3, dtype=torch.int32)), "test targets"),
     "one-hot labels": (with_train(targets=torch.eye(4).long()), "train labels"),
     "label too large": (with_train(targets=torch.tensor([0, 2, 3, 3])), "train label at 2"),
     "label negative": (

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from fedgkd_pl.data.examples import Examples, Splits
 from fedgkd_pl.data.sources.arrays import transform_for
-from fedgkd_pl.data.sources.base import OwnData, in_order
+from fedgkd_pl.data.sources.base import OwnData
 from fedgkd_pl.data.sources.dataset import check_workers, lazy_examples
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.seeds import seeded
@@ -60,14 +60,13 @@ class LightningData(OwnData):
         self.prepare_data()
         for stage in ("fit", "test"):
             self.datamodule.setup(stage)
-        examples = {}
+        examples: dict[str, Any] = {}
         for split in ("train", "test", "val"):
             hook = f"{split}_dataloader"
             if getattr(type(self.datamodule), hook) is not getattr(LightningDataModule, hook):
                 examples[split] = self._examples(split, hook)
         require("train" in examples, "datamodule", "must have a train_dataloader()")
-        self.count_classes(examples["train"].targets)
-        return self.split(*in_order(examples))
+        return self.split(**examples)
 
     def _examples(self, split: str, hook: str) -> Examples:
         """All samples of a split, in their order."""
