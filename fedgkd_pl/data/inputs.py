@@ -213,9 +213,6 @@ class RawInputs:
 
     def _batch(self, inputs: Any, dtype: torch.dtype) -> Tensor:
         """An array, or arrays, of the right shape and type."""
-        if isinstance(inputs, list | tuple) and inputs and isinstance(inputs[0], Tensor):
-            require(len({each.shape for each in inputs}) == 1, "inputs", "must be of one shape")
-            inputs = torch.stack(list(inputs))
         values = as_tensor(inputs, "inputs")
         sides = self.reading.shape if isinstance(self.reading, ImageInputs) else None
         images = [] if sides is None else [sides, sides[1:] if sides[0] == 1 else sides]
@@ -273,9 +270,8 @@ def read_inputs(content: Any, vocabulary: Path | None = None) -> RawInputs:
         reading = FORMATS[kind](**values)
     settings = dict(content["transform"])
     kind = settings.pop("kind")
-    transform: Any = partial(_refuse, settings["name"]) if kind == OWN else None
-    if transform is None:
-        transform = _transforms()[kind][0](**settings)
+    make = partial(partial, _refuse) if kind == OWN else _transforms()[kind][0]
+    transform = make(**settings)
     if isinstance(transform, TrimPadding):
         if vocabulary is not None and vocabulary.is_file():
             tokenizer = saved_tokenizer(vocabulary, transform.pad_id)
@@ -288,7 +284,7 @@ def read_inputs(content: Any, vocabulary: Path | None = None) -> RawInputs:
 OWN = "own"  # of a transform of the user's, which a run's folder does not hold
 
 
-def _refuse(name: str, inputs: Tensor, generator: torch.Generator | None) -> Tensor:
+def _refuse(inputs: Tensor, generator: torch.Generator | None, name: str) -> Tensor:
     reason = f"{name!r:.100} is not in the run's folder; apply it, and call net"
     raise SettingError("transform", reason)
 

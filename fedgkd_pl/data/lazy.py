@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -52,10 +53,11 @@ class SampleReader(Dataset[Any]):
         try:
             dataset = cloudpickle.dumps(self.dataset)
         except Exception as error:  # it may hold anything
-            name = type(self.dataset).__name__
-            reason = f"{name} cannot be sent to another process ({error!s:.100}): open files where "
-            reason += "they are read, or take no other process (loader_workers 0, engine.workers 1)"
-            raise SettingError(self.name, reason) from error
+            reason = (
+                f"{type(self.dataset).__name__} cannot be sent to another process ({error!s:.100})"
+            )
+            hint = "open files where they are read, or set loader_workers 0 and engine.workers 1"
+            raise SettingError(self.name, f"{reason}: {hint}") from error
         return _unpickle, (dataset, self.name, self.random, self.first, self.targets)
 
     def read(self, rows: NDArray[np.int64], seeds: NDArray[np.uint64]) -> Samples:
@@ -93,26 +95,22 @@ class SampleReader(Dataset[Any]):
         try:
             return row, self.dataset[row]
         except Exception as error:  # the user's dataset may fail in any way
-            reason = f"{type(error).__name__}: {error}"
-            reason = error.reason if isinstance(error, SettingError) else reason
-            raise self._error(row, f"cannot be read: {reason}") from error
+            text = f"cannot be read: {type(error).__name__}: {error}"
+            raise self._error(row, text) from error
 
     def _checked(self, row: int, given: Any) -> tuple[Tensor, Label]:
-        if not isinstance(given, tuple | list) or len(given) != 2:
-            raise self._error(row, f"must be (x, y) (got a {type(given).__name__})")
-        x, label = as_input(given[0]), as_label(given[1])
-        if x is None:
-            kind = type(given[0]).__name__
-            raise self._error(row, f"has a {kind} as input; let a transform make it a tensor")
+        pair = given if isinstance(given, tuple | list) and len(given) == 2 else (None, None)
+        x, label = as_input(pair[0]), as_label(pair[1])
+        if x is None or label is None:
+            text = "must be (x, y): a tensor or an array, and a class number or numbers"
+            raise self._error(row, f"{text} (got {given})")
         if self.first is None:
             self.first = torch.empty_like(x, device="meta")
         forms = [f"{each.dtype} of shape {tuple(each.shape)}" for each in (x, self.first)]
         if forms[0] != forms[1]:
             raise self._error(row, f"is {forms[0]}, the first is {forms[1]}; make them alike")
-        if x.is_floating_point() and not x.sum().isfinite() and not x.isfinite().all():
+        if x.is_floating_point() and not x.isfinite().all():
             raise self._error(row, "has NaN or Inf; drop or fix it")
-        if label is None:
-            raise self._error(row, f"must have a class number or numbers as label (got {given[1]})")
         if self.targets is not None and np.any(label != self.targets[row]):
             text = f"has the label {label}, but its target is {self.targets[row]}"
             raise self._error(row, f"{text}; give targets as the samples have them")
@@ -162,11 +160,9 @@ class SampleLoader:
                 yield torch.from_numpy(flat).view(first.dtype).view(-1, *first.shape), labels
         except SampleError:
             raise
-        except RuntimeError as error:  # of the DataLoader
+        except RuntimeError as error:  # of the DataLoader, mostly for lack of memory
             self.close()
-            line = (str(error).splitlines() or ["it ended"])[0]
-            text = f"a process that reads samples failed ({line:.200}), mostly for lack of memory"
-            raise RunFailed(f"{text}; take fewer loader_workers") from error
+            raise RunFailed(f"{error!s:.200}; take fewer loader_workers") from error
         finally:
             self._busy = False
 
@@ -181,7 +177,7 @@ class SampleLoader:
                 self.reader,
                 batch_size=None,  # an item of the reader is a batch
                 sampler=self._tasks,
-                collate_fn=_as_it_is,
+                collate_fn=copy,  # as it is
                 generator=torch.Generator(),  # it would draw a seed from the process's own
                 num_workers=self.workers,
                 persistent_workers=True,
@@ -190,10 +186,6 @@ class SampleLoader:
             )
         with without_main():
             return iter(self._loader)
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
 
 
 def _begin(worker: int) -> None:

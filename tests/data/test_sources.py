@@ -18,7 +18,7 @@ from lightning.pytorch import LightningDataModule
 from PIL import Image
 from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
 
-from tests.conftest import fit, linear
+from tests.conftest import fit, linear, same
 from tests.support.datasets import WORDS
 from tests.support.formats import image
 from tests.support.runs import Run, version
@@ -102,13 +102,13 @@ def test_a_mapped_file_is_opened_again_by_workers_and_never_copied() -> None:
     inputs = as_tensor(x, "inputs")
     sent = pickle.dumps(inputs)
     assert len(sent) < 300 and torch.equal(pickle.loads(sent), torch.from_numpy(x[:]))
-    weights = []
-    for source, workers in (("x.npy", 1), ("x.npy", 2), (np.array(x), 1)):
+    nets = []
+    for source, workers in (("x.npy", 2), (np.array(x), 1)):
         data = FederatedData.from_arrays(source, y, num_clients=4)
         model = FedAvg(linear(4, 2), engine=LocalEngine(workers=workers))
         fit(model, data, 2)
-        weights.append(model.net.weight.detach().clone())
-    assert all(torch.equal(weight, weights[0]) for weight in weights)
+        nets.append(model.global_state())
+    assert same(*nets)
     data = FederatedData.from_arrays("x.npy", y, num_clients=4)
     data.setup()
     for split in (data.client_data.owned(0), data.val, data.test):
@@ -272,17 +272,18 @@ def test_a_partition_may_name_the_images() -> None:
         assert raised.value.key == "partition"
 
 
-@pytest.mark.parametrize("path", ["texts.csv", "tree"])
+@pytest.mark.parametrize("path", ["texts.csv", "tree", "parts"])
 def test_texts_become_tokens(path: str) -> None:
     Path("vocab.txt").write_text("\n".join(WORDS))
     rows = [[f"a very {kind} film", kind] for _ in range(12) for kind in ("good", "bad")]
     write_csv(Path("texts.csv"), ["text", "label"], rows)
     for number, (text, kind) in enumerate(rows):
-        Path("tree", kind).mkdir(parents=True, exist_ok=True)
-        Path("tree", kind, f"{number:02}.txt").write_text(text)
+        for folder in ("tree", "parts/train", "parts/test"):
+            Path(folder, kind).mkdir(parents=True, exist_ok=True)
+            Path(folder, kind, f"{number:02}.txt").write_text(text)
     data = FederatedData.from_text(path, tokenizer="vocab.txt", num_clients=2)
     data.setup()
-    assert data.class_names == ["bad", "good"]
+    assert data.class_names == ["bad", "good"] and len(data.test) == (24 if path == "parts" else 5)
     words = [WORDS[i] for i in data.test.inputs[0].tolist()]
     kind = data.class_names[data.test.targets[0]]
     assert words == ["[CLS]", "a", "very", kind, "film", "[SEP]"]
@@ -471,17 +472,13 @@ OBJECTS = np.array([{}] * 60, dtype=object)
 NO_NUMBERS = np.array(["a"] * 60)
 ARRAYS: list[tuple[dict[str, Any], str, str]] = [
     ({"inputs": "no.npy"}, "inputs", "no.npy"),
-    ({"inputs": "x.txt"}, "inputs", "x.txt"),
     ({"inputs": "pickle.npy"}, "inputs", "pickle.npy"),
     ({"inputs": "fortran.npy"}, "inputs", "C order"),
     ({"inputs": np.where(X == 7, np.nan, X)}, "inputs", "row 4"),
     ({"inputs": NO_NUMBERS}, "inputs", ""),
-    ({"inputs": OBJECTS}, "inputs", ""),
     ({"targets": np.zeros(59, int)}, "targets", "59"),
-    ({"targets": np.r_[Y[:59], np.nan]}, "targets", "row 60"),
     ({"targets": None}, "targets", ""),
     ({"num_classes": 2}, "data", "train label"),
-    ({"test_inputs": X[:1], "test_targets": [3]}, "data", "test label at 0"),
     ({"owners": [1, 2]}, "owners", "60"),
     ({"class_names": ["a", "a", "b"]}, "class_names", ""),
     ({"name": "a/b"}, "name", "a/b"),
@@ -501,20 +498,15 @@ def test_bad_arrays(changes: dict[str, Any], key: str, named: str) -> None:
 ROWS = "a,b,kind\n" + "".join(f"{a},{b},{kind}\n" for a, b, kind in table_rows(30))
 TABLES: list[tuple[str, dict[str, Any], str, str]] = [
     ("", {}, "path", "t.csv"),
-    ("a,kind\n", {}, "path", "t.csv"),
     ("a,a,kind\n1,2,x\n", {}, "path", "a"),
     (ROWS + '"1,2,hot\n', {}, "path", "t.csv"),
     (ROWS + "1,2,\xff\n", {}, "path", "t.csv"),
-    (ROWS + "1,2,hot,4\n", {}, "path", "32"),
     ("a,kind\n1,2,x\n3,4,y\n", {}, "path", "line 2"),  # pandas would make the first an index
     (ROWS + "1,2\n", {}, "label", "row 31, column 'kind'"),
-    (ROWS + ",2,hot\n", {}, "columns", "row 31, column 'a'"),
     (ROWS + "1,nan,hot\n", {}, "columns", "row 31, column 'b'"),
-    (ROWS + "inf,2,hot\n", {}, "columns", "row 31, column 'a'"),
     (ROWS + "1,red,hot\n", {}, "columns", "row 31, column 'b'.*red"),
     (ROWS, {"path": "no.csv"}, "path", "no.csv"),
     (ROWS, {"label": "z"}, "label", "'z'"),
-    (ROWS, {"columns": ["a", "z"]}, "columns", "'z'"),
     (ROWS, {"owner": "z"}, "owner", "'z'"),
     (ROWS, {"label": "a", "columns": ["b"]}, "label", "regression"),
     (ROWS, {"test_path": "warm.csv"}, "data", "warm.csv, row 1.*'warm'"),
@@ -534,16 +526,13 @@ def test_bad_tables(content: str, changes: dict[str, Any], key: str, named: str)
 OTHER = image((9, 7), "PNG")
 FOLDERS: list[tuple[str, bytes | None, str, str]] = [  # a file, or a folder where it is None
     ("images/train/red/3.png", b"no", "path", "red/3.png"),
-    ("images/test/red/1.png", OTHER[:60], "path", "red/1.png"),
     ("images/train/red/3.png", OTHER, "size", r"red/3.png is 7 × 9"),
     ("images/train/green", None, "path", "green"),
     ("images/test/green/0.png", image((8, 8), "PNG"), "data", "green/0.png"),
     ("clients/eve.csv", b"", "path", "eve.csv"),
-    ("clients/eve.csv", b"a,b,kind\n", "path", "eve.csv"),
     ("clients/eve.csv", b"a,kind\n1,hot\n", "columns", "eve.csv"),
-    ("clients/eve", None, "path", "one kind"),
     ("clients/notes.txt", b"", "path", "one kind"),
-    ("arrays/bob.npz", None, "path", "bob.npz"),
+    ("arrays/bob.npz", None, "path", "bob"),
     ("texts/bad/1.txt", b"\xff", "path", "1.txt"),
     ("nobody", None, "path", "nobody"),
 ]
@@ -574,12 +563,10 @@ def test_bad_folders(name: str, content: bytes | None, key: str, named: str) -> 
 LEAF: list[tuple[Any, str]] = [
     ("{", ""),
     ("[" * 100_000, ""),
-    ("[]", ""),
     ('{"users": ["u"], "user_data": {}}', "'u'"),
     ({"u": ([], [])}, "'u'"),
     ({"u": ([[1, 2]], [0, 1])}, "'u'.*length"),
     ({"u": ([[1, 2], [1]], [0, 1])}, "'u'"),
-    ({"u": (["to be"], [0])}, "'u'"),
     ({"u": ([[1, 2]], ["a"])}, "'u'"),
 ]
 

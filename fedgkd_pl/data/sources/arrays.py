@@ -126,8 +126,6 @@ def read_array(source: Any, key: str) -> Any:
 def as_labels(source: Any, key: str, length: int | None = None) -> Tensor:
     """Class numbers in memory, as int64, or numbers to learn, as float32."""
     labels = as_tensor(read_array(source, key), key)
-    reason = "must be a class number, or numbers, for every sample"
-    require(labels.ndim >= 1 and not labels.is_complex(), key, reason, labels.dtype)
     fits = length in (None, len(labels))
     require(fits, key, f"must be as many as the samples, {length}", len(labels))
     check_finite(labels, key)

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -182,9 +182,29 @@ class OwnData(FederatedDataModule):
         self.owner_names = [str(name) for name in names]
         return numbers.astype(np.int64)
 
+    def part_owners(self, parts: Mapping[str, Mapping[str, Sized]]) -> dict[str, Any]:
+        """Whose the samples of every split are, which lie owner by owner, by their names."""
+        names = self.owner_names = list(parts["train"])
+        keys = {
+            split: places([name for name, own in owned.items() for _ in range(len(own))], names)
+            for split, owned in parts.items()
+        }
+        return {"keys": keys["train"], "test_keys": keys.get("test")}
+
     def column_owners(self, table: Any, owner: str | None) -> Owners | None:
         """The number of every row's owner, whom the column ``owner`` names."""
         return self.take_owners(owner and column(table, owner, "owner"), len(table))
+
+
+def joined(parts: Mapping[str, Examples]) -> Examples:
+    """The examples of all owners, those of one after those of another."""
+    first, *_ = parts.values()
+    for name, part in parts.items():
+        forms = [(each.inputs.dtype, *each.inputs.shape[1:]) for each in (part, first)]
+        reason = f"the samples of {name!r:.40} must be like those of the others"
+        require(forms[0] == forms[1], "path", reason)
+    inputs = torch.cat([part.inputs for part in parts.values()])
+    return replace(first, inputs=inputs, targets=torch.cat([p.targets for p in parts.values()]))
 
 
 def places(values: Iterable[str], among: Sequence[str]) -> NDArray[np.int64]:
@@ -263,7 +283,8 @@ def where(table: Any, row: int) -> str:
 
 def column(table: Any, name: str, key: str = "label") -> list[str]:
     """The cells of a column of names, none of them empty."""
-    cells = [_name(cell) for cell in _cells(table, name, key)]
+    check_columns(table, [name], key)
+    cells = [_name(cell) for cell in table[name]]
     if "" in cells:
         text = f"{where(table, cells.index(''))}, column {name!r:.40} is empty"
         raise SettingError(key, text)
@@ -272,26 +293,22 @@ def column(table: Any, name: str, key: str = "label") -> list[str]:
 
 def numbers(table: Any, columns: Sequence[str], key: str = "columns") -> Tensor:
     """Rows × columns, float64; a cell that is no number is named."""
-    require(len(columns) > 0, key, f"{_source(table)} has no columns of inputs")
-    found = []
-    for name in columns:
-        cells = _cells(table, name, key)
-        values = np.array([_number(cell) for cell in cells])
-        for row in np.flatnonzero(~np.isfinite(values))[:1]:
-            text = f"{where(table, row)}, column {name!r:.40} must be a number; fill it, or leave "
-            raise SettingError(key, f"{text}out the row or column", f"{cells[row]!r:.40}")
-        found.append(values)
-    return torch.from_numpy(np.stack(found, axis=1))
+    check_columns(table, columns, key)
+    cells = table[list(columns)]
+    values = np.ascontiguousarray(cells.map(_number).to_numpy(np.float64))  # or means differ
+    for row, place in np.argwhere(~np.isfinite(values))[:1]:
+        text = f"{where(table, row)}, column {columns[place]!r:.40} must be a number"
+        hint = "fill it, or leave out the row or column"
+        raise SettingError(key, f"{text}; {hint}", f"{cells.iloc[row, place]!r:.40}")
+    return torch.from_numpy(values)
 
 
-def _source(table: Any) -> str:
-    return str(table.index.get_level_values(0)[0])
-
-
-def _cells(table: Any, name: str, key: str) -> list[Any]:
-    reason = f"{_source(table)} has no column {name!r:.40}, but {', '.join(table)}"
-    require(name in table, key, reason)
-    return list(table[name])
+def check_columns(table: Any, names: Sequence[str], key: str) -> None:
+    """Refuses columns that a table does not have, and none."""
+    missing = [f"{name!r:.40}" for name in names if name not in table]
+    file = table.index.get_level_values(0)[0]
+    reason = f"{file} has no column {', '.join(missing)}, but {', '.join(table)}"
+    require(len(names) > 0 and not missing, key, reason)
 
 
 def _name(cell: Any) -> str:

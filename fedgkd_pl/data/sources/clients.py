@@ -1,17 +1,15 @@
 """A file or a folder for every client: the owners that the data comes from."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from fedgkd_pl.data.examples import Examples, Splits
 from fedgkd_pl.data.inputs import Decoder
 from fedgkd_pl.data.mapped import as_tensor
 from fedgkd_pl.data.partition import ByKey, Partition
 from fedgkd_pl.data.sources.arrays import as_labels, read_pairs, transform_for
-from fedgkd_pl.data.sources.base import OwnData, children, class_files, parts_of, places
+from fedgkd_pl.data.sources.base import OwnData, children, class_files, joined, parts_of
 from fedgkd_pl.data.sources.images import ENDINGS
 from fedgkd_pl.data.sources.tables import read_csv
 from fedgkd_pl.errors import require
@@ -67,29 +65,27 @@ class ClientFiles(OwnData):
     def load(self) -> Splits:
         import pandas as pd
 
-        names = self.owner_names = [file.stem for file in self.files["train"]]
-        require(len(set(names)) == len(names), "path", f"{self.path}: two clients have one name")
         files = [file for each in self.files.values() for file in each]
         kind, *others = {file.suffix if file.is_file() else "" for file in files}
         reason = f"{self.path} must hold folders, .csv or .npz files, all of one kind"
         require(kind in READERS and not others, "path", reason)
-        parts = {file: READERS[kind](file) for file in files}
-        found = {split: [parts[file] for file in each] for split, each in self.files.items()}
-        keys = {
-            split: places([file.stem for file in each for _ in range(len(parts[file]))], names)
+        parts = {
+            split: {file.stem: READERS[kind](file) for file in each}
             for split, each in self.files.items()
         }
-        owners: dict[str, Any] = {"keys": keys["train"], "test_keys": keys.get("test")}
+        fits = len(parts["train"]) == len(self.files["train"])
+        require(fits, "path", f"{self.path}: two clients have one name")
+        owners = self.part_owners(parts)
         if kind == ".npz":
-            _check_alike(parts)
-            examples: dict[str, Any] = {split: _joined(each) for split, each in found.items()}
+            examples: dict[str, Any] = {split: joined(each) for split, each in parts.items()}
             return self.split(**examples, **owners)
-        tables = {split: pd.concat(each) for split, each in found.items()}
+        tables = {split: pd.concat(list(each.values())) for split, each in parts.items()}
         if kind == "":
             images = {split: list(table["file"]) for split, table in tables.items()}
             return self.image_splits(images, self.class_targets(tables), self.decoder, **owners)
-        columns = self.columns or [name for name in found["train"][0] if name != self.label]
         targets = self.class_targets(tables, self.label)
+        first = next(iter(parts["train"].values()))
+        columns = self.columns or [name for name in first if name != self.label]
         return self.table_splits(tables, columns, targets, self.standardise, **owners)
 
 
@@ -110,15 +106,3 @@ READERS: dict[str, Callable[[Path], Any]] = {
     ".npz": _read_arrays,
     "": _read_images,
 }
-
-
-def _check_alike(parts: dict[Path, Examples]) -> None:
-    first, *_ = parts
-    for file, part in parts.items():
-        forms = [(each.inputs.dtype, *each.inputs.shape[1:]) for each in (part, parts[first])]
-        require(forms[0] == forms[1], "path", f"{file}: samples must be like those of {first}")
-
-
-def _joined(parts: list[Examples]) -> Examples:
-    inputs, targets = ([getattr(part, name) for part in parts] for name in ("inputs", "targets"))
-    return replace(parts[0], inputs=torch.cat(inputs), targets=torch.cat(targets))

@@ -6,15 +6,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from fedgkd_pl.data.examples import Examples, Splits
+from fedgkd_pl.data.examples import Examples, Splits, Transform
 from fedgkd_pl.data.partition import ByKey, Partition
-from fedgkd_pl.data.sources.base import OwnData, parts_of, places, reading
+from fedgkd_pl.data.sources.base import OwnData, joined, parts_of, reading
 from fedgkd_pl.data.transforms import Scale
 from fedgkd_pl.errors import require
-from torch import Tensor
 from typing_extensions import override
-
-Users = dict[str, tuple[Tensor, Tensor]]  # every user's inputs and labels
 
 
 class Leaf(OwnData):
@@ -44,34 +41,27 @@ class Leaf(OwnData):
         **kwargs: Any,
     ) -> None:
         self.path = path
+        self.shape = shape
         self.users = self._read()
         number = len(self.users["train"]) if num_clients is None else num_clients
         super().__init__(num_clients=number, partition=partition, **kwargs)
-        self.shape = shape
         self.set_classes(num_classes, ())
 
     @override
     def load(self) -> Splits:
-        found, self.users = self.users or self._read(), {}  # which would be a second copy
-        self.owner_names = list(found["train"])
-        examples, keys = dict[str, Any](), {}
-        for split, users in found.items():
-            inputs, labels = zip(*users.values(), strict=True)
-            alike = len({x.shape[1:] for x in inputs}) == 1
-            require(alike, "path", f"{self.path}: the samples of all users must have one shape")
-            examples[split] = Examples(torch.cat(inputs), torch.cat(labels), Scale(1, self.shape))
-            owners = [name for name, (_, y) in users.items() for _ in range(len(y))]
-            keys[split] = places(owners, self.owner_names)
-        return self.split(**examples, keys=keys["train"], test_keys=keys.get("test"))
+        users, self.users = self.users or self._read(), {}  # which would be a second copy
+        examples: dict[str, Any] = {split: joined(owned) for split, owned in users.items()}
+        return self.split(**examples, **self.part_owners(users))
 
-    def _read(self) -> dict[str, Users]:
-        parts = parts_of(self.path)
-        return {split: read_users(parts[split]) for split in ("train", "test") if split in parts}
+    def _read(self) -> dict[str, dict[str, Examples]]:
+        transform, parts = Scale(1, self.shape), parts_of(self.path)
+        wanted = [split for split in ("train", "test") if split in parts]
+        return {split: read_users(parts[split], transform) for split in wanted}
 
 
-def read_users(folder: Path) -> Users:
-    """The inputs and labels of every user of the files of a folder, by name."""
-    users: Users = {}
+def read_users(folder: Path, transform: Transform) -> dict[str, Examples]:
+    """What every user of the files of a folder has, by name."""
+    users: dict[str, Examples] = {}
     for file in sorted(folder.glob("*.json")):
         with reading(file):
             content = json.loads(file.read_text(encoding="utf-8-sig"))
@@ -84,6 +74,6 @@ def read_users(folder: Path) -> Users:
             fits = inputs.shape[:1] == labels.shape and len(labels) > 0
             require(fits, "path", f"{where}: x and y must have the same length, not 0")
             require(name not in users, "path", f"{where} is there twice")
-            users[name] = inputs, labels
+            users[name] = Examples(inputs, labels, transform)
     require(len(users) > 0, "path", f"{folder} has no .json files with users")
     return dict(sorted(users.items()))

@@ -71,26 +71,15 @@ class CSVTable(OwnData):
 
 
 class ParquetTable(CSVTable):
-    """A Parquet file, as :class:`CSVTable`; needs the extra ``parquet``.
-
-    Args:
-        path: the file; rows are counted from 1.
-        label: the column of the labels, which may be names or numbers.
-        kwargs: those of :class:`CSVTable`.
-    """
+    """A Parquet file, as :class:`CSVTable`; needs the extra ``parquet``."""
 
     name = "parquet"
-
-    def __init__(self, path: str, label: str, **kwargs: Any) -> None:
-        super().__init__(path, label, **kwargs)
 
     @override
     def read(self, file: Path, key: str) -> Any:
         import pandas as pd
 
-        wanted = [self.label, *self.columns] if self.columns else None
-        if wanted and self.owner:
-            wanted.append(self.owner)
+        wanted = self.columns and list(filter(None, [*self.columns, self.label, self.owner]))
         with reading(file, key):
             return numbered(pd.read_parquet(file, "pyarrow", wanted), file)
 
