@@ -101,9 +101,9 @@ class Decoder:
         """How such images lie in files."""
         return ImageInputs(resize=self.size is not None)
 
-    def __call__(self, sources: Sequence[Any]) -> Tensor:
-        """The images as bytes, samples × channels × height × width."""
-        first = self.one(sources[0])
+    def __call__(self, sources: Sequence[Any], first: Pixels | None = None) -> Tensor:
+        """The images as bytes, samples × channels × height × width, of the size of ``first``."""
+        first = self.one(sources[0]) if first is None else first
         pixels = np.empty((len(sources), *first.shape), dtype=np.uint8)
         for row, source in enumerate(sources):
             pixels[row] = self.one(source, first)

