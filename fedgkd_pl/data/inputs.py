@@ -1,9 +1,9 @@
 """How samples lie in files, and from there to a net's inputs: what a run keeps of its data."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from math import prod
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +14,13 @@ from fedgkd_pl.data.mapped import DTYPES, as_tensor
 from fedgkd_pl.data.transforms import Ids, ImageTransform, Scale
 from fedgkd_pl.data.validation import check_finite
 from fedgkd_pl.errors import SettingError, require
+from numpy.typing import NDArray
 from torch import Tensor
 
 if TYPE_CHECKING:
     from fedgkd_pl.data.datamodule import FederatedDataModule
 
-LARGEST = 2**28  # numbers of a sample
+Pixels = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -78,43 +79,69 @@ InputFormat = ImageInputs | TableInputs | TextInputs
 FORMATS: dict[str, Any] = {"images": ImageInputs, "table": TableInputs, "texts": TextInputs}
 
 
-def decode(sources: Sequence[Any], size: int | list[int] | None, grayscale: bool) -> Tensor:
-    """Images as bytes, samples × channels × height × width.
+@dataclass(frozen=True)
+class Decoder:
+    """Makes bytes of images, all of one size; call it with files, or images of Pillow's.
 
-    Args:
-        sources: files, or images of Pillow's.
-        size: to resize to; None where all must be of one size.
+    Attributes:
+        size: to resize to, [height, width] or one number for both; None where all have one size.
         grayscale: one channel instead of three.
     """
-    from PIL import Image
 
-    sides = [size, size] if isinstance(size, int) else (size and [size[0], size[-1]])
-    pixels: Any = np.empty(0, np.uint8)
-    for row, source in enumerate(sources):
-        name = str(source) if isinstance(source, Path) else f"the image of row {row + 1}"
+    size: int | list[int] | None = None
+    grayscale: bool = False
+
+    def __post_init__(self) -> None:
+        sides = [self.size] if isinstance(self.size, int) else self.size or [1]
+        fits = len(sides) <= 2 and all(side >= 1 for side in sides)
+        require(fits, "size", "must be a number of pixels, or [height, width]", self.size)
+
+    @property
+    def reading(self) -> ImageInputs:
+        """How such images lie in files."""
+        return ImageInputs(resize=self.size is not None)
+
+    def __call__(self, sources: Sequence[Any], first: Pixels | None = None) -> Tensor:
+        """The images as bytes, samples × channels × height × width, of the size of ``first``."""
+        first = self.one(sources[0]) if first is None else first
+        pixels = np.empty((len(sources), *first.shape), dtype=np.uint8)
+        for row, source in enumerate(sources):
+            pixels[row] = self.one(source, first)
+        return torch.from_numpy(pixels)
+
+    def one(self, source: Any, like: Pixels | None = None) -> Pixels:
+        """An image as bytes, channels × height × width, of the size of another one."""
+        from PIL import Image
+
+        name = str(source) if isinstance(source, Path) else "an image"
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error", Image.DecompressionBombWarning)
                 image = Image.open(source) if isinstance(source, Path) else source
-                wide = image.mode == "I" and image.format in ("PNG", "PPM")  # as Pillow has them
-                if wide or image.mode.startswith("I;16"):
-                    image = Image.fromarray((np.asarray(image) / 257).round().astype(np.uint8))
-                known = image.mode not in ("I", "F")  # which Pillow would clip
-                image = image.convert("L" if grayscale else "RGB")
+                image = _of_8_bits(image).convert("L" if self.grayscale else "RGB")
         except Exception as error:  # Pillow raises many classes
             raise SettingError("path", f"{name} cannot be decoded ({error!s:.100})") from error
-        require(known, "path", f"{name} must have 8 or 16 bits a channel; convert it")
-        if sides:
-            image = image.resize((sides[1], sides[0]), Image.Resampling.BILINEAR)
-        array = np.asarray(image).reshape(image.height, image.width, -1).transpose(2, 0, 1)
-        if row == 0:
-            pixels = np.empty((len(sources), *array.shape), dtype=np.uint8)
-        if array.shape != pixels.shape[1:]:
-            first = f"{pixels.shape[2]} × {pixels.shape[3]}"
-            reason = f"{name} is {image.height} × {image.width} (height × width), the first {first}"
-            raise SettingError("size", f"{reason}; give size, to resize all")
-        pixels[row] = array
-    return torch.from_numpy(pixels)
+        if self.size is not None:
+            height, width = np.broadcast_to(self.size, 2).tolist()
+            image = image.resize((width, height), Image.Resampling.BILINEAR)
+        pixels = np.asarray(image).reshape(image.height, image.width, -1).transpose(2, 0, 1)
+        if like is not None and like.shape != pixels.shape:
+            sizes = "{1} × {2} (height × width), the first {4} × {5}"
+            sizes = sizes.format(*pixels.shape, *like.shape)
+            raise SettingError("size", f"{name} is {sizes}; give size, to resize all")
+        return pixels
+
+
+def _of_8_bits(image: Any) -> Any:
+    """An image of which Pillow clips no pixel."""
+    from PIL import Image
+
+    wide = image.mode == "I" and image.format in ("PNG", "PPM")  # as Pillow has them
+    if wide or image.mode.startswith("I;16"):
+        return Image.fromarray((np.asarray(image) / 257).round().astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise ValueError("it must have 8 or 16 bits a channel; convert it")
+    return image
 
 
 @dataclass(frozen=True)
@@ -156,28 +183,28 @@ class RawInputs:
             require(fits, "inputs", "must be a text, or texts", type(inputs).__name__)
             return encode(self.tokenizer, several, reading.max_length)
         if isinstance(reading, TableInputs):
-            if isinstance(inputs, Mapping) or hasattr(inputs, "columns"):  # such as pandas'
-                missing = [name for name in reading.columns if name not in inputs]
-                require(not missing, "inputs", f"must have the columns {', '.join(missing)}")
-                columns = [np.asarray(inputs[name]) for name in reading.columns]
+            if hasattr(inputs, "keys"):  # columns by name, such as pandas'
                 try:
-                    inputs = np.column_stack([cells.astype(np.float64) for cells in columns])
-                except ValueError as error:  # it names the cell
-                    raise SettingError("inputs", str(error)) from error
+                    columns = [np.asarray(inputs[name], np.float64) for name in reading.columns]
+                    inputs = np.column_stack(columns)
+                except (KeyError, ValueError) as error:
+                    reason = f"must have numbers in the columns {', '.join(reading.columns)}"
+                    raise SettingError("inputs", f"{reason} ({error})") from error
             return reading.scaled(self._batch(inputs, torch.float64))
-        if isinstance(reading, ImageInputs) and several and all(map(_is_image, several)):
+        images = all(isinstance(each, Path) or hasattr(each, "convert") for each in several)
+        if isinstance(reading, ImageInputs) and several and images:
             return torch.cat([self._image(reading, image) for image in several])
         return self._batch(inputs, self.dtype)
 
     def _image(self, reading: ImageInputs, source: Any) -> Tensor:
         """An image of Pillow's, or the path of one, as it is stored."""
         channels, *sides = reading.shape or self.shape
-        name = str(source) if isinstance(source, Path) else "an image"
         try:
-            pixels = decode([source], sides if reading.resize else None, channels == 1)
+            pixels = Decoder(sides if reading.resize else None, channels == 1)([source])
         except SettingError as error:
             raise SettingError("input", error.reason) from error
         actual = list(pixels.shape[2:])
+        name = str(source) if isinstance(source, Path) else "an image"
         reason = f"{name} is {actual} (height, width), the run's images are {sides}; resize it"
         require(actual == sides, "input", reason)
         if reading.largest != 255:
@@ -186,9 +213,6 @@ class RawInputs:
 
     def _batch(self, inputs: Any, dtype: torch.dtype) -> Tensor:
         """An array, or arrays, of the right shape and type."""
-        if isinstance(inputs, list | tuple) and inputs and isinstance(inputs[0], Tensor):
-            require(len({each.shape for each in inputs}) == 1, "inputs", "must be of one shape")
-            inputs = torch.stack(list(inputs))
         values = as_tensor(inputs, "inputs")
         sides = self.reading.shape if isinstance(self.reading, ImageInputs) else None
         images = [] if sides is None else [sides, sides[1:] if sides[0] == 1 else sides]
@@ -207,18 +231,11 @@ class RawInputs:
         return stored
 
 
-def _is_image(source: Any) -> bool:
-    return isinstance(source, Path) or hasattr(source, "convert")
-
-
 def describe_inputs(data: "FederatedDataModule") -> dict[str, Any]:
     """What of a data module's test set :func:`read_inputs` needs, as JSON takes it."""
-    from fedgkd_pl.data.datasets.text import TrimPadding
-
     examples, reading, fields = data.test, data.reading, None
     shape, dtype = tuple(examples.inputs.shape[1:]), examples.inputs.dtype
-    bytes_of_image = dtype == torch.uint8 and len(shape) == 3 and shape[0] in (1, 3)
-    if reading is None and bytes_of_image:
+    if reading is None and dtype == torch.uint8 and len(shape) == 3 and shape[0] in (1, 3):
         reading = ImageInputs()
     if isinstance(reading, ImageInputs) and reading.shape is None:
         reading = replace(reading, shape=(shape[0], shape[1], shape[2]))
@@ -226,74 +243,59 @@ def describe_inputs(data: "FederatedDataModule") -> dict[str, Any]:
         kinds = {value: name for name, value in FORMATS.items()}
         fields = {"kind": kinds[type(reading)], **asdict(reading)}
         fields.pop("vocabulary", None)  # a file of its own
-    transform: Any = examples.transform
-    kind = type(transform)  # not a subclass, which may do anything
-    described: dict[str, Any] = {"kind": "own", "name": f"{kind.__module__}.{kind.__qualname__}"}
-    if kind is ImageTransform:
-        described = {"kind": "normalise", "mean": transform.mean, "std": transform.std}
-    elif kind is Scale:
-        sides = None if transform.shape is None else transform(examples[:1].inputs, None).shape[1:]
-        described = {"kind": "scale", "maximum": float(transform.maximum), "shape": sides}
-    elif kind is Ids:
-        described = {"kind": "ids"}
-    elif kind is TrimPadding:
-        described = {"kind": "trim", "pad_id": transform.pad_id}
+    own = type(examples.transform)
+    transform: dict[str, Any] = {"kind": OWN, "name": f"{own.__module__}.{own.__qualname__}"}
+    for kind, (known, names) in _transforms().items():
+        if own is known:  # not a subclass, which may do anything
+            values = {name: getattr(examples.transform, name) for name in names}
+            transform = {"kind": kind, **values}
     name = str(dtype).removeprefix("torch.")
-    return {"shape": shape, "dtype": name, "reading": fields, "transform": described}
-
-
-class OwnTransform:
-    """Stands for a transform of the user's, which a run's folder does not hold."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __call__(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Refuses to guess."""
-        reason = f"{self.name!r:.100} is not in the run's folder; apply it, and call net"
-        raise SettingError("transform", reason)
+    return {"shape": shape, "dtype": name, "reading": fields, "transform": transform}
 
 
 def read_inputs(content: Any, vocabulary: Path | None = None) -> RawInputs:
-    """What :func:`describe_inputs` gave; ValueError for anything that is none of it.
+    """What :func:`describe_inputs` gave; any error but SettingError for what is none of it.
 
     Args:
         content: of a file that may be a stranger's.
         vocabulary: the tokenizer's own file; by default it is found by its name.
     """
-    try:
-        return _raw_inputs(content, vocabulary)
-    except (KeyError, TypeError, AttributeError, ArithmeticError) as error:
-        raise ValueError("has other keys or values") from error
-
-
-def _raw_inputs(content: Any, vocabulary: Path | None) -> RawInputs:
     from fedgkd_pl.data.datasets.text import TrimPadding, load_tokenizer, saved_tokenizer
 
-    shape, dtype = tuple(map(int, content["shape"])), content["dtype"]
     reading: Any = None
     tokenizer = None
     if (fields := content["reading"]) is not None:
         values = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
         kind: Any = values.pop("kind")
         reading = FORMATS[kind](**values)
-    match content["transform"]:
-        case {"kind": "normalise", "mean": mean, "std": std}:
-            transform: Any = ImageTransform(mean, std, padding=0, flip=False)
-        case {"kind": "scale", "maximum": maximum, "shape": sides}:
-            transform = Scale(maximum, sides)
-        case {"kind": "ids"}:
-            transform = Ids()
-        case {"kind": "trim", "pad_id": int(pad_id)}:
-            transform = TrimPadding(pad_id)
-            if vocabulary is not None and vocabulary.is_file():
-                tokenizer = saved_tokenizer(vocabulary, pad_id)
-            else:
-                tokenizer = load_tokenizer(reading.tokenizer)
-        case {"kind": "own", "name": str(name)}:
-            transform = OwnTransform(name)
-        case _:
-            raise ValueError("has another transform")
-    if dtype not in DTYPES or prod(shape) >= LARGEST:
-        raise ValueError("has another shape or dtype")
-    return RawInputs(shape, getattr(torch, dtype), reading, transform, tokenizer)
+    settings = dict(content["transform"])
+    kind = settings.pop("kind")
+    make = partial(partial, _refuse) if kind == OWN else _transforms()[kind][0]
+    transform = make(**settings)
+    if isinstance(transform, TrimPadding):
+        if vocabulary is not None and vocabulary.is_file():
+            tokenizer = saved_tokenizer(vocabulary, transform.pad_id)
+        else:
+            tokenizer = load_tokenizer(reading.tokenizer)
+    dtype = {name: getattr(torch, name) for name in DTYPES}[content["dtype"]]
+    return RawInputs(tuple(map(int, content["shape"])), dtype, reading, transform, tokenizer)
+
+
+OWN = "own"  # of a transform of the user's, which a run's folder does not hold
+
+
+def _refuse(inputs: Tensor, generator: torch.Generator | None, name: str) -> Tensor:
+    reason = f"{name!r:.100} is not in the run's folder; apply it, and call net"
+    raise SettingError("transform", reason)
+
+
+def _transforms() -> dict[str, tuple[Any, tuple[str, ...]]]:
+    """The transforms that a run's folder can hold, with the settings that count in evaluation."""
+    from fedgkd_pl.data.datasets.text import TrimPadding
+
+    return {
+        "normalise": (ImageTransform, ("mean", "std")),
+        "scale": (Scale, ("maximum", "shape")),
+        "ids": (Ids, ()),
+        "trim": (TrimPadding, ("pad_id",)),
+    }

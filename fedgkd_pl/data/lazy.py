@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +23,7 @@ PRELOAD = "fedgkd_pl.data.datamodule"  # torch and Lightning, which a pool's wor
 READ_AT_ONCE = 64  # samples, where nobody asks for batches
 Label = int | NDArray[np.float32]
 Task = tuple[NDArray[np.int64], NDArray[np.uint64]]  # rows to read, and a seed for each
+Samples = tuple[Tensor, list[Label]]  # inputs and labels
 
 
 class SampleError(RunFailed):
@@ -51,34 +53,41 @@ class SampleReader(Dataset[Any]):
         try:
             dataset = cloudpickle.dumps(self.dataset)
         except Exception as error:  # it may hold anything
-            name = type(self.dataset).__name__
-            reason = f"{name} cannot be sent to another process ({error!s:.100}): open files where "
-            reason += "they are read, or take no other process (loader_workers 0, engine.workers 1)"
-            raise SettingError(self.name, reason) from error
+            reason = (
+                f"{type(self.dataset).__name__} cannot be sent to another process ({error!s:.100})"
+            )
+            hint = "open files where they are read, or set loader_workers 0 and engine.workers 1"
+            raise SettingError(self.name, f"{reason}: {hint}") from error
         return _unpickle, (dataset, self.name, self.random, self.first, self.targets)
 
-    def __getitem__(self, task: Task) -> tuple[NDArray[np.uint8], list[Label]] | SampleError:
-        """The samples' bytes and labels, or why they cannot be used.
-
-        Tensors would travel from a worker in ``/dev/shm``, which in a container is 64 MB.
-        """
+    def read(self, rows: NDArray[np.int64], seeds: NDArray[np.uint64]) -> Samples:
+        """The inputs and labels of some samples; nobody else's generators are touched."""
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # as in a worker
         try:
             with kept_generators():
-                samples = [self._checked(*given) for given in self._read(*task)]
-        except SampleError as error:  # not raised: the DataLoader would add a traceback
-            return error
+                samples = [self._checked(*given) for given in self._samples(rows, seeds)]
         finally:
             torch.set_num_threads(threads)
-        inputs = torch.stack([x for x, _ in samples])
-        return inputs.flatten().view(torch.uint8).numpy(), [label for _, label in samples]
+        return torch.stack([x for x, _ in samples]), [label for _, label in samples]
 
-    def _read(self, rows: NDArray[np.int64], seeds: NDArray[np.uint64]) -> Iterator[Any]:
-        whole = None if self.random else getattr(self.dataset, "__getitems__", None)
-        if whole is not None:
+    def __getitem__(self, task: Task) -> tuple[NDArray[np.uint8], list[Label]] | SampleError:
+        """What a worker sends: bytes and labels, or why a sample cannot be used.
+
+        Tensors would travel in ``/dev/shm``, which in a container is 64 MB, and to an error that
+        is raised the DataLoader would add a traceback.
+        """
+        try:
+            inputs, labels = self.read(*task)
+        except SampleError as error:
+            return error
+        return inputs.flatten().view(torch.uint8).numpy(), labels
+
+    def _samples(self, rows: NDArray[np.int64], seeds: NDArray[np.uint64]) -> Iterator[Any]:
+        if not self.random and hasattr(self.dataset, "__getitems__"):
             with suppress(Exception):  # read one by one, it is known which sample failed
-                return iter(list(zip(rows.tolist(), whole(rows.tolist()), strict=True)))
+                whole = self.dataset.__getitems__(rows.tolist())
+                return iter(list(zip(rows.tolist(), whole, strict=True)))
         return map(self._sample, rows.tolist(), seeds.tolist())
 
     def _sample(self, row: int, seed: int) -> tuple[int, Any]:
@@ -86,27 +95,22 @@ class SampleReader(Dataset[Any]):
         try:
             return row, self.dataset[row]
         except Exception as error:  # the user's dataset may fail in any way
-            reason = f"{type(error).__name__}: {error}"
-            reason = error.reason if isinstance(error, SettingError) else reason
-            raise self._error(row, f"cannot be read: {reason}") from error
+            text = f"cannot be read: {type(error).__name__}: {error}"
+            raise self._error(row, text) from error
 
     def _checked(self, row: int, given: Any) -> tuple[Tensor, Label]:
-        if not isinstance(given, tuple | list) or len(given) != 2:
-            raise self._error(row, f"must be (x, y) (got a {type(given).__name__})")
-        x, label = as_input(given[0]), as_label(given[1])
-        if x is None:
-            kind = type(given[0]).__name__
-            raise self._error(row, f"has a {kind} as input; let a transform make it a tensor")
+        pair = given if isinstance(given, tuple | list) and len(given) == 2 else (None, None)
+        x, label = as_input(pair[0]), as_label(pair[1])
+        if x is None or label is None:
+            text = "must be (x, y): a tensor or an array, and a class number or numbers"
+            raise self._error(row, f"{text} (got {given})")
         if self.first is None:
             self.first = torch.empty_like(x, device="meta")
-        elif (x.shape, x.dtype) != (self.first.shape, self.first.dtype):
-            first = f"{self.first.dtype} of shape {tuple(self.first.shape)}"
-            text = f"is {x.dtype} of shape {tuple(x.shape)}, the first is {first}"
-            raise self._error(row, f"{text}; make them alike")
-        if x.is_floating_point() and not x.sum().isfinite() and not x.isfinite().all():
+        forms = [f"{each.dtype} of shape {tuple(each.shape)}" for each in (x, self.first)]
+        if forms[0] != forms[1]:
+            raise self._error(row, f"is {forms[0]}, the first is {forms[1]}; make them alike")
+        if x.is_floating_point() and not x.isfinite().all():
             raise self._error(row, "has NaN or Inf; drop or fix it")
-        if label is None:
-            raise self._error(row, f"must have a class number or numbers as label (got {given[1]})")
         if self.targets is not None and np.any(label != self.targets[row]):
             text = f"has the label {label}, but its target is {self.targets[row]}"
             raise self._error(row, f"{text}; give targets as the samples have them")
@@ -135,47 +139,45 @@ class SampleLoader:
         self.workers = workers
         self._tasks: list[Task] = []  # of the pass
         self._loader: DataLoader[Any] | None = None
-        self._batches: Iterator[Any] = iter(())
-        self._reading: object | None = None  # the pass that the workers read
+        self._busy = False  # with a pass: the workers read one at a time
 
     def __reduce__(self) -> Any:
         return SampleLoader, (self.reader, self.workers)
 
-    def read(self, tasks: Sequence[Task]) -> Iterator[tuple[Tensor, list[Label]]]:
+    def read(self, tasks: Sequence[Task]) -> Iterator[Samples]:
         """The inputs and labels of one task after the other."""
-        if not self.workers or self._reading is not None:  # workers read one pass at a time
-            yield from (self._unpacked(self.reader[task]) for task in tasks)
+        if not self.workers or self._busy or len(tasks) == 1:
+            yield from (self.reader.read(*task) for task in tasks)
             return
-        me = self._reading = object()
+        first = self.reader.first
+        assert first is not None
+        self._busy = True
         try:
-            self._start(tasks)
-            for _ in tasks:
-                if self._reading is not me:
-                    raise RunFailed(f"{self.reader.name}: was closed while it was read")
-                yield self._unpacked(next(self._batches))
-        except RunFailed:
+            for given in self._answers(tasks):
+                if isinstance(given, SampleError):
+                    raise given
+                flat, labels = given
+                yield torch.from_numpy(flat).view(first.dtype).view(-1, *first.shape), labels
+        except SampleError:
             raise
-        except RuntimeError as error:  # of the DataLoader
+        except RuntimeError as error:  # of the DataLoader, mostly for lack of memory
             self.close()
-            line = (str(error).splitlines() or ["it ended"])[0]
-            text = f"a process that reads samples failed ({line:.200}), mostly for lack of memory"
-            raise RunFailed(f"{text}; take fewer loader_workers") from error
+            raise RunFailed(f"{error!s:.200}; take fewer loader_workers") from error
         finally:
-            if self._reading is me:
-                self._reading = None
+            self._busy = False
 
     def close(self) -> None:
-        """Ends the workers, also in the middle of a pass; the next pass starts others."""
-        self._loader, self._batches, self._reading = None, iter(()), None
+        """Ends the workers; the next pass starts others."""
+        self._loader = None
 
-    def _start(self, tasks: Sequence[Task]) -> None:
+    def _answers(self, tasks: Sequence[Task]) -> Iterator[Any]:
         self._tasks[:] = tasks
         if self._loader is None:
             self._loader = DataLoader(
                 self.reader,
                 batch_size=None,  # an item of the reader is a batch
                 sampler=self._tasks,
-                collate_fn=_as_it_is,
+                collate_fn=copy,  # as it is
                 generator=torch.Generator(),  # it would draw a seed from the process's own
                 num_workers=self.workers,
                 persistent_workers=True,
@@ -183,19 +185,7 @@ class SampleLoader:
                 multiprocessing_context=context_of_helpers(PRELOAD),
             )
         with without_main():
-            self._batches = iter(self._loader)
-
-    def _unpacked(self, given: Any) -> tuple[Tensor, list[Label]]:
-        if isinstance(given, SampleError):
-            raise given
-        flat, labels = given
-        first = self.reader.first
-        assert first is not None
-        return torch.from_numpy(flat).view(first.dtype).view(-1, *first.shape), labels
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
+            return iter(self._loader)
 
 
 def _begin(worker: int) -> None:
@@ -281,9 +271,7 @@ class LazyExamples(Examples):
     def _pieces(self, rows: Tensor | slice) -> Iterator[Tensor]:
         """The inputs of some examples as evaluation sees them, a few at a time."""
         tasks = tasks_of(self._known()[rows].cpu().numpy())
-        few = len(tasks) == 1  # not worth the start of a process
-        loader = SampleLoader(self.loader.reader, 0) if few else self.loader
-        return (inputs for inputs, _ in loader.read(tasks))
+        return (inputs for inputs, _ in self.loader.read(tasks))
 
 
 def tasks_of(rows: NDArray[np.int64]) -> list[Task]:

@@ -1,6 +1,5 @@
 """Arrays in files that are mapped, not read: every process maps the file for itself."""
 
-import mmap
 import warnings
 from pathlib import Path
 from typing import Any
@@ -43,13 +42,6 @@ def open_map(file: str, dtype: str, shape: tuple[int, ...], offset: int) -> Mapp
     return tensor
 
 
-def is_mapped(array: Any) -> bool:
-    """Whether an array's data is that of a mapped file."""
-    while isinstance(array, np.ndarray):
-        array = array.base
-    return isinstance(array, mmap.mmap)
-
-
 def as_tensor(array: Any, key: str) -> Tensor:
     """A tensor of the same numbers; a memory map stays one.
 
@@ -66,19 +58,18 @@ def as_tensor(array: Any, key: str) -> Tensor:
     reason = f"must be numbers, of {', '.join(DTYPES)}"
     require(array.dtype.name in DTYPES and array.dtype.isnative, key, reason, array.dtype)
     require(array.ndim > 0, key, "must have a row per sample")
-    if not is_mapped(array):
-        usable = array.flags.writeable and array.flags.c_contiguous
-        return torch.from_numpy(array if usable else np.array(array, order="C"))
     root = array
     while isinstance(root.base, np.ndarray):
         root = root.base
-    name = getattr(root, "filename", None)
-    mapped = name is not None and array.flags.c_contiguous
-    require(mapped, key, "a memory map must be of a file, in C order, with its rows in order")
+    if not isinstance(root, np.memmap):
+        usable = array.flags.writeable and array.flags.c_contiguous
+        return torch.from_numpy(array if usable else np.array(array, order="C"))
+    reason = "a memory map must be of a file, in C order, with its rows in order"
+    require(bool(root.filename) and array.flags.c_contiguous, key, reason)
     if array.flags.writeable:
         root.flush()  # what was written must be in the file before others map it
     offset = root.offset + _address(array) - _address(root)
-    return open_map(str(Path(str(name)).absolute()), array.dtype.str, array.shape, offset)
+    return open_map(str(Path(str(root.filename)).absolute()), array.dtype.str, array.shape, offset)
 
 
 def _address(array: Any) -> int:

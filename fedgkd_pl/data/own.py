@@ -72,21 +72,21 @@ def keep_own(
             size = round(fraction * len(samples))
             rng = np.random.default_rng(derive(seed, PURPOSES[split], client=client))
             ordered = np.sort(rest)
-            rows = stratified(labels[ordered], size, rng) if size else np.zeros(0, np.int64)
-            taken[split].append(ordered[rows])
-            rest = rest[~np.isin(rest, ordered[rows])]  # in the order that the partition gave
+            drawn = ordered[stratified(labels[ordered], size, rng)] if size else ordered[:0]
+            taken[split].append(drawn)
+            rest = rest[~np.isin(rest, drawn)]  # in the order that the partition gave
         training.append(rest)
+    splits = {split: OwnSplit.of(owned, parts) for split, parts in taken.items()}
+    clients = int(np.count_nonzero(index.sizes))
+    for split, own in splits.items():
+        key, small = f"client_{split}_fraction", clients - len(own.clients)
+        reason = "takes nothing: no client has enough samples of a class to give one away"
+        require(small < clients, key, reason, wanted[split])
+        if small:
+            text = "%s: %d of %d clients are too small for a %s split of their own, and not counted"
+            log.warning(text, key, small, clients, split)
     rows = np.sort(np.concatenate(training))
     left = ClientIndex([np.searchsorted(rows, part) for part in training])
-    splits = {split: OwnSplit.of(owned, parts) for split, parts in taken.items()}
-    have = int(np.count_nonzero(index.sizes))
-    for split, own in splits.items():
-        key, empty = f"client_{split}_fraction", have - len(own.clients)
-        reason = "takes nothing: no client has enough samples of a class to give one away"
-        require(empty < have, key, reason, wanted[split])
-        if empty:
-            text = "%s: %d of %d clients are too small for a %s split of their own, and not counted"
-            log.warning(text, key, empty, have, split)
     return owned.view(torch.from_numpy(rows)), left, splits
 
 

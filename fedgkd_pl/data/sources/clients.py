@@ -1,30 +1,19 @@
 """A file or a folder for every client: the owners that the data comes from."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from fedgkd_pl.data.examples import Examples, Splits
-from fedgkd_pl.data.inputs import ImageInputs
+from fedgkd_pl.data.inputs import Decoder
 from fedgkd_pl.data.mapped import as_tensor
 from fedgkd_pl.data.partition import ByKey, Partition
 from fedgkd_pl.data.sources.arrays import as_labels, read_pairs, transform_for
-from fedgkd_pl.data.sources.base import (
-    OwnData,
-    children,
-    class_files,
-    in_order,
-    owners_of,
-    parts_of,
-)
-from fedgkd_pl.data.sources.images import ENDINGS, check_size, normalised
-from fedgkd_pl.data.sources.tables import column, numbers, read_csv
+from fedgkd_pl.data.sources.base import OwnData, children, class_files, joined, parts_of
+from fedgkd_pl.data.sources.images import ENDINGS
+from fedgkd_pl.data.sources.tables import read_csv
 from fedgkd_pl.errors import require
-from torch import Tensor
 from typing_extensions import override
-
-Files = dict[str, list[Path]]
-Found = dict[Path, tuple[Tensor, Tensor]]  # inputs and targets
 
 
 class ClientFiles(OwnData):
@@ -61,75 +50,59 @@ class ClientFiles(OwnData):
         partition: Partition = ByKey(),  # noqa: B008
         **kwargs: Any,
     ) -> None:
-        self.parts = parts_of(path)
-        found = children(self.parts["train"])
-        require(len(found) > 0, "path", f"{self.parts['train']} has no clients")
-        number = len(found) if num_clients is None else num_clients
+        self.files = {split: children(folder) for split, folder in parts_of(path).items()}
+        for split, files in self.files.items():
+            require(len(files) > 0, "path", f"{path} has no clients", split)
+        number = len(self.files["train"]) if num_clients is None else num_clients
         super().__init__(num_clients=number, partition=partition, **kwargs)
-        check_size(size)
         self.path = path
         self.label = label
         self.columns = columns
         self.standardise = standardise
-        self.form = size, grayscale
+        self.decoder = Decoder(size, grayscale)
 
     @override
     def load(self) -> Splits:
-        files = {split: children(folder) for split, folder in self.parts.items()}
-        names = self.owner_names = [file.stem for file in files["train"]]
-        require(len(set(names)) == len(names), "path", f"{self.path}: two clients have one name")
-        kinds = {file.suffix if file.is_file() else "" for each in files.values() for file in each}
-        readers = {".csv": self._tables, ".npz": self._arrays, "": self._images}
+        import pandas as pd
+
+        files = [file for each in self.files.values() for file in each]
+        kind, *others = {file.suffix if file.is_file() else "" for file in files}
         reason = f"{self.path} must hold folders, .csv or .npz files, all of one kind"
-        require(len(kinds) == 1 and kinds <= readers.keys(), "path", reason)
-        (kind,) = kinds
-        found = readers[kind](files)
-        examples, keys = {}, {}
-        for split, each in files.items():
-            inputs, targets = zip(*(found[file] for file in each), strict=True)
-            values = torch.cat(inputs)
-            transform = transform_for(values, None, None)
-            examples[split] = Examples(values, torch.cat(targets), transform)
-            sizes = [(file.stem, len(found[file][1])) for file in each]
-            keys[split] = owners_of(sizes, names)
-        self.count_classes(examples["train"].targets)
-        splits = self.split(*in_order(examples), keys=keys["train"], test_keys=keys.get("test"))
-        if kind == "":
-            self.reading = ImageInputs(resize=self.form[0] is not None)
-            return normalised(splits, self.training_part(splits))
-        if kind == ".csv":
-            return self.standardised(splits, self.used, self.standardise)
-        return splits
-
-    def _tables(self, files: Files) -> Found:
-        cells = {file: read_csv(file) for each in files.values() for file in each}
-        labels = {file: column(each, self.label, "label", file) for file, each in cells.items()}
-        self.take_names(label for file in files["train"] for label in labels[file])
-        first = cells[files["train"][0]]
-        self.used = self.columns or [name for name in first if name != self.label]
-        return {
-            file: (numbers(table, self.used, file), self.row_targets(labels[file], file))
-            for file, table in cells.items()
+        require(kind in READERS and not others, "path", reason)
+        parts = {
+            split: {file.stem: READERS[kind](file) for file in each}
+            for split, each in self.files.items()
         }
+        fits = len(parts["train"]) == len(self.files["train"])
+        require(fits, "path", f"{self.path}: two clients have one name")
+        owners = self.part_owners(parts)
+        if kind == ".npz":
+            examples: dict[str, Any] = {split: joined(each) for split, each in parts.items()}
+            return self.split(**examples, **owners)
+        tables = {split: pd.concat(list(each.values())) for split, each in parts.items()}
+        if kind == "":
+            images = {split: list(table["file"]) for split, table in tables.items()}
+            return self.image_splits(images, self.class_targets(tables), self.decoder, **owners)
+        targets = self.class_targets(tables, self.label)
+        first = next(iter(parts["train"].values()))
+        columns = self.columns or [name for name in first if name != self.label]
+        return self.table_splits(tables, columns, targets, self.standardise, **owners)
 
-    def _arrays(self, files: Files) -> Found:
-        found: Found = {}
-        for file in (file for each in files.values() for file in each):
-            x, y, *_ = read_pairs(file, "path")
-            inputs, targets = as_tensor(x, "path"), as_labels(y, "path")
-            require(len(targets) > 0, "path", f"{file} has no samples")
-            fits = len(inputs) == len(targets)
-            require(fits, "path", f"{file}: inputs and labels must have the same length")
-            found[file] = inputs, targets
-            first = next(iter(found.values()))[0]
-            alike = (inputs.shape[1:], inputs.dtype) == (first.shape[1:], first.dtype)
-            actual = f"{inputs.dtype} of shape {tuple(inputs.shape[1:])}"
-            reason = f"{file}: samples must be like those of {next(iter(found)).name}"
-            require(alike, "path", reason, actual)
-        return found
 
-    def _images(self, files: Files) -> Found:
-        listings = {file: class_files(file, ENDINGS) for each in files.values() for file in each}
-        self.take_names(label for folder in files["train"] for _, label in listings[folder])
-        images = self.decoded(listings, *self.form)
-        return {folder: (part.inputs, part.targets) for folder, part in images.items()}
+def _read_images(folder: Path) -> Any:
+    return class_files(folder, ENDINGS)
+
+
+def _read_arrays(file: Path) -> Examples:
+    x, y, *_ = read_pairs(file, "path")
+    inputs, targets = as_tensor(x, "path"), as_labels(y, "path")
+    fits = len(inputs) == len(targets) > 0
+    require(fits, "path", f"{file} must have samples, and a label for each of them")
+    return Examples(inputs, targets, transform_for(inputs, None, None))
+
+
+READERS: dict[str, Callable[[Path], Any]] = {
+    ".csv": read_csv,
+    ".npz": _read_arrays,
+    "": _read_images,
+}

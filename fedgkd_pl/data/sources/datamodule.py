@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from fedgkd_pl.data.examples import Examples, Splits
 from fedgkd_pl.data.sources.arrays import transform_for
-from fedgkd_pl.data.sources.base import OwnData, in_order
+from fedgkd_pl.data.sources.base import OwnData, reading
 from fedgkd_pl.data.sources.dataset import check_workers, lazy_examples
-from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.errors import require
 from fedgkd_pl.seeds import seeded
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader, default_collate
@@ -44,8 +44,6 @@ class LightningData(OwnData):
     ) -> None:
         super().__init__(**kwargs)
         check_workers(loader_workers, lazy)
-        federated = isinstance(datamodule, OwnData)
-        require(not federated, "datamodule", "is cut into clients already: use it as it is")
         self.datamodule = datamodule
         self.lazy = lazy
         self.loader_workers = loader_workers
@@ -60,34 +58,28 @@ class LightningData(OwnData):
         self.prepare_data()
         for stage in ("fit", "test"):
             self.datamodule.setup(stage)
-        examples = {}
+        examples: dict[str, Any] = {}
         for split in ("train", "test", "val"):
             hook = f"{split}_dataloader"
             if getattr(type(self.datamodule), hook) is not getattr(LightningDataModule, hook):
                 examples[split] = self._examples(split, hook)
         require("train" in examples, "datamodule", "must have a train_dataloader()")
-        self.count_classes(examples["train"].targets)
-        return self.split(*in_order(examples))
+        return self.split(**examples)
 
     def _examples(self, split: str, hook: str) -> Examples:
         """All samples of a split, in their order."""
         loader = getattr(self.datamodule, hook)()
-        if isinstance(loader, list | tuple) and len(loader) == 1:
-            (loader,) = loader
+        loader = loader[0] if isinstance(loader, list | tuple) and len(loader) == 1 else loader
         reason = f"its {hook}() must be one DataLoader, of a map-style dataset"
         plain = isinstance(loader, DataLoader) and hasattr(loader.dataset, "__len__")
         require(plain, "datamodule", reason, type(loader).__name__)
         if self.lazy:
-            own = loader.collate_fn is not default_collate
-            reason = f"its {hook}() has a collate_fn, which needs whole batches"
-            require(not own, "lazy", f"{reason}: let its dataset give (x, y)")
+            reason = f"its {hook}() has a collate_fn: let its dataset give (x, y) instead"
+            require(loader.collate_fn is default_collate, "lazy", reason)
             return lazy_examples(loader.dataset, split, workers=self.loader_workers)
         ordered: Any = DataLoader(loader.dataset, 256, collate_fn=loader.collate_fn)
-        try:
+        with reading(f"its {hook}() of (inputs, labels)", "datamodule"):
             with seeded(self.partition_seed):
                 batches = list(ordered)
             inputs, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
-        except (RuntimeError, TypeError, ValueError) as error:  # also of no batches
-            reason = f"its {split} batches must be (inputs, labels), tensors of one shape"
-            raise SettingError("datamodule", f"{reason} ({error!s:.100})") from error
         return Examples(inputs, targets, transform_for(inputs, None, None))

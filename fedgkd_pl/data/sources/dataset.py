@@ -2,7 +2,7 @@
 
 import logging
 import pickle
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from contextlib import suppress
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from fedgkd_pl.data.examples import Splits, Transform
 from fedgkd_pl.data.lazy import LazyExamples, SampleError, SampleLoader, SampleReader, tasks_of
 from fedgkd_pl.data.sources.arrays import as_labels, read_array, transform_for
-from fedgkd_pl.data.sources.base import OwnData, in_order
+from fedgkd_pl.data.sources.base import OwnData, reading
 from fedgkd_pl.errors import SettingError, require
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset
@@ -79,23 +79,17 @@ class TorchDataset(OwnData):
 
     @override
     def load(self) -> Splits:
-        train = self.datasets["train"]
-        require(train is not None, "train", "must be a dataset")
-        examples = {
+        examples: dict[str, Any] = {
             split: lazy_examples(dataset, split, self.targets[split], *self.settings)
             for split, dataset in self.datasets.items()
             if dataset is not None
         }
-        names = getattr(train, "classes", ())
-        if not self.class_names and all(isinstance(name, str) for name in names):
-            known = getattr(self, "num_classes", len(names))
-            self.class_names = list(names) if len(names) == known else ()
-        targets = examples["train"].targets
-        self.count_classes(targets)
-        keys = None
-        if self.owners is not None:
-            keys = self.take_owners(read_array(self.owners, "owners"), len(targets))
-        return self.split(*in_order(examples), keys=keys)
+        names = getattr(self.datasets["train"], "classes", ())
+        known = getattr(self, "num_classes", len(names)) == len(names)
+        if known and not self.class_names and all(isinstance(name, str) for name in names):
+            self.class_names = list(names)
+        owners = None if self.owners is None else read_array(self.owners, "owners")
+        return self.split(**examples, keys=self.take_owners(owners, len(examples["train"])))
 
 
 def check_workers(number: int, lazy: bool = True) -> None:
@@ -119,23 +113,20 @@ def lazy_examples(
         targets: the labels, where they are given.
         transform: of a batch; by default as for arrays.
     """
-    plain = all(hasattr(dataset, name) for name in ("__len__", "__getitem__"))
-    reason = "must be a map-style dataset, with len() and samples by number"
-    require(plain, split, reason, type(dataset).__name__)
-    length = len(dataset)
-    require(length > 0, split, "has no samples")
+    length = len(dataset) if isinstance(dataset, Sized) else 0
+    require(length > 0, split, "must be a map-style dataset, with samples by number, and len()")
     key = "targets" if split == "train" else f"{split}_targets"
     reader = SampleReader(dataset, split, random)
-    here, loader = SampleLoader(reader, 0), SampleLoader(reader, workers)
+    loader = SampleLoader(reader, workers)
     if workers:
         pickle.dumps(reader)  # or say now that it cannot be sent to them
     labels = known_labels(dataset) if targets is None else as_labels(targets, key, length)
     try:
-        list(here.read(tasks_of(np.array([0]))))
+        reader.targets = None if labels is None else labels.numpy()
+        reader.read(*tasks_of(np.unique([0, length // 2, length - 1]))[0])
         if labels is None:
             labels = read_labels(loader, length, key)
-        reader.targets = labels.numpy()
-        list(here.read(tasks_of(np.unique([0, length // 2, length - 1]))))
+            reader.targets = labels.numpy()
     except SampleError as error:
         raise SettingError("data", str(error)) from error
     assert reader.first is not None
@@ -166,11 +157,6 @@ def read_labels(loader: SampleLoader, length: int, key: str) -> Tensor:
     name = loader.reader.name
     text = "%s does not tell its labels: reading all %d samples once for them; give %s to avoid it"
     log.warning(text, name, length, key)
-    try:
-        read = [label for _, labels in loader.read(tasks_of(np.arange(length))) for label in labels]
+    read = [label for _, labels in loader.read(tasks_of(np.arange(length))) for label in labels]
+    with reading(f"what {name} gives as labels", key):
         return as_labels(np.stack(read), key)
-    except ValueError as error:
-        reason = f"{name} has class numbers and rows of numbers; make them alike"
-        raise SettingError(key, reason) from error
-    finally:
-        loader.close()

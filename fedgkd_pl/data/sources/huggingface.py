@@ -4,15 +4,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from fedgkd_pl.data.examples import Examples, Splits
-from fedgkd_pl.data.inputs import ImageInputs, decode
+from fedgkd_pl.data.inputs import Decoder
 from fedgkd_pl.data.mapped import as_tensor
-from fedgkd_pl.data.sources.arrays import transform_for
-from fedgkd_pl.data.sources.base import in_order
-from fedgkd_pl.data.sources.images import check_size, normalised
-from fedgkd_pl.data.sources.tables import column, numbers
+from fedgkd_pl.data.sources.arrays import as_labels, transform_for
+from fedgkd_pl.data.sources.base import Owners, Tables, numbered, reading, where
 from fedgkd_pl.data.sources.text import OwnTexts
 from fedgkd_pl.errors import SettingError, installs, require
+from torch import Tensor
 from typing_extensions import override
 
 SPLITS = {"train": "train", "test": "test", "validation": "val"}
@@ -49,44 +49,36 @@ class HuggingFace(OwnTexts):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        check_size(size)
         self.dataset = dataset
         self.label = label
         self.columns = [columns] if isinstance(columns, str) else list(columns)
         require(len(self.columns) > 0, "columns", "must name a column at least")
         self.config = config
         self.owner = owner
-        self.form = size, grayscale
+        self.decoder = Decoder(size, grayscale)
 
     @override
     def load(self) -> Splits:
-        wanted = dict.fromkeys([*self.columns, self.label, *([self.owner] if self.owner else [])])
-        cells: dict[str, dict[str, list[Any]]] = {}
-        found = self._splits()
+        import pandas as pd
+
+        wanted = {name: "columns" for name in self.columns} | {self.label: "label"}
+        wanted |= {} if self.owner is None else {self.owner: "owner"}
+        found, tables = self._splits(), {}
         for split, rows in found.items():
-            for name in wanted:
-                key = {self.label: "label", self.owner: "owner"}.get(name, "columns")
-                known = ", ".join(rows.column_names)
-                reason = f"{split} has no column {name!r:.40}, but {known}"
+            require(len(rows) > 0, "dataset", f"{split} has no rows")
+            for name, key in wanted.items():
+                reason = f"{split} has no column {name!r:.40}, but {', '.join(rows.column_names)}"
                 require(name in rows.column_names, key, reason)
             plain = rows.with_format(None)
-            cells[split] = {name: list(plain[name]) for name in wanted}
-            require(len(rows) > 0, "dataset", f"{split} has no rows")
+            tables[split] = numbered(pd.DataFrame({n: list(plain[n]) for n in wanted}), split)
         classes = getattr(found["train"].features[self.label], "names", None)
-        labels = {
-            split: column(each, self.label, "label", Path(split)) for split, each in cells.items()
-        }
-        self.take_names(labels["train"])
-        if classes is not None:  # in their own order, with those that have no sample
-            self.class_names = [str(number) for number in range(len(classes))]
-            self.num_classes = len(classes)
-        targets = {split: self.row_targets(values, split) for split, values in labels.items()}
-        self.class_names = classes or self.class_names
-        keys = None
-        if self.owner is not None:
-            owners = column(cells["train"], self.owner, "owner", Path("train"))
-            keys = self.take_owners(owners, len(owners))
-        return self._examples(cells, targets, keys)
+        if classes is None:
+            targets = self.class_targets(tables, self.label)
+        else:  # in their own order, with those that have no sample
+            self.class_names, self.num_classes = classes, len(classes)
+            cells = {split: table[self.label].to_numpy() for split, table in tables.items()}
+            targets = {split: as_labels(labels, "label") for split, labels in cells.items()}
+        return self._read(tables, targets, self.column_owners(tables["train"], self.owner))
 
     def _splits(self) -> dict[str, Any]:
         try:
@@ -96,46 +88,32 @@ class HuggingFace(OwnTexts):
             raise SettingError("dataset", reason) from error
         found = self.dataset
         if isinstance(found, str):
-            try:
-                saved = Path(found).expanduser()
-                here = any((saved / f).is_file() for f in ("state.json", "dataset_dict.json"))
-                found = datasets.load_from_disk(saved) if here else _fetch(found, self.config)
-            except Exception as error:  # the hub and damaged files raise many classes
-                line = (str(error).splitlines() or [type(error).__name__])[0]
-                raise SettingError("dataset", f"cannot be read ({line:.200})", found) from error
+            saved = Path(found).expanduser()
+            here = any((saved / file).is_file() for file in ("state.json", "dataset_dict.json"))
+            with reading(found, "dataset"):
+                load = datasets.load_dataset
+                found = datasets.load_from_disk(saved) if here else load(found, self.config)
         splits = dict(found) if isinstance(found, Mapping) else {"train": found}
         require("train" in splits, "dataset", "must have a split train", ", ".join(splits))
         return {SPLITS[name]: rows for name, rows in splits.items() if name in SPLITS}
 
-    def _examples(self, cells: Any, targets: Any, keys: Any) -> Splits:
-        values = {split: rows[self.columns[0]] for split, rows in cells.items()}
-        first = values["train"][0] if len(self.columns) == 1 else None
-        images, texts = hasattr(first, "convert"), isinstance(first, str)
-        for split, rows in values.items():
-            gap = rows.index(None) + 1 if (images or texts) and None in rows else 0
-            require(not gap, "columns", f"{split}, row {gap}, {self.columns[0]!r:.40} is empty")
-        if texts:
-            return self.split(*in_order(self.tokenise(values, targets, self.columns[0])), keys=keys)
-        if images:
-            pixels = decode([image for each in values.values() for image in each], *self.form)
-            lengths = [len(each) for each in values.values()]
-            tensors = dict(zip(values, pixels.split(lengths), strict=True))
-        elif isinstance(first, list):
-            tensors = {split: as_tensor(rows, "columns") for split, rows in values.items()}
-        else:
-            tensors = {s: numbers(rows, self.columns, Path(s)) for s, rows in cells.items()}
-        examples = {
-            split: Examples(tensor, targets[split], transform_for(tensor, None, None))
-            for split, tensor in tensors.items()
+    def _read(self, tables: Tables, targets: dict[str, Tensor], owners: Owners | None) -> Splits:
+        """The splits, by what the first cell of the only column is."""
+        name = self.columns[0]
+        first = tables["train"][name].iloc[0] if len(self.columns) == 1 else None
+        if not isinstance(first, str | list) and not hasattr(first, "convert"):
+            return self.table_splits(tables, self.columns, targets, keys=owners)
+        for table in tables.values():
+            for row in np.flatnonzero(table[name].isna())[:1]:
+                raise SettingError("columns", f"{where(table, row)}, {name!r:.40} is empty")
+        cells = {split: table[name].tolist() for split, table in tables.items()}
+        if hasattr(first, "convert"):
+            return self.image_splits(cells, targets, self.decoder, keys=owners)
+        if isinstance(first, str):
+            return self.split(**self.tokenise(cells, targets, name), keys=owners)
+        values = {split: as_tensor(lists, "columns") for split, lists in cells.items()}
+        examples: dict[str, Any] = {
+            split: Examples(rows, targets[split], transform_for(rows, None, None))
+            for split, rows in values.items()
         }
-        splits = self.split(*in_order(examples), keys=keys)
-        if images:
-            self.reading = ImageInputs(resize=self.form[0] is not None)
-            return normalised(splits, self.training_part(splits))
-        return splits if isinstance(first, list) else self.standardised(splits, self.columns)
-
-
-def _fetch(name: str, config: str | None) -> Any:
-    from datasets import load_dataset
-
-    return load_dataset(name, config)
+        return self.split(**examples, keys=owners)

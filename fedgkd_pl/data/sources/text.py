@@ -13,15 +13,8 @@ from fedgkd_pl.data.datasets.text import (
 )
 from fedgkd_pl.data.examples import Examples, Splits
 from fedgkd_pl.data.inputs import TextInputs
-from fedgkd_pl.data.sources.base import (
-    OwnData,
-    class_files,
-    in_order,
-    names_of,
-    parts_of,
-    read_text,
-)
-from fedgkd_pl.data.sources.tables import column, read_csv
+from fedgkd_pl.data.sources.base import OwnData, class_files, column, parts_of, reading
+from fedgkd_pl.data.sources.tables import read_csv, read_tables
 from fedgkd_pl.errors import require
 from torch import Tensor, nn
 from typing_extensions import override
@@ -45,7 +38,7 @@ class OwnTexts(OwnData):
 
     def tokenise(
         self, texts: Mapping[str, list[str]], targets: Mapping[str, Tensor], column: str
-    ) -> dict[str, Examples]:
+    ) -> dict[str, Any]:
         """The examples of every split; ``column`` is that of the texts, in a table."""
         require(self.tokenizer is not None, "tokenizer", "texts need one")
         tokenizer = load_tokenizer(str(self.tokenizer))
@@ -101,30 +94,21 @@ class TextFiles(OwnTexts):
     @override
     def load(self) -> Splits:
         path = Path(self.path).expanduser()
-        texts, targets, keys, names = {}, {}, None, list[str]()
         if path.is_dir():
-            folders = parts_of(self.path)
-            for split, folder in folders.items():
-                files = class_files(folder, (".txt",))
-                if split == "train":
-                    self.take_names(label for _, label in files)
-                    names = names_of(files, folder)
-                texts[split] = [read_text(file) for file, _ in files]
-                targets[split] = self.file_targets(files)
+            tables = {
+                split: class_files(folder, (".txt",)) for split, folder in parts_of(path).items()
+            }
+            texts = {split: list(map(_read, table["file"])) for split, table in tables.items()}
+            known: dict[str, Any] = {"names": list(tables["train"]["name"])}
+            targets = self.class_targets(tables)
         else:
-            tables = {"train": path}
-            if self.test_path is not None:
-                tables["test"] = Path(self.test_path).expanduser()
-            for split, file in tables.items():
-                cells = read_csv(file, "path" if split == "train" else "test_path")
-                labels = column(cells, self.label, "label", file)
-                if split == "train":
-                    self.take_names(labels)
-                    if self.owner is not None:
-                        keys = self.take_owners(
-                            column(cells, self.owner, "owner", file), len(labels)
-                        )
-                texts[split] = column(cells, self.text, "text", file)
-                targets[split] = self.row_targets(labels, file)
-        examples = self.tokenise(texts, targets, self.text)
-        return self.split(*in_order(examples), keys=keys, names=names)
+            tables = read_tables(read_csv, path, self.test_path)
+            texts = {split: column(table, self.text, "text") for split, table in tables.items()}
+            known = {"keys": self.column_owners(tables["train"], self.owner)}
+            targets = self.class_targets(tables, self.label)
+        return self.split(**self.tokenise(texts, targets, self.text), **known)
+
+
+def _read(file: Path) -> str:
+    with reading(file):
+        return file.read_text(encoding="utf-8-sig")
