@@ -4,7 +4,7 @@ from typing import Any
 
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.callback import FederatedCallback
-from fedgkd_pl.federation.evaluation import Scores
+from fedgkd_pl.federation.evaluation import Evaluation
 from fedgkd_pl.federation.hardware import evaluating
 from fedgkd_pl.federation.message import State
 from fedgkd_pl.federation.server import FederatedServer
@@ -52,7 +52,7 @@ class AveragedModel(FederatedCallback):
             TeacherBuffer(maxlen=self.size) if decay is None else MovingMean(decay)
         )
         self.net: FrozenNet | None = None
-        self.scores: dict[str, Scores] = {}  # of this round, by split
+        self.evaluation: Evaluation | None = None  # while the global model is evaluated in a round
 
     def state_dict(self) -> dict[str, Any]:
         """For the checkpoint."""
@@ -92,12 +92,14 @@ class AveragedModel(FederatedCallback):
 
     def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Makes ready to evaluate in a round, and not in ``validate`` or the sanity check."""
-        self.scores = {}
+        self.evaluation = None
         if self.net and trainer.state.fn == "fit" and not trainer.sanity_checking:
             data, device = pl_module.datamodule, pl_module.device
             self.net.load(self.average(pl_module), device)
-            for split in data.eval_splits():
-                self.scores[split] = pl_module.new_scores(data, split).to(device)
+            self.evaluation = Evaluation()
+            scores = {split: pl_module.new_scores(data, split) for split in data.eval_splits()}
+            self.evaluation.prepare(scores)
+            self.evaluation.to(device)
 
     def on_validation_batch_end(
         self,
@@ -109,13 +111,10 @@ class AveragedModel(FederatedCallback):
         dataloader_idx: int = 0,
     ) -> None:
         """Evaluates on the batch that the global model was evaluated on."""
-        if self.net and self.scores:
-            now = pl_module.datamodule.eval_splits()[dataloader_idx]
+        if self.net and self.evaluation:
+            split = pl_module.datamodule.eval_splits()[dataloader_idx]
             with evaluating(trainer.precision_plugin, pl_module.device):
-                for split, scores in self.scores.items():
-                    if split != now:
-                        scores.pause(self.net.net)
-                self.scores[now].step(self.net.net, batch, batch_idx, now)
+                self.evaluation.step(self.net.net, batch, batch_idx, split)
 
     @override
     def on_evaluated(
@@ -127,15 +126,15 @@ class AveragedModel(FederatedCallback):
         confusion: Tensor | None,
     ) -> None:
         """Logs the round."""
-        if self.scores and self.net:
-            found = self.scores[split].finish(self.net.net)[0]
+        if self.net and self.evaluation:
+            found = self.evaluation.finish(self.net.net, split)[0]
             part = "" if split == "test" else f"{split}_"
             names = [name for name in ("acc", "loss") if name in found]
             pl_module.log_round({f"average/{part}{name}": found[name] for name in names})
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Gives the net's memory back."""
-        self.net, self.scores = None, {}
+        self.net = self.evaluation = None
 
     def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Writes the average; also of a run that only lacked it."""

@@ -46,9 +46,9 @@ class ModelExport(FederatedCallback):
     """
 
     def __init__(self, formats: Sequence[Format] = ("safetensors",)) -> None:
-        require(len(formats) > 0, "formats", f"must be some of {', '.join(FILES)}", formats)
+        known = len(formats) > 0 and {*formats} <= {*FILES}
+        require(known, "formats", f"must be some of {', '.join(FILES)}", formats)
         for form in formats:
-            require(form in FILES, "formats", f"must be some of {', '.join(FILES)}", form)
             check_packages(form, "formats")
         self.formats = tuple(formats)
 
@@ -108,12 +108,9 @@ def _graph(net: nn.Module, inputs: Tensor, form: Format) -> bytes:
         sizes[1] = torch.export.Dim.AUTO
     program = torch.export.export(net, (inputs,), dynamic_shapes=(sizes,))
     if form == "onnx":
-        converted = torch.onnx.export(
-            program, input_names=["inputs"], output_names=["logits"], verbose=False
-        )
-        assert converted is not None
-        blob: bytes = converted.model_proto.SerializeToString()
-        return blob
+        names: Any = {"input_names": ["inputs"], "output_names": ["logits"]}
+        converted: Any = torch.onnx.export(program, **names, verbose=False)
+        return bytes(converted.model_proto.SerializeToString())
     file = io.BytesIO()
     torch.export.save(program, file)
     return file.getvalue()

@@ -12,9 +12,6 @@ from lightning.pytorch.callbacks import ProgressBar
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from typing_extensions import override
 
-SHOWN = ("val/acc", "test/acc")
-OTHERWISE = ("val/loss", "test/loss")  # where there is no accuracy
-
 
 class RoundProgress(ProgressBar, FederatedCallback):
     """A live display on a terminal; one plain line per round elsewhere."""
@@ -82,11 +79,10 @@ class RoundProgress(ProgressBar, FederatedCallback):
         """Shows the round's accuracy and the time left."""
         done, total = trainer.current_epoch + 1, trainer.max_epochs or 0
         per_round = (time.perf_counter() - self.started) / (done - self.first_round)
-        metrics = trainer.callback_metrics
-        names = [name for name in SHOWN if name in metrics] or OTHERWISE
-        shown = "  ".join(f"{name} {float(metrics[name]):.4f}" for name in names if name in metrics)
-        if "server/steps" in metrics:
-            shown += f"  server {int(metrics['server/steps'])} steps"
+        metrics = trainer.progress_bar_metrics
+        shown = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+        if steps := trainer.callback_metrics.get("server/steps"):
+            shown += f"  server {int(steps)} steps"
         left = timedelta(seconds=round(per_round * max(0, total - done)))
         time_left = f"{per_round:.1f} s/round  {left} left"
         if self.live:

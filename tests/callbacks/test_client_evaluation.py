@@ -14,7 +14,7 @@ from fedgkd_pl import (
     LocalEngine,
     RunFiles,
 )
-from fedgkd_pl.callbacks.client_evaluation import Score, spread
+from fedgkd_pl.callbacks.evaluate import spread
 from fedgkd_pl.errors import SettingError
 
 from tests.conftest import Table, fit, linear
@@ -56,7 +56,7 @@ def rows_of(file: Path) -> list[dict[str, str]]:
 
 
 def test_the_worst_tenth_by_hand() -> None:
-    scores = [Score(acc / 100, acc) for acc in range(25, 0, -1)]  # 1 % to 25 %
+    scores = [(acc / 100, acc) for acc in range(25, 0, -1)]  # 1 % to 25 %
     found = spread(scores)
     assert found["acc_worst10"] == pytest.approx(0.015), "of 25 clients two: 1 % and 2 %"
     assert found["acc_std"] == pytest.approx(np.sqrt((25**2 - 1) / 12) / 100)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fedgkd_pl import FedGKD, LocalEngine, RoundProfile
-from fedgkd_pl.callbacks.profile import CLIENTS, SERVER, profile_table
+from fedgkd_pl.callbacks.profile import MEANING, profile_table
 
 from tests.conftest import Table, fit, linear
 
@@ -29,7 +29,7 @@ def test_every_part_is_seen(tmp_path: Path, capsys: Any) -> None:
 
 
 def test_a_resumed_run_keeps_the_rounds_before(tmp_path: Path) -> None:
-    header = ",".join(("round", *CLIENTS, *SERVER))
+    header = ",".join(("round", *MEANING))
     old = [f"{number},1,1,1,1,1,1" for number in range(1, 5)]
     (tmp_path / "profile.csv").write_text("\n".join([header, *old]) + "\n")
     profile = RoundProfile(str(tmp_path))
@@ -38,14 +38,14 @@ def test_a_resumed_run_keeps_the_rounds_before(tmp_path: Path) -> None:
         current_epoch = 2
 
     profile.on_train_start(AfterTwo(), FedGKD(linear()))  # type: ignore[arg-type]
-    profile.row = dict.fromkeys((*CLIENTS, *SERVER), 0.0)
+    profile.row = dict.fromkeys(tuple(MEANING), 0.0)
     profile._close()
     rows = (tmp_path / "profile.csv").read_text().splitlines()
     assert rows[:3] == [header, *old[:2]] and rows[3].startswith("3,") and len(rows) == 4
 
 
 def test_the_table_is_the_mean_without_the_first_round() -> None:
-    names = (*CLIENTS, *SERVER)
+    names = tuple(MEANING)
     rows = [dict.fromkeys(names, 10.0), dict.fromkeys(names, 1.0), dict.fromkeys(names, 2.0)]
     rows[2]["student"] = 5.0
     text = profile_table(rows)

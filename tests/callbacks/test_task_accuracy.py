@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from fedgkd_pl import ClassTasks, FedAvg, LocalEngine, RunFiles, TaskAccuracy
-from fedgkd_pl.callbacks.task_accuracy import scores, table_of
+from fedgkd_pl.callbacks.task_accuracy import scores
 from fedgkd_pl.errors import SettingError
 from lightning.pytorch import Callback
 from torch.optim import SGD
@@ -92,7 +92,7 @@ def test_every_accuracy_is_that_of_the_global_model_on_the_task(tmp_path: Path) 
     with (tmp_path / "metrics.csv").open() as file:
         logged = [row["task/acc"] for row in csv.DictReader(file)]
     assert [bool(value) for value in logged] == [False, True] * 3
-    assert scores(table_of(rows), 3)["task/acc"] == pytest.approx(float(logged[-1]))
+    assert scores(rows, 3)["task/acc"] == pytest.approx(float(logged[-1]))
     everything = np.mean([acc(3, task) for task in range(3)])  # all clients have learned all
     assert float(logged[-1]) == pytest.approx(everything)
 
