@@ -52,7 +52,7 @@ class AveragedModel(FederatedCallback):
             TeacherBuffer(maxlen=self.size) if decay is None else MovingMean(decay)
         )
         self.net: FrozenNet | None = None
-        self.evaluation: Evaluation | None = None  # while the global model is evaluated in a round
+        self.evaluation = Evaluation()
 
     def state_dict(self) -> dict[str, Any]:
         """For the checkpoint."""
@@ -60,15 +60,11 @@ class AveragedModel(FederatedCallback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """From the checkpoint; refuses that of another average."""
-        self.check_resumed(state_dict)
-        self.models.load_state_dict(state_dict["models"])
-
-    def check_resumed(self, saved: dict[str, Any]) -> None:
-        """Refuses to go on from the state of an average with other settings."""
         for key in ("decay", "size"):
-            before, now = saved[key], getattr(self, key)
+            before, now = state_dict[key], getattr(self, key)
             text = f"a run is resumed with the average it began with, here {before}"
             require(before == now, key, text, now)
+        self.models.load_state_dict(state_dict["models"])
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """A new run starts without models; those of a checkpoint come after this hook."""
@@ -77,7 +73,10 @@ class AveragedModel(FederatedCallback):
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Copies the net, once for all rounds."""
-        self.net = FrozenNet(pl_module.net)
+        self.net, data = FrozenNet(pl_module.net), pl_module.datamodule
+        splits = data.eval_splits()
+        self.evaluation.prepare({split: pl_module.new_scores(data, split) for split in splits})
+        self.evaluation.to(pl_module.device)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         """Takes the new global model in, if the round counts."""
@@ -91,15 +90,9 @@ class AveragedModel(FederatedCallback):
         return server.global_state() | (self.models.mean() if self.models else {})
 
     def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Makes ready to evaluate in a round, and not in ``validate`` or the sanity check."""
-        self.evaluation = None
-        if self.net and trainer.state.fn == "fit" and not trainer.sanity_checking:
-            data, device = pl_module.datamodule, pl_module.device
-            self.net.load(self.average(pl_module), device)
-            self.evaluation = Evaluation()
-            scores = {split: pl_module.new_scores(data, split) for split in data.eval_splits()}
-            self.evaluation.prepare(scores)
-            self.evaluation.to(device)
+        """Loads the average, in a round and not in ``validate`` or the sanity check."""
+        if self.net:
+            self.net.load(self.average(pl_module), pl_module.device)
 
     def on_validation_batch_end(
         self,
@@ -111,22 +104,17 @@ class AveragedModel(FederatedCallback):
         dataloader_idx: int = 0,
     ) -> None:
         """Evaluates on the batch that the global model was evaluated on."""
-        if self.net and self.evaluation:
+        if self.net:
             split = pl_module.datamodule.eval_splits()[dataloader_idx]
             with evaluating(trainer.precision_plugin, pl_module.device):
                 self.evaluation.step(self.net.net, batch, batch_idx, split)
 
     @override
     def on_evaluated(
-        self,
-        trainer: Trainer,
-        pl_module: FederatedServer,
-        split: str,
-        values: dict[str, float],
-        confusion: Tensor | None,
+        self, trainer: Trainer, pl_module: Any, split: str, values: Any, confusion: Tensor | None
     ) -> None:
         """Logs the round."""
-        if self.net and self.evaluation:
+        if self.net:
             found = self.evaluation.finish(self.net.net, split)[0]
             part = "" if split == "test" else f"{split}_"
             names = [name for name in ("acc", "loss") if name in found]
@@ -134,7 +122,7 @@ class AveragedModel(FederatedCallback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Gives the net's memory back."""
-        self.net = self.evaluation = None
+        self.net = None
 
     def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Writes the average; also of a run that only lacked it."""

@@ -77,12 +77,7 @@ class Dashboard(FederatedCallback):
 
     @override
     def on_evaluated(
-        self,
-        trainer: Trainer,
-        pl_module: FederatedServer,
-        split: str,
-        values: dict[str, float],
-        confusion: Tensor | None,
+        self, trainer: Trainer, pl_module: Any, split: str, values: Any, confusion: Tensor | None
     ) -> None:
         fitting = trainer.state.fn == "fit" and not trainer.sanity_checking
         if confusion is not None and split == "test" and fitting:

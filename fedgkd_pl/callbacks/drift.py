@@ -62,21 +62,16 @@ class ClientDrift(FederatedCallback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         """Logs the round."""
-        if self.norms:
-            pl_module.log_round(self._values())
-
-    def _values(self) -> dict[str, float]:
+        if not self.norms:
+            return
         moved = sum(norm > 0 for norm in self.norms)
-        values = {
-            "drift/norm_mean": sum(self.norms) / len(self.norms),
-            "drift/norm_max": max(self.norms),
-        }
+        values = {"norm_mean": sum(self.norms) / len(self.norms), "norm_max": max(self.norms)}
         if moved >= 2:
             squared = float(self.unit_sum.dot(self.unit_sum))
-            values["drift/cosine"] = (squared - moved) / (moved * (moved - 1))
+            values["cosine"] = (squared - moved) / (moved * (moved - 1))
         if squared := float(self.sum.dot(self.sum)):
-            values["drift/diversity"] = sum(norm**2 for norm in self.norms) / squared
-        return values
+            values["diversity"] = sum(norm**2 for norm in self.norms) / squared
+        pl_module.log_round({f"drift/{name}": value for name, value in values.items()})
 
     def _vector(self, state: State) -> Tensor:
         """A new one; on the CPU, as some devices have no doubles."""

@@ -48,8 +48,6 @@ class ModelExport(FederatedCallback):
     def __init__(self, formats: Sequence[Format] = ("safetensors",)) -> None:
         known = len(formats) > 0 and {*formats} <= {*FILES}
         require(known, "formats", f"must be some of {', '.join(FILES)}", formats)
-        for form in formats:
-            check_packages(form, "formats")
         self.formats = tuple(formats)
 
     @override
@@ -69,18 +67,14 @@ class ModelExport(FederatedCallback):
             commit(folder / FILES[form], [exported(pl_module.net, inputs, form)])
 
 
-def check_packages(form: Format, key: str) -> None:
-    """Refuses a format whose packages are not installed."""
-    have_onnx = all(find_spec(package) for package in ("onnx", "onnxscript"))
-    require(form != "onnx" or have_onnx, key, f"onnx needs {installs('export')}")
-
-
 def exported(net: nn.Module, inputs: Tensor, form: Format, key: str = "formats") -> bytes:
     """A net as a file's content, traced with some inputs."""
     net = deepcopy(net).cpu().requires_grad_(False).eval()
     net.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     if form == "safetensors":
         return to_safetensors(net.state_dict())
+    have_onnx = all(find_spec(package) for package in ("onnx", "onnxscript"))
+    require(form != "onnx" or have_onnx, key, f"onnx needs {installs('export')}")
     inputs = torch.cat([inputs.cpu()] * 2)  # a batch of one, or a view, is traced as if all were
     try:
         with warnings.catch_warnings(), torch.no_grad():

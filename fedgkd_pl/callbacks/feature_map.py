@@ -57,8 +57,6 @@ class FeatureMap(SplitCallback):
             name = type(net).__name__
             reason = f"FeatureMap needs the net's features; SplitNet gives them to {name}"
             require(callable(getattr(net, "features", None)), "callbacks", reason)
-        samples = len(getattr(data, self.split))
-        require(samples >= 4, "split", f"FeatureMap needs 4 samples, {self.split} has {samples}")
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Starts a round: nobody has answered."""

@@ -54,12 +54,7 @@ class Forgetting(FederatedCallback):
 
     @override
     def on_evaluated(
-        self,
-        trainer: Trainer,
-        pl_module: FederatedServer,
-        split: str,
-        values: dict[str, float],
-        confusion: Tensor | None,
+        self, trainer: Trainer, pl_module: Any, split: str, values: Any, confusion: Tensor | None
     ) -> None:
         """Compares a round with those before; evaluations outside ``fit`` are none."""
         if split != self.split or trainer.sanity_checking or trainer.state.fn != "fit":

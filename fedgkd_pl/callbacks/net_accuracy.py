@@ -52,12 +52,7 @@ class NetAccuracy(FederatedCallback):
                 self.hooks.append(member.register_forward_hook(hear))
 
     def on_validation_batch_start(
-        self,
-        trainer: Trainer,
-        pl_module: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Notes the truth."""
         self.now = pl_module.datamodule.eval_splits()[dataloader_idx], batch[1]
@@ -69,12 +64,7 @@ class NetAccuracy(FederatedCallback):
 
     @override
     def on_evaluated(
-        self,
-        trainer: Trainer,
-        pl_module: FederatedServer,
-        split: str,
-        values: dict[str, float],
-        confusion: Tensor | None,
+        self, trainer: Trainer, pl_module: Any, split: str, values: Any, confusion: Tensor | None
     ) -> None:
         """Logs the round."""
         members: Any = pl_module.net.members

@@ -15,15 +15,7 @@ from lightning.pytorch import LightningModule, Trainer
 from typing_extensions import override
 
 CLIENTS = ("student", "teacher", "transfer")
-MEANING = {
-    "student": "local steps; with compile: true the teacher, too",
-    "teacher": "answers of frozen models, in steps or ahead of them",
-    "transfer": "messages to and from worker processes, and their start",
-    "aggregation": "the server's mean and step",
-    "training": "the server's own training, of methods that have it",
-    "evaluation": "validation and test sets",
-    "other": "checkpoints, logs, files",
-}
+PARTS = (*CLIENTS, "aggregation", "training", "evaluation", "other")
 
 
 class RoundProfile(FederatedCallback):
@@ -40,10 +32,10 @@ class RoundProfile(FederatedCallback):
     def __init__(self, folder: str | None = None) -> None:
         self.folder = folder
         self.rows: list[dict[str, float]] = []
-        self.row: dict[str, float] = {}
+        self.row: dict[str, float] = {}  # of the round that is measured
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Starts the clock; of an interrupted run, keeps the rounds that were committed."""
+        """Of an interrupted run, keeps the rounds that were committed."""
         self.rows, self.row, self.earlier = [], {}, list[dict[str, Any]]()
         self.round = trainer.current_epoch
         file = Path(self.folder or "") / PROFILE
@@ -53,14 +45,13 @@ class RoundProfile(FederatedCallback):
             self.earlier = [row for row in known if int(row["round"]) <= self.round]
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Closes the round before."""
+        """Starts the clock; closes the round before."""
         self._close()
-        self.begun = time.perf_counter()
-        self.clients = dict.fromkeys(CLIENTS, 0.0)
+        self.row, self.last = dict.fromkeys(PARTS, 0.0), time.perf_counter()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """The server's step begins."""
-        self.step = time.perf_counter()
+        self._lap("other")
 
     @override
     def on_client_end(
@@ -68,36 +59,43 @@ class RoundProfile(FederatedCallback):
     ) -> None:
         """Adds a client's seconds."""
         for name in CLIENTS:
-            self.clients[name] += update.seconds.get(name, 0.0)
+            self.row[name] += update.seconds.get(name, 0.0)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         """The server's step is done."""
-        waited, trained = pl_module.waited, pl_module.trained
-        if not any(self.clients.values()):  # nobody succeeded
-            self.clients["student"] = 1.0
-        total = sum(self.clients.values())
-        self.row = {name: waited * seconds / total for name, seconds in self.clients.items()}
-        self.row["aggregation"] = time.perf_counter() - self.step - waited - trained
-        self.row |= {"training": trained, "evaluation": 0.0}
+        self._lap("aggregation")
+        self.row["aggregation"] -= pl_module.waited + pl_module.trained
+        self.row["training"] = pl_module.trained
+        total = sum(self.row[name] for name in CLIENTS)
+        if not total:  # nobody succeeded
+            total = self.row["student"] = 1.0
+        for name in CLIENTS:
+            self.row[name] *= pl_module.waited / total
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Evaluation begins."""
-        self.evaluation = time.perf_counter()
+        self._lap("other")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Evaluation is done."""
-        self.row["evaluation"] = time.perf_counter() - self.evaluation
+        self._lap("evaluation")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Prints the table."""
         self._close()
-        if self.rows:
-            print(profile_table(self.rows))
+        print(profile_table(self.rows))
+
+    def _lap(self, part: str) -> None:
+        """Adds the seconds since the last lap to a part of the round."""
+        if self.row:
+            now = time.perf_counter()
+            self.row[part] += now - self.last
+            self.last = now
 
     def _close(self) -> None:
         if not self.row:
             return
-        self.row["other"] = time.perf_counter() - self.begun - sum(self.row.values())
+        self._lap("other")
         self.rows.append(self.row)
         self.row = {}
         if self.folder is not None:
@@ -105,17 +103,16 @@ class RoundProfile(FederatedCallback):
                 {"round": number, **{name: f"{seconds:.4f}" for name, seconds in row.items()}}
                 for number, row in enumerate(self.rows, self.round + 1)
             ]
-            text = csv_text(["round", *MEANING], [*self.earlier, *rounds])
+            text = csv_text(["round", *PARTS], [*self.earlier, *rounds])
             write_text(Path(self.folder) / PROFILE, text)
 
 
 def profile_table(rows: Sequence[Mapping[str, float]]) -> str:
-    """The mean round as a table; the first one, which starts workers and compiles, stands apart."""
-    later = rows[1:] or rows
-    mean = {name: sum(row[name] for row in later) / len(later) for name in MEANING}
-    total = sum(mean.values()) or 1.0
-    lines = ["", "where a round's time goes"]
-    for name, seconds in mean.items():
-        lines.append(f"  {name:<12}{seconds:9.3f} s {seconds / total:6.1%}   {MEANING[name]}")
-    first = f"; the first round took {sum(rows[0].values()):.3f} s" if len(rows) > 1 else ""
-    return "\n".join([*lines, f"  {'a round':<12}{total:9.3f} s{first}"])
+    """The seconds of the first round, which starts workers and compiles, and of the mean other."""
+    import pandas as pd
+
+    table = pd.DataFrame(rows, columns=PARTS)
+    seconds = pd.DataFrame({"first round": table.iloc[0], "others": table[1:].mean()})
+    seconds["%"] = 100 * seconds["others"] / seconds["others"].sum()
+    seconds.loc["a round"] = seconds.sum()
+    return f"\nseconds of a round\n{seconds.to_string(float_format='%.3f', na_rep='')}"
