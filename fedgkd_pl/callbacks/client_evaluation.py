@@ -2,14 +2,7 @@
 
 from typing import Any
 
-from fedgkd_pl.callbacks.evaluate import (
-    ClientModels,
-    Score,
-    Split,
-    SplitRunner,
-    score_of,
-    spread,
-)
+from fedgkd_pl.callbacks.evaluate import ClientModels, Score, Split, SplitRunner, score_of, spread
 from fedgkd_pl.callbacks.rows import RowsFile
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.examples import Examples

@@ -1,10 +1,16 @@
 """What callbacks' values are compared with: the models of a run, and a Linear in NumPy."""
 
+import csv
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fedgkd_pl import FedGKD, LocalEngine
 from fedgkd_pl.federation.message import ClientUpdate, State
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, seed_everything
+from torch import nn
+from torch.optim import SGD
 
 from tests.conftest import fit
 
@@ -44,6 +50,21 @@ def watched(model: Any, data: Any, rounds: int, *callbacks: Callback, **kwargs: 
     watch = Watch()
     fit(model, data, rounds, callbacks=[*callbacks, watch], **kwargs)
     return watch
+
+
+def rows_of(file: Path) -> list[dict[str, float]]:
+    """A table; an empty cell is missing."""
+    with file.open() as lines:
+        rows = list(csv.DictReader(lines))
+    return [{key: float(value) for key, value in row.items() if value} for row in rows]
+
+
+def gkd(**kwargs: Any) -> FedGKD:
+    """A net with dropout, and with buffers, an integer one among them."""
+    seed_everything(1, verbose=False)
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
+    local = partial(SGD, lr=0.3, momentum=0.9)
+    return FedGKD(net, optimizer=local, engine=LocalEngine(1), buffer_size=2, gamma=1.0, **kwargs)
 
 
 def logits_of(model: State, x: Array) -> Array:

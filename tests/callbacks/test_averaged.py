@@ -1,42 +1,27 @@
 """AveragedModel: the average and its accuracies by hand, after a kill, in tables and files."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from fedgkd_pl import AveragedModel, FedGKD, LocalEngine, RunFiles, read_checkpoint
+from fedgkd_pl import AveragedModel, RunFiles, read_checkpoint
 from fedgkd_pl import read_run as read
 from fedgkd_pl.cli.main import main
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.runs.folder import AVERAGE
-from lightning.pytorch import seed_everything
 from lightning.pytorch.callbacks import LambdaCallback
 from safetensors.torch import load_file
-from torch import Tensor, nn
-from torch.optim import SGD
+from torch import Tensor
 
-from tests.callbacks.by_hand import watched
+from tests.callbacks.by_hand import gkd, watched
 from tests.conftest import Table, same
 from tests.support.faults import Fault, inject
 
 State = dict[str, Tensor]
 AVERAGES = ("average/acc", "average/loss", "average/val_acc", "average/val_loss")
 FORMS: list[dict[str, Any]] = [{}, {"size": 2}, {"decay": 0.7}]
-
-
-def normed() -> nn.Sequential:
-    """A net with dropout, and with buffers, an integer one among them."""
-    seed_everything(1, verbose=False)
-    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
-
-
-def method(**kwargs: Any) -> FedGKD:
-    local = partial(SGD, lr=0.3, momentum=0.9)
-    settings: dict[str, Any] = {"engine": LocalEngine(1), "buffer_size": 2, "gamma": 1.0}
-    return FedGKD(normed(), optimizer=local, **(settings | kwargs))
 
 
 def table(**kwargs: Any) -> Table:
@@ -94,7 +79,7 @@ def scores(state: State, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> tu
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_average_and_its_scores_by_hand(form: dict[str, Any], tmp_path: Path) -> None:
-    model, data, averaged, seen = method(), table(), AveragedModel(**form), []
+    model, data, averaged, seen = gkd(), table(), AveragedModel(**form), []
     look = LambdaCallback(on_train_batch_end=lambda *_: seen.append(averaged.average(model)))
     watch = watched(model, data, 7, averaged, look, RunFiles(str(tmp_path)))
     for number, row in enumerate(watch.logged):
@@ -114,7 +99,7 @@ def test_the_average_and_its_scores_by_hand(form: dict[str, Any], tmp_path: Path
 @pytest.mark.parametrize("precision", ["bf16-mixed", "64-true"])
 def test_the_average_of_one_model_is_the_global_model(precision: Any) -> None:
     """To the bit: the same batches in the same precision."""
-    for row in watched(method(), table(), 3, AveragedModel(size=1), precision=precision).logged:
+    for row in watched(gkd(), table(), 3, AveragedModel(size=1), precision=precision).logged:
         for split, part in (("test", ""), ("val", "val_")):
             assert row[f"average/{part}acc"] == row[f"{split}/acc"]
             assert row[f"average/{part}loss"] == row[f"{split}/loss"]
@@ -124,7 +109,7 @@ def test_the_average_of_one_model_is_the_global_model(precision: Any) -> None:
 def test_a_failed_round_adds_no_model(form: dict[str, Any]) -> None:
     averaged = AveragedModel(**form)
     faults = [Fault(number, client, "raise") for number in (1, 3) for client in range(3)]
-    model = inject(method(), faults)
+    model = inject(gkd(), faults)
     watch = watched(model, table(), 5, averaged)
     assert model.failed_rounds == [1, 3]
     counted = [watch.after[number] for number in (1, 3, 4)]

@@ -1,6 +1,5 @@
 """Models on the clients' own samples: every number against NumPy."""
 
-import csv
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +7,7 @@ import pytest
 from fedgkd_pl import ClientEvaluation, FedAvg, LocalEngine, RunFiles
 from fedgkd_pl.errors import SettingError
 
-from tests.callbacks.by_hand import logits_of, score, watched
+from tests.callbacks.by_hand import logits_of, rows_of, score, watched
 from tests.conftest import Table, linear
 
 # the third is too small: rounded, a fifth of it is nothing; of the others two are a tenth
@@ -23,11 +22,9 @@ def test_every_client_on_its_own_samples(tmp_path: Path) -> None:
     watch = watched(model, data, 3, ClientEvaluation(), RunFiles(str(tmp_path)))
     own = data.client_splits["test"]
     counted = [client for client in range(len(SIZES)) if client != 2]
-    with (tmp_path / "clients.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [(row["round"], int(row["client"])) for row in rows] == [
-        (str(number), client) for number in (1, 2, 3) for client in counted
-    ]
+    rows = rows_of(tmp_path / "clients.csv")
+    expected_rows = [(number, client) for number in (1, 2, 3) for client in counted]
+    assert [(row["round"], row["client"]) for row in rows] == expected_rows
     for number, answers in enumerate(watch.answers):
         assert 2 < len(answers) < len(counted)
         found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
@@ -38,12 +35,12 @@ def test_every_client_on_its_own_samples(tmp_path: Path) -> None:
             assert int(row["samples"]) == len(y)
             models = {"global": watch.after[number], "local": answers.get(client)}
             for kind, weights in models.items():
-                values = (row[f"{kind}_acc"], row[f"{kind}_loss"])
                 if weights is None:
-                    assert values == ("", "")
+                    assert f"{kind}_acc" not in row and f"{kind}_loss" not in row
                     continue
                 found[kind].append(score(logits_of(weights, x), y))
-                assert tuple(map(float, values)) == pytest.approx(found[kind][-1], rel=1e-5)
+                values = (row[f"{kind}_acc"], row[f"{kind}_loss"])
+                assert values == pytest.approx(found[kind][-1], rel=1e-5)
         expected = {}
         for kind, hands in found.items():
             accs = np.sort([acc for acc, _ in hands])

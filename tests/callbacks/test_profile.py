@@ -1,6 +1,5 @@
 """Where a round's time goes, in the table of a run that was resumed, too."""
 
-import csv
 import time
 from pathlib import Path
 from typing import Any
@@ -9,12 +8,8 @@ import pytest
 from fedgkd_pl import FedGKD, LocalEngine, RoundProfile
 from fedgkd_pl.callbacks.profile import PARTS, profile_table
 
+from tests.callbacks.by_hand import rows_of
 from tests.conftest import Table, fit, linear
-
-
-def rows_of(folder: Path) -> list[dict[str, str]]:
-    with (folder / "profile.csv").open() as file:
-        return list(csv.DictReader(file))
 
 
 def test_every_part_is_seen_and_a_resume_keeps_the_rounds_before(
@@ -28,18 +23,17 @@ def test_every_part_is_seen_and_a_resume_keeps_the_rounds_before(
         assert all(seconds >= 0 for seconds in row.values())
         assert min(row[name] for name in ("student", "aggregation", "evaluation", "other")) > 0
         assert number == 1 or row["teacher"] > 0
-    rows = rows_of(tmp_path)
-    assert [row["round"] for row in rows] == ["1", "2", "3"]
-    for row, kept in zip(rows, profile.rows, strict=True):
-        assert {name: float(row[name]) for name in kept} == pytest.approx(kept, abs=1e-4)
+    rows = rows_of(tmp_path / "profile.csv")
+    for number, (row, kept) in enumerate(zip(rows, profile.rows, strict=True), start=1):
+        assert row == pytest.approx({"round": number, **kept}, abs=1e-4)
     assert "seconds of a round" in capsys.readouterr().out
     trainer.fit_loop.epoch_progress.current.completed = 2  # the third was never committed
     trainer.fit_loop.epoch_progress.current.processed = 2
     profile.on_train_start(trainer, trainer.lightning_module)
     profile.on_train_epoch_start(trainer, trainer.lightning_module)
     profile.on_train_end(trainer, trainer.lightning_module)
-    again = rows_of(tmp_path)
-    assert again[:2] == rows[:2] and again[2]["round"] == "3" and again[2] != rows[2]
+    again = rows_of(tmp_path / "profile.csv")
+    assert again[:2] == rows[:2] and again[2]["round"] == 3 and again[2] != rows[2]
 
 
 def test_the_table_is_the_mean_without_the_first_round() -> None:

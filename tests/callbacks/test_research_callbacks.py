@@ -3,10 +3,8 @@
 Where clients' models are needed, an engine answers with hand-made ones.
 """
 
-import csv
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +17,6 @@ from fedgkd_pl import (
     AveragedModel,
     ClientEvaluation,
     FedAvg,
-    FedGKD,
     FedGKDVote,
     LocalEngine,
     RunFiles,
@@ -41,9 +38,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import Logger
 from safetensors.torch import load_file
 from torch import nn
-from torch.optim import SGD
 
-from tests.callbacks.by_hand import copied, logits_of, score, softmax, watched
+from tests.callbacks.by_hand import copied, gkd, logits_of, rows_of, score, softmax, watched
 from tests.conftest import Table, fit, linear, quiet_trainer, same
 from tests.support.datasets import TINY
 
@@ -188,10 +184,6 @@ def test_drift_of_a_whole_state_pair_by_pair() -> None:
         assert watch.values("drift/", number) == pytest.approx(expected, rel=1e-12)
 
 
-def rows_of(file: Path) -> list[dict[str, float]]:
-    return [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file.open())]
-
-
 @pytest.mark.parametrize(("split", "max_samples"), [("val", None), ("test", 7)])
 def test_local_models_against_numpy(split: Any, max_samples: int | None, tmp_path: Path) -> None:
     model, data = FedAvg(linear(), engine=Scripted(random_model, [1])), wide(val_fraction=0.1)
@@ -284,13 +276,6 @@ def measured() -> list[Callback]:
     return [*ours, AveragedModel(decay=0.7), ClientEvaluation()]
 
 
-def dropout_gkd() -> FedGKD:
-    seed_everything(1, verbose=False)
-    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
-    local = partial(SGD, lr=0.3, momentum=0.9)
-    return FedGKD(net, optimizer=local, engine=LocalEngine(1), buffer_size=2, gamma=1.0)
-
-
 def small() -> Wide:
     fractions = {"val_fraction": 0.1, "client_test_fraction": 0.2}
     return wide(batch_size=5, participation=0.67, **fractions)
@@ -302,7 +287,7 @@ OURS = ("drift/", "local/", "teacher/", "forgetting/", "comm/total", "average/")
 
 
 def test_measuring_changes_nothing() -> None:
-    plain, seen = dropout_gkd(), dropout_gkd()
+    plain, seen = gkd(), gkd()
     states = []
     for model, callbacks in ((plain, []), (seen, measured())):
         torch.manual_seed(5)
@@ -321,7 +306,7 @@ def test_a_resumed_run_measures_the_same(tmp_path: Path) -> None:
         trainer = quiet_trainer(
             max_epochs=rounds, logger=record, callbacks=callbacks, enable_checkpointing=True
         )
-        trainer.fit(dropout_gkd(), small(), ckpt_path=ckpt)
+        trainer.fit(gkd(), small(), ckpt_path=ckpt)
         return record
 
     whole, first = go("whole", 4).points, go("parts", 2).points
