@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from fedgkd_pl.callbacks.evaluate import ClientModels, Split, SplitRunner, share
+from fedgkd_pl.callbacks.evaluate import Split, SplitCallback, SplitRunner, share
 from fedgkd_pl.federation.message import ClientUpdate, Message
 from fedgkd_pl.federation.server import FederatedServer
 from lightning.pytorch import Trainer
@@ -11,7 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 
-class TeacherAgreement(ClientModels):
+class TeacherAgreement(SplitCallback):
     """Compares every client's decisions after local training with its teacher's.
 
     Logs ``teacher/agreement_mean`` and ``_min``: over the clients that answered, the share of

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fedgkd_pl.callbacks.evaluate import ClientModels, Score, Split, SplitRunner, score_of, spread
+from fedgkd_pl.callbacks.evaluate import Score, Split, SplitCallback, SplitRunner, score_of, spread
 from fedgkd_pl.callbacks.rows import RowsFile
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.examples import Examples
@@ -17,7 +17,7 @@ from lightning.pytorch import Trainer
 from typing_extensions import override
 
 
-class ClientEvaluation(RowsFile, ClientModels):
+class ClientEvaluation(RowsFile, SplitCallback):
     """Evaluates models on every client's own samples, which nobody trains on.
 
     After a round the global model is evaluated for every client, drawn or not, and each model that

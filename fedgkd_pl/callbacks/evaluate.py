@@ -121,6 +121,7 @@ class SplitCallback(FederatedCallback):
         self.split: Split = split
         self.max_samples = max_samples
         self.runner: SplitRunner | None = None
+        self.found: dict[int, Any] = {}  # what was measured in this round, by client
 
     @override
     def check(self, model: FederatedServer, data: FederatedDataModule) -> None:
@@ -151,15 +152,9 @@ class SplitCallback(FederatedCallback):
         """The runner, if the round is one to evaluate in."""
         return None if server.round % self.every_n_rounds else self.runner
 
-
-class ClientModels(SplitCallback):
-    """Base of callbacks that measure every client's model as it comes back."""
-
-    found: dict[int, Any]  # what was measured in this round, by client
-
     def measure(self, runner: SplitRunner, server: FederatedServer, update: ClientUpdate) -> Any:
-        """Measures a client's model; None where there is nothing to measure."""
-        raise NotImplementedError
+        """Measures a client's model as it comes back; None where there is nothing to measure."""
+        return None
 
     @override
     def on_broadcast(

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fedgkd_pl.callbacks.evaluate import ClientModels, Score, SplitRunner, spread
+from fedgkd_pl.callbacks.evaluate import Score, SplitCallback, SplitRunner, spread
 from fedgkd_pl.callbacks.rows import RowsFile
 from fedgkd_pl.federation.message import ClientUpdate
 from fedgkd_pl.federation.server import FederatedServer
@@ -11,7 +11,7 @@ from lightning.pytorch import Trainer
 from typing_extensions import override
 
 
-class LocalModels(RowsFile, ClientModels):
+class LocalModels(RowsFile, SplitCallback):
     """Evaluates every client's model as it comes back, on the server's data.
 
     Logs ``local/acc_mean``, ``_std``, ``_min`` and ``_max``, and ``local/loss_mean``, over the
