@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from fedgkd_pl.callbacks.evaluate import Split, SplitCallback
+from fedgkd_pl.callbacks.evaluate import Split, SplitCallback, SplitRunner, share
 from fedgkd_pl.federation.message import ClientUpdate, Message
 from fedgkd_pl.federation.server import FederatedServer
 from lightning.pytorch import Trainer
@@ -33,39 +33,32 @@ class TeacherAgreement(SplitCallback):
     ) -> None:
         super().__init__(every_n_rounds, split, max_samples)
         self.decisions: Tensor | None = None  # the teacher's
-        self.acc = 0.0
-        self.shares: list[float] = []
 
     @override
     def on_broadcast(
         self, trainer: Trainer, pl_module: FederatedServer, message: Message, cohort: Any
     ) -> None:
         """Lets the teacher decide."""
-        self.decisions, self.shares = None, []
+        super().on_broadcast(trainer, pl_module, message, cohort)
+        self.decisions = None
         runner, teachers = self.runner_of(pl_module), pl_module.teachers(message)
         if runner and teachers:
             weighted = [weight * runner.logits(model).softmax(1) for weight, model in teachers]
             self.decisions = torch.stack(weighted).sum(0).argmax(1)
-            self.acc = float((self.decisions == runner.targets).double().mean())
+            self.acc = share(self.decisions == runner.targets)
 
     @override
-    def on_client_end(
-        self, trainer: Trainer, pl_module: FederatedServer, update: ClientUpdate, cohort_size: int
-    ) -> None:
-        """Compares a client's model."""
-        runner = self.runner_of(pl_module)
-        if runner and self.decisions is not None:
-            decisions = runner.logits(update.weights, client=update.client).argmax(1)
-            self.shares.append(float((decisions == self.decisions).double().mean()))
+    def measure(
+        self, runner: SplitRunner, server: FederatedServer, update: ClientUpdate
+    ) -> float | None:
+        if self.decisions is None:
+            return None
+        logits = runner.logits(update.weights, client=update.client)
+        return share(logits.argmax(1) == self.decisions)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         """Logs the round."""
-        if self.shares:
-            pl_module.log_round(
-                {
-                    "teacher/agreement_mean": sum(self.shares) / len(self.shares),
-                    "teacher/agreement_min": min(self.shares),
-                    "teacher/acc": self.acc,
-                }
-            )
-        self.decisions, self.shares = None, []
+        if shares := self.found.values():
+            values = {"agreement_mean": sum(shares) / len(shares), "agreement_min": min(shares)}
+            values["acc"] = self.acc
+            pl_module.log_round({f"teacher/{name}": value for name, value in values.items()})

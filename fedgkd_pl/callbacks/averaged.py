@@ -4,7 +4,7 @@ from typing import Any
 
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.callback import FederatedCallback
-from fedgkd_pl.federation.evaluation import Scores
+from fedgkd_pl.federation.evaluation import Evaluation
 from fedgkd_pl.federation.hardware import evaluating
 from fedgkd_pl.federation.message import State
 from fedgkd_pl.federation.server import FederatedServer
@@ -52,7 +52,7 @@ class AveragedModel(FederatedCallback):
             TeacherBuffer(maxlen=self.size) if decay is None else MovingMean(decay)
         )
         self.net: FrozenNet | None = None
-        self.scores: dict[str, Scores] = {}  # of this round, by split
+        self.evaluation = Evaluation()
 
     def state_dict(self) -> dict[str, Any]:
         """For the checkpoint."""
@@ -60,15 +60,11 @@ class AveragedModel(FederatedCallback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """From the checkpoint; refuses that of another average."""
-        self.check_resumed(state_dict)
-        self.models.load_state_dict(state_dict["models"])
-
-    def check_resumed(self, saved: dict[str, Any]) -> None:
-        """Refuses to go on from the state of an average with other settings."""
         for key in ("decay", "size"):
-            before, now = saved[key], getattr(self, key)
+            before, now = state_dict[key], getattr(self, key)
             text = f"a run is resumed with the average it began with, here {before}"
             require(before == now, key, text, now)
+        self.models.load_state_dict(state_dict["models"])
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """A new run starts without models; those of a checkpoint come after this hook."""
@@ -77,7 +73,10 @@ class AveragedModel(FederatedCallback):
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Copies the net, once for all rounds."""
-        self.net = FrozenNet(pl_module.net)
+        self.net, data = FrozenNet(pl_module.net), pl_module.datamodule
+        splits = data.eval_splits()
+        self.evaluation.prepare({split: pl_module.new_scores(data, split) for split in splits})
+        self.evaluation.to(pl_module.device)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         """Takes the new global model in, if the round counts."""
@@ -91,13 +90,9 @@ class AveragedModel(FederatedCallback):
         return server.global_state() | (self.models.mean() if self.models else {})
 
     def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Makes ready to evaluate in a round, and not in ``validate`` or the sanity check."""
-        self.scores = {}
-        if self.net and trainer.state.fn == "fit" and not trainer.sanity_checking:
-            data, device = pl_module.datamodule, pl_module.device
-            self.net.load(self.average(pl_module), device)
-            for split in data.eval_splits():
-                self.scores[split] = pl_module.new_scores(data, split).to(device)
+        """Loads the average, in a round and not in ``validate`` or the sanity check."""
+        if self.net:
+            self.net.load(self.average(pl_module), pl_module.device)
 
     def on_validation_batch_end(
         self,
@@ -109,33 +104,25 @@ class AveragedModel(FederatedCallback):
         dataloader_idx: int = 0,
     ) -> None:
         """Evaluates on the batch that the global model was evaluated on."""
-        if self.net and self.scores:
-            now = pl_module.datamodule.eval_splits()[dataloader_idx]
+        if self.net:
+            split = pl_module.datamodule.eval_splits()[dataloader_idx]
             with evaluating(trainer.precision_plugin, pl_module.device):
-                for split, scores in self.scores.items():
-                    if split != now:
-                        scores.pause(self.net.net)
-                self.scores[now].step(self.net.net, batch, batch_idx, now)
+                self.evaluation.step(self.net.net, batch, batch_idx, split)
 
     @override
     def on_evaluated(
-        self,
-        trainer: Trainer,
-        pl_module: FederatedServer,
-        split: str,
-        values: dict[str, float],
-        confusion: Tensor | None,
+        self, trainer: Trainer, pl_module: Any, split: str, values: Any, confusion: Tensor | None
     ) -> None:
         """Logs the round."""
-        if self.scores and self.net:
-            found = self.scores[split].finish(self.net.net)[0]
+        if self.net:
+            found = self.evaluation.finish(self.net.net, split)[0]
             part = "" if split == "test" else f"{split}_"
             names = [name for name in ("acc", "loss") if name in found]
             pl_module.log_round({f"average/{part}{name}": found[name] for name in names})
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Gives the net's memory back."""
-        self.net, self.scores = None, {}
+        self.net = None
 
     def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Writes the average; also of a run that only lacked it."""

@@ -1,77 +1,20 @@
 """Models evaluated on the clients' own samples."""
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-import torch
-from fedgkd_pl.callbacks.evaluate import Split, SplitCallback, SplitRunner
+from fedgkd_pl.callbacks.evaluate import Score, Split, SplitCallback, SplitRunner, score_of, spread
 from fedgkd_pl.callbacks.rows import RowsFile
 from fedgkd_pl.data.datamodule import FederatedDataModule
+from fedgkd_pl.data.examples import Examples
 from fedgkd_pl.data.own import OwnSplit
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.checks import require_classes
-from fedgkd_pl.federation.message import ClientUpdate, Message, State
+from fedgkd_pl.federation.message import ClientUpdate, State
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.plots.per_client import worst_tenth
 from fedgkd_pl.runs.folder import CLIENTS
 from lightning.pytorch import Trainer
-from lightning.pytorch.plugins import Precision
-from torch import nn
 from typing_extensions import override
-
-COLUMNS = ["round", "client", "samples", "global_acc", "global_loss", "local_acc", "local_loss"]
-
-
-class Score(NamedTuple):
-    """Of one client."""
-
-    acc: float
-    loss: float
-
-
-class OwnRunner(SplitRunner):
-    """Runs models over the clients' own samples."""
-
-    def __init__(
-        self,
-        net: nn.Module,
-        own: OwnSplit,
-        batch_size: int,
-        device: torch.device,
-        precision: Precision,
-        server: FederatedServer | None = None,
-    ) -> None:
-        super().__init__(net, own.examples, batch_size, device, precision, server)
-        self.split = own
-
-    def everyone(self, model: State) -> dict[int, Score]:
-        """The scores of one model for every client, in one pass over the samples of all."""
-        logits = self.logits(model)
-        scores = {}
-        for client in self.split.clients:
-            rows = self.split.rows(client)
-            scores[client] = Score(*self.score(logits[rows], self.targets[rows]))
-        return scores
-
-    def one(self, model: State, client: int) -> Score | None:
-        """The scores of a client's model; None if the client has no samples of its own."""
-        rows = self.split.rows(client)
-        if rows.start == rows.stop:
-            return None
-        return Score(*self.score(self.logits(model, rows, client), self.targets[rows]))
-
-
-def spread(scores: Sequence[Score]) -> dict[str, float]:
-    """The spread of the clients' scores; each client counts once."""
-    accs = [score.acc for score in scores]
-    return {
-        "acc_mean": float(np.mean(accs)),
-        "acc_std": float(np.std(accs)),
-        "acc_worst10": worst_tenth(accs),
-        "acc_min": min(accs),
-        "loss_mean": float(np.mean([score.loss for score in scores])),
-    }
 
 
 class ClientEvaluation(RowsFile, SplitCallback):
@@ -94,13 +37,11 @@ class ClientEvaluation(RowsFile, SplitCallback):
     """
 
     file = CLIENTS
-    columns = COLUMNS
+    columns = ("round", "client", "samples", "global_acc", "global_loss", "local_acc", "local_loss")
 
     def __init__(self, every_n_rounds: int = 1, split: Split = "test", local: bool = True) -> None:
-        super().__init__(every_n_rounds, split, None)
+        super().__init__(every_n_rounds, split)
         self.local = local
-        self.rows: list[dict[str, float]] = []
-        self.returned: dict[int, Score] = {}  # of this round, until it is done
 
     @override
     def check(self, model: FederatedServer, data: FederatedDataModule) -> None:
@@ -111,44 +52,38 @@ class ClientEvaluation(RowsFile, SplitCallback):
         reason = "ClientEvaluation needs samples that no client trains on: 0.2 keeps a fifth"
         require(self.split in data.client_splits, f"client_{self.split}_fraction", reason)
 
-    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Copies the net, once for all rounds."""
-        data = pl_module.datamodule
-        parts = (data.eval_batch_size, pl_module.device, trainer.precision_plugin)
-        self.runner = OwnRunner(pl_module.net, data.client_splits[self.split], *parts, pl_module)
+    @override
+    def examples_of(self, data: FederatedDataModule) -> Examples:
+        return data.client_splits[self.split].examples
 
     @override
-    def on_broadcast(
-        self, trainer: Trainer, pl_module: FederatedServer, message: Message, cohort: Any
-    ) -> None:
-        """Starts the round."""
-        self.returned = {}
-
-    @override
-    def on_client_end(
-        self, trainer: Trainer, pl_module: FederatedServer, update: ClientUpdate, cohort_size: int
-    ) -> None:
-        """Evaluates a client's model for that client."""
-        runner = self.runner_of(pl_module)
-        if self.local and update.weights and isinstance(runner, OwnRunner):
-            score = runner.one(update.weights, update.client)
-            self.returned |= {} if score is None else {update.client: score}
+    def measure(
+        self, runner: SplitRunner, server: FederatedServer, update: ClientUpdate
+    ) -> Score | None:
+        own = server.datamodule.client_splits[self.split]
+        if not self.local or not own.index.size(update.client):
+            return None
+        return runner.score(update.weights, own.rows(update.client), update.client)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         """Evaluates the new global model for everybody, and logs the round."""
         runner = self.runner_of(pl_module)
-        if not isinstance(runner, OwnRunner):
+        if runner is None:
             return
-        found = {"global": runner.everyone(pl_module.global_state()), "local": self.returned}
-        self.returned = {}
-        for kind, scores in found.items():
-            values = spread(list(scores.values())) if scores else {}
-            pl_module.log_round({f"clients/{kind}_{name}": v for name, v in values.items()})
-        for client in found["global"]:
-            samples = runner.split.index.size(client)
-            row: dict[str, float] = {"round": pl_module.round, "client": client, "samples": samples}
-            for kind, scores in found.items():
-                if client in scores:
-                    acc, loss = scores[client]
-                    row |= {f"{kind}_acc": acc, f"{kind}_loss": loss}
-            self.rows.append(row)
+        own = pl_module.datamodule.client_splits[self.split]
+        of_global = scores_of_all(runner, own, pl_module.global_state())
+        for kind, scores in ("global", of_global), ("local", self.found):
+            if scores:
+                values = spread(scores.values())
+                values["acc_worst10"] = worst_tenth([acc for acc, _ in scores.values()])
+                pl_module.log_round({f"clients/{kind}_{name}": v for name, v in values.items()})
+        for client, score in of_global.items():
+            samples, local = own.index.size(client), self.found.get(client, (None, None))
+            self.add(pl_module.round, client, samples, *score, *local)
+
+
+def scores_of_all(runner: SplitRunner, own: OwnSplit, model: State) -> dict[int, Score]:
+    """The scores of one model for every client, in one pass over the samples of all."""
+    logits = runner.logits(model)
+    rows = {client: own.rows(client) for client in own.clients}
+    return {client: score_of(logits[r], runner.targets[r]) for client, r in rows.items()}

@@ -1,11 +1,11 @@
 """A run in TensorBoard: charts for the paper's questions, figures, features."""
 
-import json
 from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 import torch
+import yaml
 from fedgkd_pl.callbacks.evaluate import SplitRunner
 from fedgkd_pl.data.index import ClientIndex, Indices
 from fedgkd_pl.errors import require
@@ -68,22 +68,16 @@ class Dashboard(FederatedCallback):
         """Writes the charts, and of a new run the settings."""
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         names = {type(callback).__name__ for callback in callbacks}
-        if not pl_module.shares_models:  # clients are sent no model to move from or agree with
-            names -= {"ClientDrift", "TeacherAgreement"}
         settings = [callback.config for callback in callbacks if isinstance(callback, RunFiles)]
-        for logger in _tensorboards(trainer):
+        for logger in tensorboards(trainer):
             logger.experiment.add_custom_scalars(layout(names))
             if trainer.current_epoch == 0 and any(settings):
-                logger.experiment.add_text("config", as_yaml(settings[0]))
+                text = yaml.safe_dump(settings[0], sort_keys=False, allow_unicode=True)
+                logger.experiment.add_text("config", f"```yaml\n{text}```")
 
     @override
     def on_evaluated(
-        self,
-        trainer: Trainer,
-        pl_module: FederatedServer,
-        split: str,
-        values: dict[str, float],
-        confusion: Tensor | None,
+        self, trainer: Trainer, pl_module: Any, split: str, values: Any, confusion: Tensor | None
     ) -> None:
         fitting = trainer.state.fn == "fit" and not trainer.sanity_checking
         if confusion is not None and split == "test" and fitting:
@@ -95,13 +89,14 @@ class Dashboard(FederatedCallback):
     def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Draws the last round and writes the features."""
         self._draw(trainer, pl_module)
-        data, loggers = pl_module.datamodule, _tensorboards(trainer)
+        data, loggers = pl_module.datamodule, tensorboards(trainer)
         if loggers and self.samples and has_outputs(pl_module.net):
             rows, owners = even_sample(data.client_data.index, self.samples)
-            labels = data.client_data.examples.labels.cpu()[rows].tolist()
+            examples = data.client_data.examples.view(torch.from_numpy(rows))
+            labels = examples.labels.tolist()
             names = [printable(data.class_names[y] if data.class_names else y) for y in labels]
-            features = features_of(pl_module, torch.from_numpy(rows))
             shown = [list(row) for row in zip(names, map(str, owners), strict=True)]
+            features = features_of(SplitRunner(trainer, pl_module, data, examples), pl_module)
             for logger in loggers:
                 where = {"tag": "features", "global_step": trainer.current_epoch}
                 header = ["label", "client"]
@@ -114,7 +109,7 @@ class Dashboard(FederatedCallback):
         if self.undrawn is not None:
             (number, confusion), self.undrawn = self.undrawn, None
             data = server.datamodule
-            for logger in _tensorboards(trainer):
+            for logger in tensorboards(trainer):
                 title = f"{data.name}, round {number}"
                 chart = confusion_chart(confusion.numpy(), title, data.class_names)
                 logger.experiment.add_figure("test/confusion", opaque(chart), number)
@@ -140,12 +135,6 @@ def layout(callbacks: Collection[str]) -> Layout:
     return charts
 
 
-def as_yaml(settings: dict[str, Any]) -> str:
-    """Settings, by dotted key, as a block of YAML in Markdown."""
-    values = {key: json.dumps(v, default=str, ensure_ascii=False) for key, v in settings.items()}
-    return "\n".join(["```yaml", *(f"{key}: {value}" for key, value in values.items()), "```"])
-
-
 def even_sample(index: ClientIndex, samples: int) -> tuple[Indices, Indices]:
     """Takes as many samples of every client; returns their numbers and their owners."""
     owners = np.repeat(np.arange(len(index)), index.sizes)
@@ -154,22 +143,21 @@ def even_sample(index: ClientIndex, samples: int) -> tuple[Indices, Indices]:
     return index.samples[chosen].astype(np.int64), owners[chosen]
 
 
-def features_of(server: FederatedServer, rows: Tensor) -> Tensor:
-    """The features of training samples in the global model; logits where a net has none.
+def features_of(runner: SplitRunner, server: FederatedServer) -> Tensor:
+    """The features of samples in the global model; its outputs where a net has none.
 
     Features that still have a height and a width, as those of torchvision's VGG, are averaged over
     them.
     """
-    data, precision = server.datamodule, server.trainer.precision_plugin
-    examples = data.client_data.examples.view(rows)
-    runner = SplitRunner(server.net, examples, data.eval_batch_size, server.device, precision)
+    net = runner.load(server.global_state())
     try:
-        features = runner.features(server.global_state())
+        features = runner.outputs(net.features)
         features = features.flatten(2).mean(2) if features.dim() > 2 else features
-        return features.reshape(len(rows), -1)
+        return features.reshape(len(runner.targets), -1)
     except Exception:  # of the user's net, which may mean anything by that name
-        return runner.logits(server.global_state())
+        return runner.outputs(net)
 
 
-def _tensorboards(trainer: Trainer) -> list[TensorBoardLogger]:
+def tensorboards(trainer: Trainer) -> list[TensorBoardLogger]:
+    """The loggers that write for TensorBoard."""
     return [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]

@@ -31,7 +31,6 @@ class ClientDrift(FederatedCallback):
     """
 
     def __init__(self) -> None:
-        self.names: list[str] = []
         self.start: Tensor | None = None  # w_t
         self.norms: list[float] = []
 
@@ -40,15 +39,12 @@ class ClientDrift(FederatedCallback):
         self, trainer: Trainer, pl_module: FederatedServer, message: Message, cohort: Any
     ) -> None:
         """Takes w_t."""
-        self.norms = []
-        state = message.models.get("global")
-        if state is None:
-            self.start = None
-            return
-        self.names = [name for name, tensor in state.items() if tensor.is_floating_point()]
-        self.start = self._vector(state)
-        self.sum = torch.zeros_like(self.start)
-        self.unit_sum = torch.zeros_like(self.start)
+        self.norms, self.start = [], None
+        if state := message.models.get("global"):
+            self.names = [name for name, tensor in state.items() if tensor.is_floating_point()]
+            self.start = self._vector(state)
+            self.sum = torch.zeros_like(self.start)
+            self.unit_sum = torch.zeros_like(self.start)
 
     @override
     def on_client_end(
@@ -57,32 +53,25 @@ class ClientDrift(FederatedCallback):
         """Adds a client's Δ_k to the sums."""
         if self.start is None:
             return
-        delta = self._vector(update.weights).sub_(self.start)
+        delta = self._vector(update.weights) - self.start
         norm = float(delta.norm())
         self.norms.append(norm)
         self.sum += delta
         if norm > 0:
-            self.unit_sum += delta.div_(norm)
+            self.unit_sum += delta / norm
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         """Logs the round."""
-        if self.norms:
-            pl_module.log_round(self._values())
-        self.start = None
-        self.sum = self.unit_sum = torch.zeros(0)
-
-    def _values(self) -> dict[str, float]:
+        if not self.norms:
+            return
         moved = sum(norm > 0 for norm in self.norms)
-        values = {
-            "drift/norm_mean": sum(self.norms) / len(self.norms),
-            "drift/norm_max": max(self.norms),
-        }
+        values = {"norm_mean": sum(self.norms) / len(self.norms), "norm_max": max(self.norms)}
         if moved >= 2:
             squared = float(self.unit_sum.dot(self.unit_sum))
-            values["drift/cosine"] = (squared - moved) / (moved * (moved - 1))
+            values["cosine"] = (squared - moved) / (moved * (moved - 1))
         if squared := float(self.sum.dot(self.sum)):
-            values["drift/diversity"] = sum(norm**2 for norm in self.norms) / squared
-        return values
+            values["diversity"] = sum(norm**2 for norm in self.norms) / squared
+        pl_module.log_round({f"drift/{name}": value for name, value in values.items()})
 
     def _vector(self, state: State) -> Tensor:
         """A new one; on the CPU, as some devices have no doubles."""

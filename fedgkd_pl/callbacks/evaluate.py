@@ -1,6 +1,6 @@
-"""The base of callbacks that evaluate models: a net run over a split."""
+"""The bases of callbacks that evaluate models: a net run over a split."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Literal
 
 import numpy as np
@@ -11,69 +11,55 @@ from fedgkd_pl.errors import require
 from fedgkd_pl.federation.callback import FederatedCallback
 from fedgkd_pl.federation.checks import require_classes
 from fedgkd_pl.federation.hardware import evaluating
-from fedgkd_pl.federation.message import State
+from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.federation.teachers import FrozenNet
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.plugins import Precision
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 from typing_extensions import override
 
 Split = Literal["val", "test"]
+Rows = Tensor | slice
+Score = tuple[float, float]  # accuracy and mean cross-entropy
 
 
 class SplitRunner:
-    """Runs models of the global net's architecture over a split, as the server's evaluation does.
+    """Runs models of the global net's or a client's architecture over a split.
 
-    The net is a copy: the global one, its mode and all random state stay as they are.
-
-    Args:
-        server: knows the nets of clients, where they have several.
+    As the server's evaluation does, but with a copy of the net: the global one, its mode and all
+    random state stay as they are.
     """
 
     def __init__(
         self,
-        net: nn.Module,
+        trainer: Trainer,
+        server: FederatedServer,
+        data: FederatedDataModule,
         examples: Examples,
-        batch_size: int,
-        device: torch.device,
-        precision: Precision,
-        server: FederatedServer | None = None,
     ) -> None:
-        several = server is not None and server.client_nets.index is not None
-        self.own = [FrozenNet(each) for each in server.nets] if server and several else []
-        self.net_index = server.net_index if server else lambda client: 0
-        # where there are some, that of a sample is known
-        self.tasks = server.datamodule.client_data.tasks if server else None
+        several = server.client_nets.index is not None
+        self.own = [FrozenNet(net) for net in server.nets] if several else []
+        self.net = FrozenNet(server.net)
+        self.net_index = server.net_index
+        self.tasks = data.client_data.tasks  # where there are some, that of a sample is known
         self.targets = examples.targets.cpu()
-        self.device = device
-        self.batches = Batches(examples.to(device), batch_size)
-        self.precision = precision
-        self.net = FrozenNet(net)
+        self.device = server.device
+        self.batches = Batches(examples.to(self.device), data.eval_batch_size)
+        self.precision = trainer.precision_plugin
 
-    def logits(self, model: State, rows: slice | None = None, client: int | None = None) -> Tensor:
-        """A model's logits for every sample, or for some, in float64 on the CPU.
+    def load(self, model: State, client: int | None = None) -> FrozenNet:
+        """The net with a model's weights.
 
         Args:
             client: whose model it is; None for the global one.
         """
-        found = self._outputs(self._net(model, client), rows)
-        targets = self.targets if rows is None else self.targets[rows]
-        return found if self.tasks is None else self.tasks.known(found, targets)
-
-    def features(
-        self, model: State, rows: Tensor | None = None, client: int | None = None
-    ) -> Tensor:
-        """The inputs of a model's last layer, for every sample or for some, as :meth:`logits`."""
-        return self._outputs(self._net(model, client).features, rows)
-
-    def _net(self, model: State, client: int | None) -> FrozenNet:
         net = self.own[self.net_index(client)] if self.own and client is not None else self.net
         net.load(model, self.device)
         return net
 
-    def _outputs(self, run: Callable[[Tensor], Tensor], rows: Tensor | slice | None) -> Tensor:
+    def outputs(self, run: Callable[[Tensor], Tensor], rows: Rows | None = None) -> Tensor:
+        """What a function gives for every sample, or for some, in float64 on the CPU."""
         batches = self.batches
         if rows is not None:
             batches = Batches(batches.examples.view(rows), batches.batch_size)
@@ -81,11 +67,37 @@ class SplitRunner:
             outputs = [run(self.precision.convert_input(x)) for x, _ in batches]
         return torch.cat([batch.cpu().double() for batch in outputs])
 
-    def score(self, logits: Tensor, targets: Tensor | None = None) -> tuple[float, float]:
-        """The accuracy and the mean cross-entropy; of all samples unless ``targets`` are given."""
-        targets = self.targets if targets is None else targets
-        hits = (logits.argmax(1) == targets).double()
-        return float(hits.mean()), float(cross_entropy(logits, targets))
+    def logits(self, model: State, rows: Rows | None = None, client: int | None = None) -> Tensor:
+        """A model's logits for every sample, or for some."""
+        found = self.outputs(self.load(model, client), rows)
+        targets = self.targets if rows is None else self.targets[rows]
+        return found if self.tasks is None else self.tasks.known(found, targets)
+
+    def score(self, model: State, rows: Rows | None = None, client: int | None = None) -> Score:
+        """A model's score on every sample, or on some."""
+        targets = self.targets if rows is None else self.targets[rows]
+        return score_of(self.logits(model, rows, client), targets)
+
+
+def score_of(logits: Tensor, targets: Tensor) -> Score:
+    """The accuracy and the mean cross-entropy."""
+    return share(logits.argmax(1) == targets), float(cross_entropy(logits, targets))
+
+
+def share(hits: Tensor) -> float:
+    """The share of what is true."""
+    return float(hits.double().mean())
+
+
+def spread(scores: Collection[Score]) -> dict[str, float]:
+    """The spread of the clients' scores; each client counts once."""
+    accs, losses = zip(*scores, strict=True)
+    return {
+        "acc_mean": float(np.mean(accs)),
+        "acc_std": float(np.std(accs)),
+        "acc_min": min(accs),
+        "loss_mean": float(np.mean(losses)),
+    }
 
 
 class SplitCallback(FederatedCallback):
@@ -94,10 +106,13 @@ class SplitCallback(FederatedCallback):
     Args:
         every_n_rounds: evaluates in rounds n, 2n, ….
         split: the server's data to evaluate on.
-        max_samples: this many of them at most; see :func:`part_of`.
+        max_samples: this many of them at most, the same random ones in every run, whatever its
+            seed; the first ones would not do: some datasets are sorted by class.
     """
 
-    def __init__(self, every_n_rounds: int, split: Split, max_samples: int | None) -> None:
+    def __init__(
+        self, every_n_rounds: int = 1, split: Split = "test", max_samples: int | None = None
+    ) -> None:
         require(every_n_rounds >= 1, "every_n_rounds", "must be at least 1", every_n_rounds)
         require(split in ("val", "test"), "split", "must be val or test", split)
         enough = max_samples is None or max_samples >= 1
@@ -106,6 +121,7 @@ class SplitCallback(FederatedCallback):
         self.split: Split = split
         self.max_samples = max_samples
         self.runner: SplitRunner | None = None
+        self.found: dict[int, Any] = {}  # what was measured in this round, by client
 
     @override
     def check(self, model: FederatedServer, data: FederatedDataModule) -> None:
@@ -114,12 +130,19 @@ class SplitCallback(FederatedCallback):
         samples = len(getattr(data, self.split))
         require(samples > 0, "split", "the server holds no such data (val_fraction)", self.split)
 
+    def examples_of(self, data: FederatedDataModule) -> Examples:
+        """The samples to evaluate on."""
+        examples: Examples = getattr(data, self.split)
+        if self.max_samples is None or self.max_samples >= len(examples):
+            return examples
+        rng = np.random.default_rng(0)
+        rows = rng.choice(len(examples), self.max_samples, replace=False)
+        return examples[torch.from_numpy(np.sort(rows))]
+
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Copies the net, once for all rounds."""
         data = pl_module.datamodule
-        examples = part_of(getattr(data, self.split), self.max_samples)
-        parts = (data.eval_batch_size, pl_module.device, trainer.precision_plugin)
-        self.runner = SplitRunner(pl_module.net, examples, *parts, pl_module)
+        self.runner = SplitRunner(trainer, pl_module, data, self.examples_of(data))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Gives its memory back."""
@@ -129,13 +152,23 @@ class SplitCallback(FederatedCallback):
         """The runner, if the round is one to evaluate in."""
         return None if server.round % self.every_n_rounds else self.runner
 
+    def measure(self, runner: SplitRunner, server: FederatedServer, update: ClientUpdate) -> Any:
+        """Measures a client's model as it comes back; None where there is nothing to measure."""
+        return None
 
-def part_of(examples: Examples, max_samples: int | None) -> Examples:
-    """At most so many examples, None for all: the same random ones in every run, whatever its seed.
+    @override
+    def on_broadcast(
+        self, trainer: Trainer, pl_module: FederatedServer, message: Message, cohort: Any
+    ) -> None:
+        """Starts the round."""
+        self.found = {}
 
-    The first ones would not do: some datasets are sorted by class.
-    """
-    if max_samples is None or max_samples >= len(examples):
-        return examples
-    rows = np.random.default_rng(0).choice(len(examples), max_samples, replace=False)
-    return examples[torch.from_numpy(np.sort(rows))]
+    @override
+    def on_client_end(
+        self, trainer: Trainer, pl_module: FederatedServer, update: ClientUpdate, cohort_size: int
+    ) -> None:
+        """Measures a client's model, unless it stays with the client."""
+        runner = self.runner_of(pl_module)
+        value = self.measure(runner, pl_module, update) if runner and update.weights else None
+        if value is not None:
+            self.found[update.client] = value

@@ -46,10 +46,8 @@ class ModelExport(FederatedCallback):
     """
 
     def __init__(self, formats: Sequence[Format] = ("safetensors",)) -> None:
-        require(len(formats) > 0, "formats", f"must be some of {', '.join(FILES)}", formats)
-        for form in formats:
-            require(form in FILES, "formats", f"must be some of {', '.join(FILES)}", form)
-            check_packages(form, "formats")
+        known = len(formats) > 0 and {*formats} <= {*FILES}
+        require(known, "formats", f"must be some of {', '.join(FILES)}", formats)
         self.formats = tuple(formats)
 
     @override
@@ -69,51 +67,42 @@ class ModelExport(FederatedCallback):
             commit(folder / FILES[form], [exported(pl_module.net, inputs, form)])
 
 
-def check_packages(form: Format, key: str) -> None:
-    """Refuses a format whose packages are not installed."""
-    have_onnx = all(find_spec(package) for package in ("onnx", "onnxscript"))
-    require(form != "onnx" or have_onnx, key, f"onnx needs {installs('export')}")
-
-
 def exported(net: nn.Module, inputs: Tensor, form: Format, key: str = "formats") -> bytes:
     """A net as a file's content, traced with some inputs."""
     net = deepcopy(net).cpu().requires_grad_(False).eval()
     net.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     if form == "safetensors":
         return to_safetensors(net.state_dict())
+    have_onnx = all(find_spec(package) for package in ("onnx", "onnxscript"))
+    require(form != "onnx" or have_onnx, key, f"onnx needs {installs('export')}")
     inputs = torch.cat([inputs.cpu()] * 2)  # a batch of one, or a view, is traced as if all were
+    file = io.BytesIO()
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # of torch about itself
-            return _torchscript(net, inputs) if form == "torchscript" else _graph(net, inputs, form)
+            if form == "torchscript":
+                torch.jit.save(_torchscript(net, inputs), file)
+            elif form == "torch_export":
+                torch.export.save(_graph(net, inputs), file)
+            else:
+                names: Any = {"input_names": ["inputs"], "output_names": ["logits"]}
+                onnx: Any = torch.onnx.export(_graph(net, inputs), **names, verbose=False)
+                file.write(onnx.model_proto.SerializeToString())
     except Exception as error:  # a net of the user's may fail in any way
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise SettingError(key, f"{form} cannot hold this net: {reason}") from error
-
-
-def _torchscript(net: nn.Module, inputs: Tensor) -> bytes:
-    other = torch.cat([inputs, inputs[:1]])  # a trace that depends on the batch's size is refused
-    if isinstance(net, LightningModule):  # whose properties cannot be traced
-        traced = net.to_torchscript(None, "trace", inputs, check_inputs=[(other,)])
-    else:
-        traced = torch.jit.trace(net, inputs, check_inputs=[(other,)])
-    file = io.BytesIO()
-    torch.jit.save(traced, file)
     return file.getvalue()
 
 
-def _graph(net: nn.Module, inputs: Tensor, form: Format) -> bytes:
+def _torchscript(net: nn.Module, inputs: Tensor) -> Any:
+    other = torch.cat([inputs, inputs[:1]])  # a trace that depends on the batch's size is refused
+    if isinstance(net, LightningModule):  # whose properties cannot be traced
+        return net.to_torchscript(None, "trace", inputs, check_inputs=[(other,)])
+    return torch.jit.trace(net, inputs, check_inputs=[(other,)])
+
+
+def _graph(net: nn.Module, inputs: Tensor) -> torch.export.ExportedProgram:
     sizes: dict[int, Any] = {0: torch.export.Dim("batch")}
     if not inputs.is_floating_point() and inputs.dim() == 2:  # texts, cut to a batch's longest
         sizes[1] = torch.export.Dim.AUTO
-    program = torch.export.export(net, (inputs,), dynamic_shapes=(sizes,))
-    if form == "onnx":
-        converted = torch.onnx.export(
-            program, input_names=["inputs"], output_names=["logits"], verbose=False
-        )
-        assert converted is not None
-        blob: bytes = converted.model_proto.SerializeToString()
-        return blob
-    file = io.BytesIO()
-    torch.export.save(program, file)
-    return file.getvalue()
+    return torch.export.export(net, (inputs,), dynamic_shapes=(sizes,))

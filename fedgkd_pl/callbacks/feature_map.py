@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from fedgkd_pl.callbacks.dashboard import tensorboards
 from fedgkd_pl.callbacks.evaluate import Split, SplitCallback, SplitRunner
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.errors import require
@@ -16,7 +17,6 @@ from fedgkd_pl.runs.folder import FEATURE_MAPS
 from fedgkd_pl.seeds import seeded
 from fedgkd_pl.storage.files import commit
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 from typing_extensions import override
 
@@ -42,7 +42,7 @@ class FeatureMap(SplitCallback):
         split: Split = "test",
         seed: int = 0,
     ) -> None:
-        super().__init__(every_n_rounds, split, None)
+        super().__init__(every_n_rounds, split)
         require(max_samples >= 4, "max_samples", "must be at least 4", max_samples)
         require(0 <= seed < 2**32, "seed", "must be in [0, 2³²)", seed)
         self.drawn = max_samples
@@ -57,8 +57,6 @@ class FeatureMap(SplitCallback):
             name = type(net).__name__
             reason = f"FeatureMap needs the net's features; SplitNet gives them to {name}"
             require(callable(getattr(net, "features", None)), "callbacks", reason)
-        samples = len(getattr(data, self.split))
-        require(samples >= 4, "split", f"FeatureMap needs 4 samples, {self.split} has {samples}")
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Starts a round: nobody has answered."""
@@ -71,8 +69,7 @@ class FeatureMap(SplitCallback):
         """Keeps the model of the first client; answers come largest client first."""
         first = self.answer is None or update.client < self.answer.client
         if first and update.weights:  # which stay with clients, perhaps
-            self.answer = update
-            self.round = pl_module.round
+            self.answer, self.round = update, pl_module.round
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Writes the map, before the round is committed to ``last.ckpt``."""
@@ -87,34 +84,28 @@ class FeatureMap(SplitCallback):
 
     def _write(self, trainer: Trainer, server: FederatedServer) -> None:
         """Once a round, and not where no client has answered, such as just after a resume."""
-        if self.answer is None or self.runner is None or trainer.fast_dev_run:  # type: ignore[attr-defined]
+        answer, self.answer = self.answer, None
+        if answer is None or self.runner is None or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         rng = np.random.default_rng(self.seed)
         rows = torch.from_numpy(rng.permutation(len(self.runner.targets))[: self.drawn])
-        answer, self.answer = self.answer, None
         points, acc = self._look(self.runner, server.global_state(), rows, None)
         local_points, local_acc = self._look(self.runner, answer.weights, rows, answer.client)
+        labels = self.runner.targets[rows].numpy()
         data = FeatureMapData(
-            global_points=points,
-            local_points=local_points,
-            labels=self.runner.targets[rows].numpy(),
-            global_acc=acc,
-            local_acc=local_acc,
-            client=answer.client,
-            round=self.round,
+            points, local_points, labels, acc, local_acc, answer.client, self.round
         )
         file = output_folder(trainer) / FEATURE_MAPS.replace("*", f"{data.round:03d}")
         commit(file, [encode_feature_map(data)])
-        for logger in trainer.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                logger.experiment.add_figure("features", opaque(feature_map([data])), data.round)
+        for logger in tensorboards(trainer):
+            logger.experiment.add_figure("features", opaque(feature_map([data])), data.round)
 
     def _look(
         self, runner: SplitRunner, model: State, rows: Tensor, client: int | None
     ) -> tuple[Floats, float]:
         with seeded(self.seed):  # for nets that draw numbers even when they are evaluated
-            acc = runner.score(runner.logits(model, client=client))[0]
-            features = runner.features(model, rows, client)
+            acc = runner.score(model, client=client)[0]
+            features = runner.outputs(runner.load(model, client).features, rows)
         return embed(features.numpy(), self.seed), acc
 
 

@@ -54,26 +54,18 @@ class Forgetting(FederatedCallback):
 
     @override
     def on_evaluated(
-        self,
-        trainer: Trainer,
-        pl_module: FederatedServer,
-        split: str,
-        values: dict[str, float],
-        confusion: Tensor | None,
+        self, trainer: Trainer, pl_module: Any, split: str, values: Any, confusion: Tensor | None
     ) -> None:
         """Compares a round with those before; evaluations outside ``fit`` are none."""
         if split != self.split or trainer.sanity_checking or trainer.state.fn != "fit":
             return
         assert confusion is not None  # see check
-        right, truth = confusion.diagonal().tolist(), confusion.sum(1).tolist()
-        now = {c: hits / n for c, (hits, n) in enumerate(zip(right, truth, strict=True)) if n}
+        now = {
+            c: float(row[c] / row.sum()) for c, row in enumerate(confusion.double()) if row.any()
+        }
         if self.best:
             lost = {c: self.best[c] - acc for c, acc in now.items()}
-            pl_module.log_round(
-                {
-                    "forgetting/mean": sum(lost.values()) / len(lost),
-                    "forgetting/max": max(lost.values()),
-                    **{f"forgetting/class/{c}": value for c, value in lost.items()},
-                }
-            )
+            values = {"mean": sum(lost.values()) / len(lost), "max": max(lost.values())}
+            values |= {f"class/{c}": value for c, value in lost.items()}
+            pl_module.log_round({f"forgetting/{name}": value for name, value in values.items()})
         self.best = {c: max(acc, self.best.get(c, acc)) for c, acc in now.items()}

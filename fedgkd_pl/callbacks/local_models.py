@@ -2,16 +2,13 @@
 
 from typing import Any
 
-import numpy as np
-from fedgkd_pl.callbacks.evaluate import Split, SplitCallback
+from fedgkd_pl.callbacks.evaluate import Score, SplitCallback, SplitRunner, spread
 from fedgkd_pl.callbacks.rows import RowsFile
-from fedgkd_pl.federation.message import ClientUpdate, Message
+from fedgkd_pl.federation.message import ClientUpdate
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.runs.folder import LOCAL_MODELS
 from lightning.pytorch import Trainer
 from typing_extensions import override
-
-COLUMNS = ["round", "client", "samples", "acc", "loss"]
 
 
 class LocalModels(RowsFile, SplitCallback):
@@ -32,47 +29,20 @@ class LocalModels(RowsFile, SplitCallback):
     """
 
     file = LOCAL_MODELS
-    columns = COLUMNS
-
-    def __init__(
-        self, every_n_rounds: int = 1, split: Split = "test", max_samples: int | None = None
-    ) -> None:
-        super().__init__(every_n_rounds, split, max_samples)
-        self.rows: list[dict[str, float]] = []
-        self.results: list[dict[str, float]] = []  # of this round, until it is done
+    columns = ("round", "client", "samples", "acc", "loss")
 
     @override
-    def on_broadcast(
-        self, trainer: Trainer, pl_module: FederatedServer, message: Message, cohort: Any
-    ) -> None:
-        """Starts the round."""
-        self.results = []
-
-    @override
-    def on_client_end(
-        self, trainer: Trainer, pl_module: FederatedServer, update: ClientUpdate, cohort_size: int
-    ) -> None:
-        """Evaluates a client's model."""
-        runner = self.runner_of(pl_module)
-        if runner and update.weights:  # which stay with clients, perhaps
-            acc, loss = runner.score(runner.logits(update.weights, client=update.client))
-            values = (pl_module.round, update.client, update.num_samples, acc, loss)
-            self.results.append(dict(zip(COLUMNS, values, strict=True)))
+    def measure(
+        self, runner: SplitRunner, server: FederatedServer, update: ClientUpdate
+    ) -> tuple[int, Score]:
+        return update.num_samples, runner.score(update.weights, client=update.client)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         """Logs the round."""
-        if not self.results:
+        if not self.found:
             return
-        accs = np.array([row["acc"] for row in self.results])
-        losses = np.array([row["loss"] for row in self.results])
-        pl_module.log_round(
-            {
-                "local/acc_mean": float(accs.mean()),
-                "local/acc_std": float(accs.std()),
-                "local/acc_min": float(accs.min()),
-                "local/acc_max": float(accs.max()),
-                "local/loss_mean": float(losses.mean()),
-            }
-        )
-        self.rows += sorted(self.results, key=lambda row: row["client"])
-        self.results = []
+        scores = [score for _, score in self.found.values()]
+        values = spread(scores) | {"acc_max": max(acc for acc, _ in scores)}
+        pl_module.log_round({f"local/{name}": value for name, value in values.items()})
+        for client, (samples, score) in sorted(self.found.items()):
+            self.add(pl_module.round, client, samples, *score)

@@ -1,9 +1,11 @@
 """Accuracy of each net, where clients have different nets."""
 
-from collections import Counter
-from collections.abc import Callable
+from collections import defaultdict
+from functools import partial
 from typing import Any
 
+import torch
+from fedgkd_pl.callbacks.evaluate import share
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.callback import FederatedCallback
@@ -29,9 +31,8 @@ class NetAccuracy(FederatedCallback):
     """
 
     def __init__(self) -> None:
-        self.said: dict[int, Tensor] = {}  # what each member said of the batch
-        self.hits: dict[str, dict[int, int]] = {}  # of each member, by split
-        self.samples: Counter[str] = Counter()  # that were seen of each split
+        self.now: tuple[str, Any] = ("", None)  # the batch's split and targets
+        self.hits: defaultdict[tuple[str, int], list[Tensor]] = defaultdict(list)  # by member
         self.hooks: list[RemovableHandle] = []
 
     @override
@@ -45,58 +46,38 @@ class NetAccuracy(FederatedCallback):
         """Listens to the members in a round, and not in ``validate`` or the sanity check."""
         self._stop()
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            members = enumerate(pl_module.net.members)
-            self.hooks = [member.register_forward_hook(self._hear(n)) for n, member in members]
+            tasks = pl_module.datamodule.client_data.tasks
+            for number, member in enumerate(pl_module.net.members):
+                hear = partial(self._hear, number, tasks)
+                self.hooks.append(member.register_forward_hook(hear))
 
-    def _hear(self, number: int) -> Callable[..., None]:
-        def hook(member: Any, inputs: Any, logits: Tensor) -> None:
-            self.said[number] = logits
-
-        return hook
-
-    def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: Any,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Counts what every member got right of the batch."""
-        split, y = pl_module.datamodule.eval_splits()[dataloader_idx], batch[1]
-        tasks = pl_module.datamodule.client_data.tasks
-        hits = self.hits.setdefault(split, {})
-        self.samples[split] += len(y)
-        for number, logits in self.said.items():
-            seen = logits if tasks is None else tasks.known(logits, y)
-            hits[number] = hits.get(number, 0) + int((seen.argmax(1) == y).sum())
-        self.said.clear()
+        """Notes the truth."""
+        self.now = pl_module.datamodule.eval_splits()[dataloader_idx], batch[1]
+
+    def _hear(self, number: int, tasks: Any, member: Any, inputs: Any, logits: Tensor) -> None:
+        split, y = self.now
+        known = logits if tasks is None else tasks.known(logits, y)
+        self.hits[split, number].append(known.argmax(1) == y)
 
     @override
     def on_evaluated(
-        self,
-        trainer: Trainer,
-        pl_module: FederatedServer,
-        split: str,
-        values: dict[str, float],
-        confusion: Tensor | None,
+        self, trainer: Trainer, pl_module: Any, split: str, values: Any, confusion: Tensor | None
     ) -> None:
         """Logs the round."""
-        hits, samples = self.hits.pop(split, {}), self.samples.pop(split, 0)
-        of_net: dict[int, list[float]] = {}
         members: Any = pl_module.net.members
-        for number, right in hits.items():
-            if members[number].trained:
+        accs = defaultdict[int, list[float]](list)  # by net
+        for number, member in enumerate(members if self.hooks else ()):
+            if member.trained:
                 own = pl_module.client_nets.one_per_client
                 kind = pl_module.net_index(number) if own else number
-                of_net.setdefault(kind, []).append(right / samples)
-        pl_module.log_round(
-            {
-                f"{PREFIX}{pl_module.net_names[kind]}_{split}_acc": sum(accs) / len(accs)
-                for kind, accs in sorted(of_net.items())
-            }
-        )
+                hits = torch.cat(self.hits[split, number]).cpu()
+                accs[kind].append(share(hits))
+        names = pl_module.net_names
+        means = {names[kind]: sum(found) / len(found) for kind, found in sorted(accs.items())}
+        pl_module.log_round({f"{PREFIX}{name}_{split}_acc": acc for name, acc in means.items()})
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Stops listening."""
@@ -105,4 +86,5 @@ class NetAccuracy(FederatedCallback):
     def _stop(self) -> None:
         for hook in self.hooks:
             hook.remove()
-        self.hooks, self.said, self.hits, self.samples = [], {}, {}, Counter()
+        self.hooks = []
+        self.hits.clear()

@@ -1,29 +1,21 @@
 """The seconds of each part of a round."""
 
+import csv
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedgkd_pl.federation.callback import FederatedCallback
 from fedgkd_pl.federation.message import ClientUpdate
+from fedgkd_pl.runs.files import csv_text
 from fedgkd_pl.runs.folder import PROFILE
 from fedgkd_pl.storage.files import write_text
 from lightning.pytorch import LightningModule, Trainer
 from typing_extensions import override
 
 CLIENTS = ("student", "teacher", "transfer")
-SERVER = ("aggregation", "training", "evaluation", "other")
-HEADER = ",".join(("round", *CLIENTS, *SERVER))
-MEANING = {
-    "student": "local steps; with compile: true the teacher, too",
-    "teacher": "answers of frozen models, in steps or ahead of them",
-    "transfer": "messages to and from worker processes, and their start",
-    "aggregation": "the server's mean and step",
-    "training": "the server's own training, of methods that have it",
-    "evaluation": "validation and test sets",
-    "other": "checkpoints, logs, files",
-}
+PARTS = (*CLIENTS, "aggregation", "training", "evaluation", "other")
 
 
 class RoundProfile(FederatedCallback):
@@ -40,20 +32,26 @@ class RoundProfile(FederatedCallback):
     def __init__(self, folder: str | None = None) -> None:
         self.folder = folder
         self.rows: list[dict[str, float]] = []
-        self.row: dict[str, float] = {}
+        self.row: dict[str, float] = {}  # of the round that is measured
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Starts the clock; of an interrupted run, keeps the rounds that were committed."""
-        self.rows = []
+        """Of an interrupted run, keeps the rounds that were committed."""
+        self.rows, self.row, self.earlier = [], {}, list[dict[str, Any]]()
         self.round = trainer.current_epoch
-        file = None if self.folder is None else Path(self.folder) / PROFILE
-        known = file.read_text().splitlines()[1:] if file and file.is_file() else []
-        self.lines = [HEADER, *(row for row in known if int(row.split(",")[0]) <= self.round)]
-        self._begin()
+        file = Path(self.folder or "") / PROFILE
+        if self.folder is not None and file.is_file():
+            with file.open() as lines:
+                known = list(csv.DictReader(lines))
+            self.earlier = [row for row in known if int(row["round"]) <= self.round]
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Starts the clock; closes the round before."""
+        self._close()
+        self.row, self.last = dict.fromkeys(PARTS, 0.0), time.perf_counter()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """The server's step begins."""
-        self.step = time.perf_counter()
+        self._lap("other")
 
     @override
     def on_client_end(
@@ -61,63 +59,60 @@ class RoundProfile(FederatedCallback):
     ) -> None:
         """Adds a client's seconds."""
         for name in CLIENTS:
-            self.clients[name] += update.seconds.get(name, 0.0)
+            self.row[name] += update.seconds.get(name, 0.0)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         """The server's step is done."""
-        waited = pl_module.waited
-        total = sum(self.clients.values())
-        if not total:  # nobody succeeded
-            total = self.clients["student"] = 1.0
-        self.row = {name: waited * self.clients[name] / total for name in CLIENTS}
-        self.row["aggregation"] = time.perf_counter() - self.step - waited - pl_module.trained
+        self._lap("aggregation")
+        self.row["aggregation"] -= pl_module.waited + pl_module.trained
         self.row["training"] = pl_module.trained
+        total = sum(self.row[name] for name in CLIENTS)
+        if not total:  # nobody succeeded
+            total = self.row["student"] = 1.0
+        for name in CLIENTS:
+            self.row[name] *= pl_module.waited / total
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Evaluation begins."""
-        self.evaluation = time.perf_counter()
+        self._lap("other")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Evaluation is done."""
-        self.row["evaluation"] = time.perf_counter() - self.evaluation
-
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Closes the round before."""
-        self._close()
+        self._lap("evaluation")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Prints the table."""
         self._close()
-        if self.rows:
-            print(profile_table(self.rows))
+        print(profile_table(self.rows))
 
-    def _begin(self) -> None:
-        self.begun = time.perf_counter()
-        self.clients = dict.fromkeys(CLIENTS, 0.0)
-        self.row = {}
+    def _lap(self, part: str) -> None:
+        """Adds the seconds since the last lap to a part of the round."""
+        if self.row:
+            now = time.perf_counter()
+            self.row[part] += now - self.last
+            self.last = now
 
     def _close(self) -> None:
-        if self.row:
-            self.row.setdefault("evaluation", 0.0)
-            self.row["other"] = time.perf_counter() - self.begun - sum(self.row.values())
-            self.rows.append(self.row)
-            self.round += 1
-            seconds = (f"{self.row[name]:.4f}" for name in (*CLIENTS, *SERVER))
-            self.lines.append(",".join((str(self.round), *seconds)))
-            if self.folder is not None:
-                write_text(Path(self.folder) / PROFILE, "\n".join(self.lines) + "\n")
-        self._begin()
+        if not self.row:
+            return
+        self._lap("other")
+        self.rows.append(self.row)
+        self.row = {}
+        if self.folder is not None:
+            rounds = [
+                {"round": number, **{name: f"{seconds:.4f}" for name, seconds in row.items()}}
+                for number, row in enumerate(self.rows, self.round + 1)
+            ]
+            text = csv_text(["round", *PARTS], [*self.earlier, *rounds])
+            write_text(Path(self.folder) / PROFILE, text)
 
 
-def profile_table(rows: Sequence[dict[str, float]]) -> str:
-    """The mean round as a table; the first one, which starts workers and compiles, stands apart."""
-    later = list(rows[1:] or rows)
-    mean = {name: sum(row[name] for row in later) / len(later) for name in (*CLIENTS, *SERVER)}
-    total = sum(mean.values()) or 1.0
-    lines = ["", "where a round's time goes"]
-    for name, seconds in mean.items():
-        share = f"{seconds:9.3f} s {seconds / total:6.1%}"
-        lines.append(f"  {name:<12}{share}   {MEANING[name]}")
-    first = f"; the first round took {sum(rows[0].values()):.3f} s" if len(rows) > 1 else ""
-    lines.append(f"  {'a round':<12}{total:9.3f} s{first}")
-    return "\n".join(lines)
+def profile_table(rows: Sequence[Mapping[str, float]]) -> str:
+    """The seconds of the first round, which starts workers and compiles, and of the mean other."""
+    import pandas as pd
+
+    table = pd.DataFrame(rows, columns=PARTS)
+    seconds = pd.DataFrame({"first round": table.iloc[0], "others": table[1:].mean()})
+    seconds["%"] = 100 * seconds["others"] / seconds["others"].sum()
+    seconds.loc["a round"] = seconds.sum()
+    return f"\nseconds of a round\n{seconds.to_string(float_format='%.3f', na_rep='')}"

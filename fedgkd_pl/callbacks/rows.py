@@ -16,8 +16,12 @@ class RowsFile(FederatedCallback):
     """
 
     file: str  # its name
-    columns: list[str]
-    rows: list[dict[str, float]]  # a missing value is empty
+    columns: tuple[str, ...]
+    rows: list[dict[str, Any]]
+
+    def add(self, *values: float | None) -> None:
+        """Adds a row; of None the file has an empty cell."""
+        self.rows.append(dict(zip(self.columns, values, strict=True)))
 
     def state_dict(self) -> dict[str, Any]:
         """For the checkpoint."""
@@ -29,7 +33,7 @@ class RowsFile(FederatedCallback):
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         """A new run starts without rows; those of a checkpoint come after this hook."""
-        if stage == "fit" and trainer.current_epoch == 0:
+        if trainer.current_epoch == 0:
             self.rows = []
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -42,4 +46,4 @@ class RowsFile(FederatedCallback):
 
     def _write(self, trainer: Trainer) -> None:
         if folder := run_folder(trainer):
-            write_text(folder / self.file, csv_text(self.columns, self.rows))
+            write_text(folder / self.file, csv_text(list(self.columns), self.rows))

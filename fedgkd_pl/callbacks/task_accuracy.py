@@ -1,26 +1,23 @@
 """Accuracy of the clients on the tasks that they have learned, and on the next one."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from fedgkd_pl.callbacks.evaluate import Split, SplitRunner
+from fedgkd_pl.callbacks.evaluate import Split, SplitCallback
 from fedgkd_pl.callbacks.rows import RowsFile
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.errors import require
-from fedgkd_pl.federation.checks import require_classes
-from fedgkd_pl.federation.message import State
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.runs.folder import TASKS
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
+from torch import Tensor
 from typing_extensions import override
 
-COLUMNS = ["round", "learned", "client", "place", "task", "acc"]
-Table = Mapping[tuple[int, int], Sequence[float]]  # (learned, place) → an accuracy a client
 
-
-class TaskAccuracy(RowsFile):
+class TaskAccuracy(RowsFile, SplitCallback):
     """Evaluates every client on its tasks at the end of each, on the server's data.
 
     a_ti is a client's accuracy on the i-th task of its sequence after it has learned t of them; the
@@ -39,19 +36,16 @@ class TaskAccuracy(RowsFile):
     """
 
     file = TASKS
-    columns = COLUMNS
+    columns = ("round", "learned", "client", "place", "task", "acc")
 
     def __init__(self, split: Split = "test") -> None:
-        require(split in ("val", "test"), "split", "must be val or test", split)
-        self.split: Split = split
-        self.rows: list[dict[str, float]] = []
-        self.runner: SplitRunner | None = None
-        self.parts: list[slice] = []  # the rows of every task
+        super().__init__(split=split)
+        self.samples: list[Tensor] = []  # the rows of every task
 
     @override
     def check(self, model: FederatedServer, data: FederatedDataModule) -> None:
         """Refuses data without tasks, a split that lacks one, and clients' models out of reach."""
-        require_classes(model, data, self)
+        super().check(model, data)
         tasks = data.client_data.tasks
         require(tasks is not None, "tasks", "TaskAccuracy needs data with tasks: ClassTasks")
         text = "TaskAccuracy needs clients' own models, and theirs are not here"
@@ -61,18 +55,13 @@ class TaskAccuracy(RowsFile):
             text = f"has no sample of classes {list(classes)}, which are a task"
             require(bool(held & set(classes)), "split", text, self.split)
 
+    @override
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Copies the net; a new run is evaluated on everybody's first task."""
+        super().on_train_start(trainer, pl_module)
         data = pl_module.datamodule
-        tasks, examples = data.client_data.tasks, getattr(data, self.split)
-        labels = examples.labels.cpu()
-        found = [
-            torch.isin(labels, torch.tensor(classes)).nonzero()[:, 0] for classes in tasks.groups
-        ]
-        ends = np.cumsum([len(rows) for rows in found]).tolist()
-        self.parts = [slice(e - len(rows), e) for rows, e in zip(found, ends, strict=True)]
-        settings = (data.eval_batch_size, pl_module.device, trainer.precision_plugin, pl_module)
-        self.runner = SplitRunner(pl_module.net, examples.view(torch.cat(found)), *settings)
+        labels, groups = self.examples_of(data).labels.cpu(), data.client_data.tasks.groups
+        self.samples = [torch.isin(labels, torch.tensor(of)).nonzero()[:, 0] for of in groups]
         if trainer.current_epoch == 0:
             self._evaluate(pl_module, 0, 0)
 
@@ -82,49 +71,27 @@ class TaskAccuracy(RowsFile):
         if tasks.ends(pl_module.round):
             learned = tasks.place(pl_module.round) + 1
             self._evaluate(pl_module, pl_module.round, learned)
-            pl_module.log_round(scores(table_of(self.rows), learned))
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Gives its memory back."""
-        self.runner = None
+            pl_module.log_round(scores(self.rows, learned))
 
     def _evaluate(self, server: FederatedServer, number: int, learned: int) -> None:
         """All clients on the tasks that they have learned and on the next one."""
-        data = server.datamodule
-        tasks = data.client_data.tasks
-        assert tasks is not None
-        of_all = {} if server.models_differ else self._each(server.global_state(), self.parts)
-        for client in data.eligible:
-            order = tasks.order(client)
-            for place, task in enumerate(order[: learned + 1]):
-                acc = of_all.get(task)
-                if acc is None:
+        runner: Any = self.runner
+        tasks: Any = server.datamodule.client_data.tasks
+        accs: dict[int, float] = {}  # by task
+        for client in server.datamodule.eligible:
+            for place, task in enumerate(tasks.order(client)[: learned + 1]):
+                if task not in accs or server.models_differ:
                     model = server.model_of(client, place)
-                    acc = self._each(model, [self.parts[task]])[0]
-                values = (number, learned, client, place + 1, task, acc)
-                self.rows.append(dict(zip(COLUMNS, values, strict=True)))
-
-    def _each(self, model: State, parts: Sequence[slice]) -> dict[int, float]:
-        """The accuracy of a model on some rows each."""
-        assert self.runner is not None
-        targets = self.runner.targets
-        return {
-            n: self.runner.score(self.runner.logits(model, rows), targets[rows])[0]
-            for n, rows in enumerate(parts)
-        }
+                    accs[task] = runner.score(model, self.samples[task])[0]
+                self.add(number, learned, client, place + 1, task, accs[task])
 
 
-def table_of(rows: Sequence[Mapping[str, float]]) -> dict[tuple[int, int], list[float]]:
-    """a_ti by (t, i), with an accuracy for every client in the order of the rows."""
-    table: dict[tuple[int, int], list[float]] = {}
-    for row in rows:
-        table.setdefault((int(row["learned"]), int(row["place"])), []).append(row["acc"])
-    return table
-
-
-def scores(table: Table, learned: int) -> dict[str, float]:
+def scores(rows: Sequence[Mapping[str, float]], learned: int) -> dict[str, float]:
     """The values logged when so many tasks are learned; see :class:`TaskAccuracy`."""
-    a = {key: np.array(values, dtype=np.float64) for key, values in table.items()}
+    accs = defaultdict[tuple[float, float], list[float]](list)  # a_ti of every client by (t, i)
+    for row in rows:
+        accs[row["learned"], row["place"]].append(row["acc"])
+    a = {key: np.array(of_clients) for key, of_clients in accs.items()}
     places = range(1, learned + 1)
     acc = {i: a[learned, i].mean() for i in places}
     transfer = {i: (a[i, i] - a[i - 1, i]).mean() for i in places}

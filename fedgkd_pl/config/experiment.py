@@ -193,7 +193,7 @@ class Experiment:
         for callback in self.callbacks:
             saved = checkpoint["callbacks"].get(callback.state_key)
             if isinstance(callback, AveragedModel) and saved is not None:
-                callback.check_resumed(saved)
+                callback.load_state_dict(saved)  # refuses that of another average
         done, rounds = checkpoint["global_step"], self.settings["rounds"]
         finished = folder is None or folder.is_finished(done)
         stopped = folder is not None and checkpoint["fedgkd_pl"].get("stopped")

@@ -9,7 +9,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from fedgkd_pl.callbacks.client_evaluation import OwnRunner, Score
+from fedgkd_pl.callbacks.client_evaluation import scores_of_all
+from fedgkd_pl.callbacks.evaluate import Score, SplitRunner
 from fedgkd_pl.config.build import build_request
 from fedgkd_pl.config.experiment import Experiment
 from fedgkd_pl.config.request import read_request
@@ -136,9 +137,9 @@ def _rows(
     own = data.client_splits["test"]
     clients = _clients(wanted, own.clients, data.num_clients)
     job = _job(experiment, epochs, lr)
-    precision = trainer.precision_plugin
-    runner = OwnRunner(model.net, own, data.eval_batch_size, job.device, precision)
-    before = runner.everyone(model.global_state())
+    runner = SplitRunner(trainer, model, data, own.examples)
+    runner.tasks = None  # of all classes, as the clients train
+    before = scores_of_all(runner, own, model.global_state())
     after: dict[int, Score] = {}
     failed: list[ClientFailure] = []
     total = len(clients)
@@ -147,8 +148,8 @@ def _rows(
             if isinstance(answer, ClientFailure):
                 log.warning("left out client %d: %s", answer.client, answer.reason)
                 failed.append(answer)
-            elif (score := runner.one(answer.weights, answer.client)) is not None:
-                after[answer.client] = score
+            else:
+                after[answer.client] = runner.score(answer.weights, own.rows(answer.client))
     if not after:
         raise RunFailed(f"all clients failed; client {failed[0].client}: {failed[0].reason}")
     rows = []

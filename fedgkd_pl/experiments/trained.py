@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fedgkd_pl.callbacks.export import FILES, Format, check_packages, exported
+from fedgkd_pl.callbacks.export import FILES, Format, exported
 from fedgkd_pl.config import strict_yaml
 from fedgkd_pl.config.build import build_model
 from fedgkd_pl.data.inputs import RawInputs
@@ -210,7 +210,6 @@ def export(
         The file.
     """
     require(format in FILES, "format", f"must be one of {', '.join(FILES)}", format)
-    check_packages(format, "format")
     text = "is another model than that of ckpt_path: give one of them"
     require(not average or ckpt_path == "last", "average", text, ckpt_path)
     folder = open_run(run)

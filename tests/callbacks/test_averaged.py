@@ -1,24 +1,22 @@
 """AveragedModel: the average and its accuracies by hand, after a kill, in tables and files."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from fedgkd_pl import AveragedModel, FedGKD, LocalEngine, RunFiles, read_checkpoint
+from fedgkd_pl import AveragedModel, RunFiles, read_checkpoint
 from fedgkd_pl import read_run as read
 from fedgkd_pl.cli.main import main
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.runs.folder import AVERAGE
-from lightning.pytorch import Callback, seed_everything
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import LambdaCallback
 from safetensors.torch import load_file
-from torch import Tensor, nn
-from torch.optim import SGD
+from torch import Tensor
 
-from tests.conftest import Table, fit, same
+from tests.callbacks.by_hand import gkd, watched
+from tests.conftest import Table, same
 from tests.support.faults import Fault, inject
 
 State = dict[str, Tensor]
@@ -26,34 +24,9 @@ AVERAGES = ("average/acc", "average/loss", "average/val_acc", "average/val_loss"
 FORMS: list[dict[str, Any]] = [{}, {"size": 2}, {"decay": 0.7}]
 
 
-def normed() -> nn.Sequential:
-    """A net with dropout, and with buffers, an integer one among them."""
-    seed_everything(1, verbose=False)
-    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
-
-
-def method(**kwargs: Any) -> FedGKD:
-    local = partial(SGD, lr=0.3, momentum=0.9)
-    settings: dict[str, Any] = {"engine": LocalEngine(1), "buffer_size": 2, "gamma": 1.0}
-    return FedGKD(normed(), optimizer=local, **(settings | kwargs))
-
-
 def table(**kwargs: Any) -> Table:
     settings: dict[str, Any] = {"sizes": (30, 20, 10), "batch_size": 5, "val_fraction": 0.1}
     return Table(**(settings | {"participation": 0.67, "eval_batch_size": 4} | kwargs))
-
-
-class Rounds(Callback):
-    """The global model and what is logged of every round; the clients' random numbers after it."""
-
-    def __init__(self) -> None:
-        self.models: list[State] = []
-        self.rows: list[dict[str, float]] = []
-
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        state = pl_module.net.state_dict()
-        self.models.append({name: tensor.clone() for name, tensor in state.items()})
-        self.rows.append(dict(pl_module.report))
 
 
 def hand(models: list[State], weights: list[float]) -> State:
@@ -105,60 +78,45 @@ def scores(state: State, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> tu
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_average_and_its_scores_by_hand_from_the_checkpoints(
-    form: dict[str, Any], tmp_path: Path
-) -> None:
-    averaged, data, rounds = AveragedModel(**form), table(), Rounds()
-    save = ModelCheckpoint(tmp_path / "every", filename="{epoch}", save_top_k=-1)
-    callbacks = [averaged, RunFiles(str(tmp_path)), save, rounds]
-    model = method()
-    fit(model, data, 7, callbacks=callbacks, enable_checkpointing=True)
-    models: list[State] = []
-    for number, row in enumerate(rounds.rows):
-        checkpoint = read_checkpoint(tmp_path / "every" / f"epoch={number}.ckpt")
-        weights = checkpoint["state_dict"].items()
-        models.append({n.removeprefix("net."): t for n, t in weights if n.startswith("net.")})
-        assert same(models[-1], rounds.models[number])
-        expected = by_hand(models, **form)
-        assert expected["1.num_batches_tracked"] == models[-1]["1.num_batches_tracked"] > 0
-        again = AveragedModel(**form)
-        again.load_state_dict(checkpoint["callbacks"]["AveragedModel"])
-        assert close(again.average(model), expected)
+def test_the_average_and_its_scores_by_hand(form: dict[str, Any], tmp_path: Path) -> None:
+    model, data, averaged, seen = gkd(), table(), AveragedModel(**form), []
+    look = LambdaCallback(on_train_batch_end=lambda *_: seen.append(averaged.average(model)))
+    watch = watched(model, data, 7, averaged, look, RunFiles(str(tmp_path)))
+    for number, row in enumerate(watch.logged):
+        expected = by_hand(watch.after[: number + 1], **form)
+        assert expected["1.num_batches_tracked"] == watch.after[number]["1.num_batches_tracked"] > 0
+        assert close(seen[number], expected)
         test, val = (data.x[:6], data.y[:6]), (data.x[60:], data.y[60:])
         hands = (*scores(expected, *test), *scores(expected, *val))
         assert [row[name] for name in AVERAGES] == pytest.approx(list(hands), rel=1e-5)
     exported = load_file(tmp_path / "average.safetensors")
-    assert close(exported, by_hand(models, **form)) and same(exported, averaged.average(model))
+    assert same(exported, seen[-1])
     for name, tensor in exported.items():
-        assert tensor.dtype == models[-1][name].dtype
+        assert tensor.dtype == watch.after[-1][name].dtype
     assert not same(exported, load_file(tmp_path / "global.safetensors"))
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "64-true"])
 def test_the_average_of_one_model_is_the_global_model(precision: Any) -> None:
     """To the bit: the same batches in the same precision."""
-    rounds = Rounds()
-    model = method()
-    fit(model, table(), 3, callbacks=[AveragedModel(size=1), rounds], precision=precision)
-    for row in rounds.rows:
+    for row in watched(gkd(), table(), 3, AveragedModel(size=1), precision=precision).logged:
         for split, part in (("test", ""), ("val", "val_")):
             assert row[f"average/{part}acc"] == row[f"{split}/acc"]
             assert row[f"average/{part}loss"] == row[f"{split}/loss"]
 
 
-@pytest.mark.parametrize("form", [{"size": 2}, {"decay": 0.7}])
+@pytest.mark.parametrize("form", FORMS[1:])
 def test_a_failed_round_adds_no_model(form: dict[str, Any]) -> None:
-    averaged, rounds = AveragedModel(**form), Rounds()
+    averaged = AveragedModel(**form)
     faults = [Fault(number, client, "raise") for number in (1, 3) for client in range(3)]
-    model = inject(method(), faults)
-    fit(model, table(), 5, callbacks=[averaged, rounds])
+    model = inject(gkd(), faults)
+    watch = watched(model, table(), 5, averaged)
     assert model.failed_rounds == [1, 3]
-    assert same(rounds.models[2], rounds.models[1])
-    counted = [rounds.models[number] for number in (1, 3, 4)]
+    counted = [watch.after[number] for number in (1, 3, 4)]
     assert close(averaged.average(model), by_hand(counted, **form))
-    values = [[row[name] for name in AVERAGES] for row in rounds.rows]
+    values = [[row[name] for name in AVERAGES] for row in watch.logged]
     assert values[2] == values[1] != values[3]
-    first = rounds.rows[0]
+    first = watch.logged[0]
     assert values[0] == [first[n] for n in ("test/acc", "test/loss", "val/acc", "val/loss")]
 
 
@@ -167,17 +125,14 @@ def test_a_failed_round_adds_no_model(form: dict[str, Any]) -> None:
     [({"size": 0}, "size"), ({"decay": 1.0}, "decay"), ({"size": 5, "decay": 0.9}, "size")],
 )
 def test_settings_that_cannot_work(settings: Any, key: str) -> None:
-    with pytest.raises(SettingError) as error:
+    with pytest.raises(SettingError, match=f"^{key}: "):
         AveragedModel(**settings)
-    assert error.value.key == key
 
 
-def test_a_resume_with_another_average_is_refused() -> None:
-    saved = AveragedModel(size=3).state_dict()
-    AveragedModel(size=3).load_state_dict(saved)
-    for other in AveragedModel(size=4), AveragedModel(decay=0.5):
-        with pytest.raises(SettingError, match=r"(size|decay): "):
-            other.load_state_dict(saved)
+@pytest.mark.parametrize("other", [{"size": 4}, {"decay": 0.5}])
+def test_a_resume_with_another_average_is_refused(other: Any) -> None:
+    with pytest.raises(SettingError, match=r"^(size|decay): "):
+        AveragedModel(**other).load_state_dict(AveragedModel(size=3).state_dict())
 
 
 def test_a_run_of_the_command_line(tmp_path: Path) -> None:

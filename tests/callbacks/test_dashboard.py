@@ -1,13 +1,12 @@
 """What TensorBoard shows of a run, asked of TensorBoard's own server over its HTTP API."""
 
-import csv
 import re
 from collections.abc import Callable, Iterator
-from copy import deepcopy
 from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 from urllib.parse import urlencode
 
 import numpy as np
@@ -15,9 +14,10 @@ import pytest
 import torch
 import yaml
 from fedgkd_pl import Digits, Dirichlet, FedAvg, LocalEngine
-from fedgkd_pl.callbacks.dashboard import Dashboard, even_sample, layout
+from fedgkd_pl.callbacks.dashboard import CHARTS, Dashboard, even_sample, layout
 from fedgkd_pl.cli.main import main
 from fedgkd_pl.data.partition import ClientIndex
+from fedgkd_pl.plots import figures
 from lightning.pytorch.loggers import TensorBoardLogger
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -104,64 +104,24 @@ def shown(ask: Ask, run: str = RUN) -> dict[str, dict[str, set[str]]]:
     return charts
 
 
-PERCENTILES = "mean, 10th to 90th percentile"
-PLAIN = {
-    "accuracy": {"global model": {"val/acc", "test/acc"}},
-    "losses": {
-        "clients: the whole and its parts": {"client/loss_mean", "client/ce_mean"},
-        "global model": {"val/loss", "test/loss"},
-    },
-    "client spread": {
-        f"acc: {PERCENTILES}": {"client/acc_mean", "client/acc_p10", "client/acc_p90"},
-        f"loss: {PERCENTILES}": {"client/loss_mean", "client/loss_p10", "client/loss_p90"},
-    },
-    "bytes": {"of a round": {"comm/bytes_down", "comm/bytes_up"}},
-}
-
-
 def test_charts_of_what_belongs_together(ask: Ask) -> None:
-    expected: Any = deepcopy(PLAIN)
-    expected["losses"]["clients: the whole and its parts"].add("client/kd_mean")
-    spread = {"local/acc_mean", "local/acc_min", "local/acc_max"}
-    expected["accuracy"]["local models: mean, worst to best"] = spread
-    names = [f"{kind}_acc_{what}" for kind in ("global", "local") for what in ("mean", "worst10")]
-    own = {f"clients/{name}" for name in names}
-    expected["accuracy"]["clients' own samples"] = own
-    expected["accuracy"]["averaged model"] = {"average/acc", "average/val_acc"}
-    expected["losses"]["averaged model"] = {"average/loss", "average/val_loss"}
-    expected["bytes"]["so far, in 10⁶"] = {"comm/total_mb_down", "comm/total_mb_up"}
-    expected["drift"] = {
-        "how far clients move": {"drift/norm_mean", "drift/norm_max"},
-        "in how different directions": {"drift/cosine", "drift/diversity"},
+    charts = shown(ask)
+    assert {(category, name) for category in charts for name in charts[category]} == {
+        (category, name) for _, category, name, _ in CHARTS
     }
-    expected["forgetting"] = {"over classes": {"forgetting/mean", "forgetting/max"}}
-    agreement = {"teacher/agreement_mean", "teacher/agreement_min"}
-    expected["teacher"] = {"agreement of clients": agreement, "accuracy": {"teacher/acc"}}
-    expected["seconds"] = {"of a round": {"time/clients", "time/evaluation"}}
-    assert shown(ask) == expected
-    charts = [c for category in ask("custom_scalars/layout")["category"] for c in category["chart"]]
-    margins = {c["title"]: c["margin"]["series"] for c in charts if "margin" in c}
+    losses = {"client/loss_mean", "client/ce_mean", "client/kd_mean"}
+    assert charts["losses"]["clients: the whole and its parts"] == losses
+    assert charts["accuracy"]["global model"] == {"val/acc", "test/acc"}
+    assert charts["accuracy"]["averaged model"] == {"average/acc", "average/val_acc"}
+    names = [f"{kind}_acc_{what}" for kind in ("global", "local") for what in ("mean", "worst10")]
+    assert charts["accuracy"]["clients' own samples"] == {f"clients/{name}" for name in names}
+    assert charts["forgetting"] == {"over classes": {"forgetting/mean", "forgetting/max"}}
+    found = [c for category in ask("custom_scalars/layout")["category"] for c in category["chart"]]
+    margins = {c["title"]: c["margin"]["series"] for c in found if "margin" in c}
     names = [f"client/acc_{part}" for part in ("mean", "p10", "p90")]
     places = ("value", "lower", "upper")
-    assert margins[f"acc: {PERCENTILES}"] == [dict(zip(places, names, strict=True))]
-
-
-def test_a_point_for_every_round_and_no_more(ask: Ask, folder: Path) -> None:
-    rows = list(csv.DictReader((folder / "metrics.csv").open()))
-    tags = ask("scalars/tags")[RUN]
-    assert {"test/acc", "val/loss", "client/acc_p10", "test/class_acc/3"} <= tags.keys()
-    for tag in tags:
-        if tag.startswith("hp/"):
-            continue
-        points = ask("scalars/scalars", run=RUN, tag=tag)
-        # in round 1 nobody teaches, and there is nothing to forget
-        rounds = [2, 3] if tag.startswith(("client/kd", "forgetting/")) else [1, 2, 3]
-        steps = [step for _, step, _ in points]
-        assert sorted({*steps}) == rounds, tag  # a resume logs the last round again
-        if tag in rows[0]:
-            told = [float(rows[step - 1][tag]) for step in rounds]
-            values = dict(zip(steps, (value for *_, value in points), strict=True))
-            assert list(values.values()) == pytest.approx(told), tag
+    expected = [dict(zip(places, names, strict=True))]
+    assert margins["acc: mean, 10th to 90th percentile"] == expected
 
 
 def test_the_settings_are_shown_once(ask: Ask) -> None:
@@ -247,27 +207,6 @@ def test_features_are_pooled_and_where_a_net_hides_them_logits(
     np.testing.assert_allclose(np.loadtxt(file), wide.reshape(7, 3, 2).mean(2), atol=1e-5)
 
 
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, str]]:
-    """The matrices and titles of what is drawn."""
-    import fedgkd_pl.plots.figures as figures
-
-    charts: list[tuple[Any, str]] = []
-    real = figures.confusion_chart
-
-    def chart(matrix: Any, title: str, names: Any) -> Any:
-        charts.append((np.array(matrix), title))
-        return real(matrix, title, names)
-
-    monkeypatch.setattr(figures, "confusion_chart", chart)
-    return charts
-
-
-def steps(folder: Path, tag: str) -> list[int]:
-    images = tensorboard(folder)("images/images", run=".", tag=tag, sample=0)
-    return [image["step"] for image in images]
-
-
 def logger_of(folder: Path) -> TensorBoardLogger:
     return TensorBoardLogger(folder, "", "")
 
@@ -276,24 +215,24 @@ def server(net: nn.Module, **kwargs: Any) -> FedAvg:
     return FedAvg(net, optimizer=partial(SGD, lr=0.5), engine=LocalEngine(workers=1), **kwargs)
 
 
-def test_the_test_sets_confusion_with_the_truth_in_rows(tmp_path: Path, drawn: Any) -> None:
+def test_the_test_sets_confusion_with_the_truth_in_rows(tmp_path: Path) -> None:
     data, model = Table(val_fraction=0.2), server(linear())
     callback = Dashboard(every_n_rounds=2, samples=0)
-    trainer = fit(model, data, 5, callbacks=[callback], logger=logger_of(tmp_path))
-    assert [title for _, title in drawn] == [f"table, round {number}" for number in (2, 4, 5)]
+    with patch.object(figures, "confusion_chart", wraps=figures.confusion_chart) as drawn:
+        trainer = fit(model, data, 5, callbacks=[callback], logger=logger_of(tmp_path))
+        trainer.validate(model, data, verbose=False)
+        trainer.test(model, data, verbose=False)
+    titles = [call.args[1] for call in drawn.call_args_list]
+    assert titles == [f"table, round {number}" for number in (2, 4, 5)]
     state = {name: t.numpy() for name, t in model.net.state_dict().items()}
     guesses = (data.x[:6] @ state["weight"].T + state["bias"]).argmax(1)
     counts = np.zeros((3, 3))
     np.add.at(counts, (data.y[:6], guesses), 1)
     assert not np.array_equal(counts, counts.T), "rows and columns could be exchanged unseen"
-    np.testing.assert_array_equal(drawn[-1][0], counts)
-    trainer.validate(model, data, verbose=False)
-    trainer.test(model, data, verbose=False)
-    assert len(drawn) == 3
-    assert steps(tmp_path, "test/confusion") == [2, 4, 5]
+    np.testing.assert_array_equal(drawn.call_args.args[0], counts)
     assert not list(tmp_path.glob("proj*"))
 
 
 def test_no_chart_of_what_is_not_measured() -> None:
-    charts = {category: set(found) for category, found in layout(()).items()}
-    assert charts == {category: set(found) for category, found in PLAIN.items()}
+    found = {name for charts in layout(()).values() for name in charts}
+    assert found == {name for needed, _, name, _ in CHARTS if not needed}

@@ -38,7 +38,7 @@ def test_live_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         def on_client_end(self, *args: Any) -> None:
             super().on_client_end(*args)
             assert isinstance(self.live, Progress)
-            rounds, clients = self.live.tasks
+            rounds, clients, _ = self.live.tasks
             seen.append((clients.completed, clients.total, rounds.completed))
 
     progress = Watched()
