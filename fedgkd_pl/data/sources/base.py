@@ -59,13 +59,13 @@ class OwnData(FederatedDataModule):
             missing = set(test.labels.tolist()) - set(train.labels.tolist())
             if missing:
                 log.warning("test has samples of classes %s, training has none", sorted(missing))
-            self.partition.take_source(len(train), np.arange(len(train)), names)
+            self.partition.take_source(np.arange(len(train)), names)
             return Splits(train, test, val, keys, test_keys)
         size = round(self.test_fraction * len(train))
         rest, rows = self._draw(train, keys, size, np.random.default_rng(0))
         reason = f"takes none of {len(train)} samples: each class, or owner, keeps its last one"
         require(len(rows) > 0, "test_fraction", reason, self.test_fraction)
-        self.partition.take_source(len(train), rest.numpy(), names)
+        self.partition.take_source(rest.numpy(), names)
         test_keys = None if keys is None else keys[rows.numpy()]
         keys = None if keys is None else keys[rest.numpy()]
         return Splits(train.view(rest), train.view(rows), val, keys, test_keys)
