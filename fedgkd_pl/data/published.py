@@ -48,7 +48,6 @@ class AuthorsDirichlet(Partition):
         self.seed = seed
         self.max_tries = max_tries
         self._after_split: Any = None
-        self._cohorts: list[list[int]] = []
 
     @override
     def split(self, labels: Labels, num_clients: int, generator: Generator) -> Iterator[Indices]:
@@ -62,7 +61,7 @@ class AuthorsDirichlet(Partition):
             classes = [group[labels[group] == label] for label in np.unique(labels)]
             limits = GROUP, self.alpha, len(group) / GROUP / 2, self.max_tries
             owned += share_classes(classes, *limits, random, mix=False)
-        self._after_split, self._cohorts = random.get_state(), []
+        self._after_split = random.get_state()
         yield from np.array_split(np.concatenate(owned), num_clients)
 
     def cohort(self, round: int, num_clients: int, size: int) -> list[int]:
@@ -70,14 +69,11 @@ class AuthorsDirichlet(Partition):
 
         ``size``, the clients of a round, must always be the same.
         """
-        if len(self._cohorts) < round:
-            random = RandomState()
-            random.set_state(self._after_split)
-            self._cohorts = [
-                random.choice(num_clients, size, replace=False).tolist()
-                for _ in range(max(100, 2 * round))
-            ]
-        return self._cohorts[round - 1]
+        random = RandomState()
+        random.set_state(self._after_split)
+        for _ in range(round):
+            cohort: list[int] = random.choice(num_clients, size, replace=False).tolist()
+        return cohort
 
 
 class FromFile(Partition):

@@ -11,8 +11,10 @@ from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.downloads import read_checked, read_text
 from fedgkd_pl.data.examples import Examples, Splits
 from fedgkd_pl.data.inputs import TextInputs
-from fedgkd_pl.errors import SettingError, StorageError, installs, require
+from fedgkd_pl.errors import SettingError, StorageError, at_least, require
+from fedgkd_pl.models.text import load_transformers
 from fedgkd_pl.storage.files import commit
+from fedgkd_pl.storage.tensors import to_safetensors
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -55,7 +57,7 @@ class TextDataModule(FederatedDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        require(max_length >= 2, "max_length", "must be at least 2", max_length)
+        at_least(2, max_length=max_length)
         self.data_dir = Path(data_dir).expanduser()
         self.tokenizer = tokenizer
         self.max_length = max_length
@@ -115,8 +117,6 @@ class TextDataModule(FederatedDataModule):
         return None
 
     def _tokenise(self) -> bytes:
-        from fedgkd_pl.storage.tensors import to_safetensors
-
         tokenizer = load_tokenizer(self.tokenizer)
         tensors: dict[str, Tensor] = {}
         for split, (texts, labels) in self.texts().items():
@@ -161,7 +161,7 @@ def vocabulary_of(tokenizer: Any) -> str:
 
 def saved_tokenizer(file: Path, pad_id: int) -> Any:
     """The tokenizer of a ``tokenizer.json``, which pads with ``pad_id``."""
-    transformers = _transformers()
+    transformers = load_transformers("tokenizer")
     try:
         tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(file))
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_id)
@@ -173,7 +173,7 @@ def saved_tokenizer(file: Path, pad_id: int) -> Any:
 
 def load_tokenizer(name: str) -> Any:
     """The tokenizer of a name on the hub, a local folder, or a ``vocab.txt`` of WordPieces."""
-    transformers = _transformers()
+    transformers = load_transformers("tokenizer")
     try:
         if Path(name).is_file():
             words = read_text(Path(name), None).splitlines()
@@ -186,11 +186,3 @@ def load_tokenizer(name: str) -> Any:
         hint = "give a local folder or a vocab.txt"
         raise SettingError("tokenizer", f"{reason}; {hint}", name) from error
     return tokenizer
-
-
-def _transformers() -> Any:
-    try:
-        import transformers
-    except ImportError as error:
-        raise SettingError("tokenizer", f"text needs {installs('text')}") from error
-    return transformers
