@@ -29,10 +29,8 @@ def read_checked(file: Path, checksum: str | None) -> bytes:
         algorithm = "md5" if len(checksum) == 32 else "sha256"
         actual = hashlib.new(algorithm, content, usedforsecurity=False).hexdigest()
         if actual != checksum:
-            reason = (
-                f"{file} is damaged or not the original ({algorithm}): delete it, fetch it again"
-            )
-            raise SettingError("data_dir", reason)
+            reason = f"is damaged or not the original ({algorithm}): delete it, fetch it again"
+            raise SettingError("data_dir", f"{file} {reason}")
     return content
 
 
@@ -72,8 +70,8 @@ def provide(
             if archive.name in names:
                 return
             read_checked(archive, checksum)
-            with_filter = archive.suffix == ".gz" and hasattr(tarfile, "data_filter")
-            unpack_archive(archive, part, **({"filter": "data"} if with_filter else {}))
+            tar = archive.suffix == ".gz" and hasattr(tarfile, "data_filter")  # early 3.11 has none
+            unpack_archive(archive, part, **({"filter": "data"} if tar else {}))  # type: ignore[arg-type]
             for name in missing:
                 if not (folder / name).exists():  # else another run has just done the same
                     Path(part, inside, name).replace(folder / name)

@@ -90,7 +90,7 @@ class Examples:
 
     def filled(self, content: dict[str, Tensor]) -> "Examples":
         """Examples like these with what travelled."""
-        return Examples(content["inputs"], content["targets"], self.transform)
+        return replace(self, **content)  # type: ignore[arg-type]
 
     def close(self) -> None:
         """Ends what reads them."""

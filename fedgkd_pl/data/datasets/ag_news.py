@@ -32,6 +32,7 @@ class AGNews(TextDataModule):
     num_classes = 4
     class_names = ("World", "Sports", "Business", "Sci/Tech")
     val_split = "last"
+    deciding = ("tokenizer", "max_length", "train_samples", "val_samples")
     URL = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
     MD5 = {  # noqa: RUF012
         "train.csv": "b1a00f826fdfbd249f79597b59e1dc12",
@@ -58,10 +59,6 @@ class AGNews(TextDataModule):
     @override
     def files(self) -> list[Path]:
         return [self.data_dir / self.train_file, self.data_dir / "test.csv"]
-
-    @override
-    def cut(self) -> Any:
-        return self.train_samples, self.val_samples
 
     @override
     def prepare_data(self) -> None:

@@ -49,6 +49,8 @@ class TextDataModule(FederatedDataModule):
         kwargs: those of :class:`FederatedDataModule`.
     """
 
+    deciding: tuple[str, ...] = ("tokenizer", "max_length")  # the settings that decide the ids
+
     def __init__(
         self,
         data_dir: str,
@@ -104,17 +106,14 @@ class TextDataModule(FederatedDataModule):
 
     def _cache_key(self) -> str:
         """A digest of all that decides the ids, without loading the tokenizer."""
-        digest = hashlib.sha256(repr((self.tokenizer, self.max_length, self.cut())).encode())
+        settings = [getattr(self, name) for name in self.deciding]
+        digest = hashlib.sha256(repr(settings).encode())
         local = Path(self.tokenizer)
         own = [local / name for name in ("tokenizer.json", "vocab.txt", "tokenizer_config.json")]
         for file in [local, *own, *self.files()]:
             if file.is_file():
                 digest.update(hashlib.sha256(read_checked(file, None)).digest())
         return digest.hexdigest()[:16]
-
-    def cut(self) -> Any:
-        """Any other settings that decide which texts there are."""
-        return None
 
     def _tokenise(self) -> bytes:
         tokenizer = load_tokenizer(self.tokenizer)

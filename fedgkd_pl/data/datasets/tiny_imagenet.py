@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import numpy as np
@@ -97,8 +97,8 @@ class TinyImageNet(ImageArchive):
 
         listing = files()
         numbers = np.array([label for _, label in listing], dtype=np.int64).tobytes()
-        decoding = track(listing, f"decoding {name.split('-')[0]}")
-        commit(target, (_pixels(file) for file, _ in decoding))
+        with closing(track(listing, f"decoding {name.split('-')[0]}")) as decoding:
+            commit(target, (_pixels(file) for file, _ in decoding))
         decoded = _mapped(target, numbers)
         commit(labels, [digest(*decoded).encode(), numbers])
         return decoded
