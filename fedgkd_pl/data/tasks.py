@@ -28,11 +28,13 @@ class Task:
         place: its place in the client's sequence, from 0.
         number: which of all tasks it is, from 0.
         classes: whose samples it is made of.
+        ends: whether the round is its last one.
     """
 
     place: int
     number: int
     classes: tuple[int, ...]
+    ends: bool
 
 
 class ClassTasks(Recorded):
@@ -104,7 +106,7 @@ class TaskSequences:
         """The task of a client in a round."""
         place = self.place(round)
         number = self.order(client)[place]
-        return Task(place, number, self.groups[number])
+        return Task(place, number, self.groups[number], self.ends(round))
 
     def known(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Outputs for samples whose task is known: that which their label belongs to."""

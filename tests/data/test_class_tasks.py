@@ -42,8 +42,8 @@ def test_groups_are_cut_in_order_and_clients_go_through_all_of_them() -> None:
     places = [tasks.place(number) for number in range(1, 16)]
     assert places == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4]
     task = tasks.at(3, 6)
-    assert (task.place, task.number) == (1, orders[3][1]) and tasks.ends(6)
-    assert task.classes == tasks.groups[orders[3][1]] and not tasks.ends(5)
+    assert (task.place, task.number, task.ends) == (1, orders[3][1], True)
+    assert task.classes == tasks.groups[orders[3][1]] and not tasks.at(3, 5).ends
     same_order = ClassTasks(tasks=2, order="same").sequences(4, seed=7)
     assert [same_order.order(client) for client in (0, 9)] == [[0, 1], [0, 1]]
 
