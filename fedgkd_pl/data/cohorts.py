@@ -14,6 +14,7 @@ A method may change what was drawn: :meth:`FederatedServer.choose_clients`.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from operator import index
 
 import numpy as np
@@ -53,9 +54,13 @@ class Population:
         slots = random.choice(len(self.clients), self.size, replace=False, p=chances)
         return [self.clients[slot] for slot in slots.tolist()]
 
+    @cached_property
+    def _known(self) -> frozenset[int]:
+        return frozenset(self.clients)
+
     def require_some(self, cohort: Sequence[int], who: str) -> None:
         """Refuses a cohort, drawn by ``who``, that is not of these clients."""
-        fits = len(cohort) == len(set(cohort)) > 0 and set(cohort) <= set(self.clients)
+        fits = len(cohort) == len(set(cohort)) > 0 and self._known.issuperset(cohort)
         require(fits, "cohorts", f"{who} must name clients that can be drawn, each once", cohort)
 
 
