@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -97,7 +98,8 @@ class TinyImageNet(ImageArchive):
 
         listing = files()
         numbers = np.array([label for _, label in listing], dtype=np.int64).tobytes()
-        with closing(track(listing, f"decoding {name.split('-')[0]}")) as decoding:
+        images: Any = track(listing, f"decoding {name.split('-')[0]}")
+        with closing(images) as decoding:
             commit(target, (_pixels(file) for file, _ in decoding))
         decoded = _mapped(target, numbers)
         commit(labels, [digest(*decoded).encode(), numbers])
