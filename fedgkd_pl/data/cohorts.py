@@ -14,6 +14,8 @@ A method may change what was drawn: :meth:`FederatedServer.choose_clients`.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from operator import index
 
 import numpy as np
 from fedgkd_pl.data.partition import Partition
@@ -22,6 +24,7 @@ from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.seeds import derive
 from fedgkd_pl.storage.reading import read_json
 from fedgkd_pl.storage.recorded import Recorded
+from numpy.typing import NDArray
 from typing_extensions import override
 
 
@@ -45,6 +48,21 @@ class Population:
         """The generator of a round's draw, always the same; round 0 is for one draw for all."""
         return np.random.default_rng(derive(self.seed, "cohort", round))
 
+    def choose(self, round: int, chances: NDArray[np.float64] | None = None) -> list[int]:
+        """The ids of a round's clients, drawn without replacement; uniformly without chances."""
+        random = self.random(round)
+        slots = random.choice(len(self.clients), self.size, replace=False, p=chances)
+        return [self.clients[slot] for slot in slots.tolist()]
+
+    @cached_property
+    def _known(self) -> frozenset[int]:
+        return frozenset(self.clients)
+
+    def require_some(self, cohort: Sequence[int], who: str) -> None:
+        """Refuses a cohort, drawn by ``who``, that is not of these clients."""
+        fits = len(cohort) == len(set(cohort)) > 0 and self._known.issuperset(cohort)
+        require(fits, "cohorts", f"{who} must name clients that can be drawn, each once", cohort)
+
 
 Choose = Callable[[list[int], Population], Sequence[int]]
 
@@ -67,10 +85,7 @@ class UniformCohorts(Cohorts):
 
     @override
     def draw(self, round: int, population: Population) -> Sequence[int]:
-        slots = population.random(round).choice(
-            len(population.clients), population.size, replace=False
-        )
-        return [population.clients[slot] for slot in slots.tolist()]
+        return population.choose(round)
 
 
 class WeightedCohorts(Cohorts):
@@ -79,10 +94,7 @@ class WeightedCohorts(Cohorts):
     @override
     def draw(self, round: int, population: Population) -> Sequence[int]:
         sizes = np.array([population.sizes[client] for client in population.clients], dtype=float)
-        slots = population.random(round).choice(
-            len(sizes), population.size, replace=False, p=sizes / sizes.sum()
-        )
-        return [population.clients[slot] for slot in slots.tolist()]
+        return population.choose(round, sizes / sizes.sum())
 
 
 class CyclicCohorts(Cohorts):
@@ -132,22 +144,17 @@ class CohortsFromFile(Cohorts):
         try:
             content = read_json(path, LARGEST)
             cohorts = content["cohorts"] if isinstance(content, dict) else content
-            self.cohorts = [list(cohort) for cohort in cohorts]
+            self.cohorts = [[index(client) for client in cohort] for cohort in cohorts]
         except (OSError, ValueError, TypeError, LookupError) as error:
             reason = getattr(error, "strerror", None) or "must hold a list of lists of ids"
             raise SettingError("path", reason, path) from error
         self.rounds = len(self.cohorts)
-        ids = [client for cohort in self.cohorts for client in cohort]
-        fits = self.rounds > 0 and all(type(client) is int for client in ids)
-        require(fits, "path", "must hold a list of lists of ids", path)
+        require(self.rounds > 0, "path", "has no round", path)
 
     @override
     def check(self, population: Population) -> None:
-        known = set(population.clients)
         for number, cohort in enumerate(self.cohorts, start=1):
-            fits = bool(cohort) and len(set(cohort)) == len(cohort) and set(cohort) <= known
-            reason = f"round {number} of {self.path} must name clients that can be drawn, each once"
-            require(fits, "cohorts", reason, cohort)
+            population.require_some(cohort, f"round {number} of {self.path}")
 
     @override
     def draw(self, round: int, population: Population) -> Sequence[int]:
@@ -162,9 +169,8 @@ class AuthorsCohorts(Cohorts):
         if not isinstance(population.partition, AuthorsDirichlet):
             name = type(population.partition).__name__
             raise SettingError("cohorts", "AuthorsCohorts needs partition AuthorsDirichlet", name)
-        clients = list(population.clients)
         reason = "AuthorsCohorts needs all clients: unseen_clients must be 0"
-        require(clients == list(range(len(population.sizes))), "cohorts", reason)
+        require(len(population.clients) == len(population.sizes), "cohorts", reason)
 
     @override
     def draw(self, round: int, population: Population) -> Sequence[int]:
@@ -193,10 +199,8 @@ class CohortSampler:
         drawn = sorted(self.cohorts.draw(self.epoch + 1, self.population))
         if self.choose is not None:
             drawn = sorted(self.choose(drawn, self.population))
-        fits = bool(drawn) and len(set(drawn)) == len(drawn)
-        fits = fits and set(drawn) <= set(self.population.clients)
         who = type(self.cohorts).__name__ if self.choose is None else "the method"
-        require(fits, "cohorts", f"{who} must name clients that can be drawn, each once", drawn)
+        self.population.require_some(drawn, who)
         return drawn
 
 

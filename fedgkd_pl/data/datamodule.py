@@ -14,11 +14,11 @@ from fedgkd_pl.data.index import ClientIndex, stratified
 from fedgkd_pl.data.inputs import InputFormat
 from fedgkd_pl.data.own import OwnSplits, keep_own, own_of_owners
 from fedgkd_pl.data.partition import IID, Partition
-from fedgkd_pl.data.public import PublicData
+from fedgkd_pl.data.public import PublicData, unlabelled
 from fedgkd_pl.data.published import OTHERS, export
 from fedgkd_pl.data.tasks import ClassTasks
 from fedgkd_pl.data.validation import check_splits, warn_of_missing, warn_of_owners
-from fedgkd_pl.errors import require
+from fedgkd_pl.errors import at_least, require
 from fedgkd_pl.seeds import default_seed, derive
 from fedgkd_pl.storage.checkpoint_io import load_newest
 from fedgkd_pl.storage.recorded import Recorded
@@ -80,18 +80,13 @@ class FederatedDataModule(LightningDataModule, Recorded):
     ) -> None:
         super().__init__()
         self.client_fractions = {"test": client_test_fraction, "val": client_val_fraction}
-        counts = {"num_clients": num_clients, "batch_size": batch_size}
-        for key, count in (counts | {"eval_batch_size": eval_batch_size}).items():
-            require(count >= 1, key, "must be at least 1", count)
-        fractions = {
-            f"client_{name}_fraction": part for name, part in self.client_fractions.items()
-        }
-        for key, fraction in ({"val_fraction": val_fraction} | fractions).items():
+        at_least(1, num_clients=num_clients, batch_size=batch_size, eval_batch_size=eval_batch_size)
+        at_least(0, seed=seed or 0, partition_seed=partition_seed or 0)
+        own = {f"client_{name}_fraction": part for name, part in self.client_fractions.items()}
+        for key, fraction in (own | {"val_fraction": val_fraction}).items():
             require(0 <= fraction < 1, key, "must be in [0, 1)", fraction)
         reason = "must leave something to train on beside client_test_fraction"
-        require(sum(fractions.values()) < 1, "client_val_fraction", reason)
-        for key, value in ("seed", seed), ("partition_seed", partition_seed):
-            require(value is None or value >= 0, key, "must not be negative", value)
+        require(sum(own.values()) < 1, "client_val_fraction", reason)
         reason = f"must leave some of {num_clients} clients"
         require(0 <= unseen_clients < num_clients, "unseen_clients", reason, unseen_clients)
         require(0 < participation <= 1, "participation", "must be in (0, 1]", participation)
@@ -188,7 +183,8 @@ class FederatedDataModule(LightningDataModule, Recorded):
         if self.public_source is None:
             return owned, rows
         rng = np.random.default_rng(derive(self.partition_seed, "public"))
-        kept, self.public = self.public_source.take(owned, self.num_classes, rng)
+        kept, public = self.public_source.take(owned, self.num_classes, rng)
+        self.public = public if self.public_source.labelled else unlabelled(public)
         self.rows["public"] = np.setdiff1d(rows.numpy(), rows[kept].numpy())
         return (owned if len(kept) == len(owned) else owned.view(kept)), rows[kept]
 
@@ -258,9 +254,8 @@ class FederatedDataModule(LightningDataModule, Recorded):
 
     @property
     def client_data(self) -> ClientData:
-        """The clients' data; :meth:`setup` must have run."""
-        if self.clients is None:
-            self.setup()
+        """The clients' data, which :meth:`setup` loads."""
+        self.setup()
         assert self.clients is not None
         return self.clients
 
@@ -284,14 +279,13 @@ class FederatedDataModule(LightningDataModule, Recorded):
             data = self.client_data
             splits = [data.examples, self.val, self.test]
             splits += [] if self.public is None else [self.public]
-            index = [torch.from_numpy(part) for part in (data.index.offsets, data.index.samples)]
-            for own in self._kept.values():
-                splits.append(own.examples)
-                index.append(torch.from_numpy(own.index.offsets))
+            splits += [own.examples for own in self._kept.values()]
+            index: list[Any] = [data.index.offsets, data.index.samples]
+            index += [own.index.offsets for own in self._kept.values()]
             if data.tasks is not None:
                 orders = [data.tasks.order(client) for client in range(self.num_clients)]
-                index += [torch.tensor([data.tasks.rounds_per_task]), torch.tensor(orders)]
-            self._fingerprint = digest(*splits, *index)
+                index += [[data.tasks.rounds_per_task], orders]
+            self._fingerprint = digest(*splits, *map(torch.as_tensor, index))
         return self._fingerprint
 
     def summary(self) -> dict[str, Any]:

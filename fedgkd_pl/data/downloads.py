@@ -1,14 +1,13 @@
 """Files that come from elsewhere: fetched, checked, and named in the error if they are damaged."""
 
 import hashlib
-import os
 import tarfile
-import tempfile
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
+from shutil import unpack_archive
+from tempfile import TemporaryDirectory
 
-from fedgkd_pl.errors import SettingError, StorageError
+from fedgkd_pl.errors import SettingError, StorageError, require
 from fedgkd_pl.storage.files import DISK
 from fedgkd_pl.storage.reading import read_bytes
 
@@ -30,10 +29,8 @@ def read_checked(file: Path, checksum: str | None) -> bytes:
         algorithm = "md5" if len(checksum) == 32 else "sha256"
         actual = hashlib.new(algorithm, content, usedforsecurity=False).hexdigest()
         if actual != checksum:
-            reason = (
-                f"{file} is damaged or not the original ({algorithm}): delete it, fetch it again"
-            )
-            raise SettingError("data_dir", reason)
+            reason = f"is damaged or not the original ({algorithm}): delete it, fetch it again"
+            raise SettingError("data_dir", f"{file} {reason}")
     return content
 
 
@@ -46,53 +43,41 @@ def read_text(file: Path, checksum: str | None) -> str:
         raise SettingError("data_dir", reason) from error
 
 
-def fetch(url: str, target: Path, checksum: str | None, instead: str) -> None:
-    """Downloads a file, unless it is there; a download that was cut off is never taken for it.
+def provide(
+    folder: Path, names: Sequence[str], url: str, checksum: str | None, inside: str = ""
+) -> None:
+    """Makes files or folders be in a folder: those that are missing are fetched, all or none.
 
     Args:
-        checksum: its MD5, where the source has one.
-        instead: what to do without a network, for the error.
+        url: of the file, or of a ``.zip`` or ``.tar.gz``, which stays; empty: fetch nothing.
+        checksum: its MD5, compared before it is opened; None where the source has none.
+        inside: the folder within the archive.
     """
-    if target.exists():
+    missing = [name for name in names if not (folder / name).exists()]
+    if not missing:
         return
+    instead = f"put {', '.join(names)} into it"
+    require(bool(url), "data_dir", f"{missing[0]} is not there: {instead}", str(folder))
     from torchvision.datasets.utils import download_url
 
-    part = target.with_name(f"{target.name}.{os.getpid()}.part")
+    archive = folder / url.rpartition("/")[2]
     try:
-        download_url(url, str(target.parent), part.name, checksum)
-        part.replace(target)
-    except (OSError, RuntimeError) as error:
-        part.unlink(missing_ok=True)
-        why = " ".join(str(error).split()) or type(error).__name__
-        reason = f"{target.name} is not there and cannot be downloaded ({why}): {instead}"
-        raise SettingError("data_dir", reason) from error
-
-
-def extract(archive: Path, checksum: str | None, wanted: Sequence[str], folder: Path) -> None:
-    """Takes files or folders out of a ``.zip`` or ``.tar.gz``, all of them or none.
-
-    Args:
-        checksum: as for :func:`read_checked`, compared before the archive is opened.
-        wanted: the paths of what is wanted, within the archive.
-        folder: where each of them goes, under the last part of its path.
-    """
-    read_checked(archive, checksum)
-    try:
-        with tempfile.TemporaryDirectory(".part", f"{archive.name}.", folder) as part:
-            if archive.suffix == ".zip":
-                with zipfile.ZipFile(archive) as zipped:
-                    zipped.extractall(part)
-            else:
-                with tarfile.open(archive) as tar:
-                    # no links, and no names, that lead out of the folder; early 3.11 lacks it
-                    tar.extraction_filter = getattr(tarfile, "data_filter", None)
-                    tar.extractall(part)
-            for name in wanted:
-                target = folder / Path(name).name
-                if not target.is_dir():  # else another run has just done the same
-                    Path(part, name).replace(target)
-    except Exception as error:  # a damaged archive fails in any way
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(".part", f"{archive.name}.", folder) as part:
+            if not archive.exists():
+                download_url(url, part, archive.name, checksum)
+                Path(part, archive.name).replace(archive)
+            if archive.name in names:
+                return
+            read_checked(archive, checksum)
+            tar = archive.suffix == ".gz" and hasattr(tarfile, "data_filter")  # early 3.11 has none
+            unpack_archive(archive, part, **({"filter": "data"} if tar else {}))  # type: ignore[arg-type]
+            for name in missing:
+                if not (folder / name).exists():  # else another run has just done the same
+                    Path(part, inside, name).replace(folder / name)
+    except Exception as error:  # a network, or a damaged archive, fails in any way
         if getattr(error, "errno", None) in DISK:
             raise StorageError(folder, error) from error
-        reason = f"{archive} is damaged ({error!s:.200}): delete it and fetch it again"
+        why = " ".join(str(error).split()) or type(error).__name__
+        reason = f"{archive} cannot be fetched, or is damaged ({why:.200}): delete it, or {instead}"
         raise SettingError("data_dir", reason) from error

@@ -49,11 +49,6 @@ class Examples:
         """Some of the examples; inputs that lie in a mapped file stay there."""
         if not isinstance(self.inputs, MappedTensor):
             return self[rows]
-        if isinstance(rows, slice) and self.rows is None:
-            start, stop, step = rows.indices(len(self))
-            if start < stop and step == 1:
-                inputs = self.inputs.part(start, stop)
-                return replace(self, inputs=inputs, targets=self.targets[rows])
         return replace(self, targets=self.targets[rows], rows=self._known()[rows])
 
     def read(self, rows: Tensor | slice) -> Tensor:
@@ -95,7 +90,7 @@ class Examples:
 
     def filled(self, content: dict[str, Tensor]) -> "Examples":
         """Examples like these with what travelled."""
-        return Examples(content["inputs"], content["targets"], self.transform)
+        return replace(self, **content)  # type: ignore[arg-type]
 
     def close(self) -> None:
         """Ends what reads them."""
@@ -147,17 +142,18 @@ class Splits:
 def digest(*parts: Tensor | Examples) -> str:
     """The SHA-256 of tensors, and of examples' inputs and labels: their bytes, shapes and types."""
     checksum = hashlib.sha256()
-    tensors: list[tuple[Tensor, int, Iterable[Any]]] = []
     for part in parts:
         if isinstance(part, Examples):
-            tensors.append((part.inputs, len(part), part.held()))
-        last = part.targets if isinstance(part, Examples) else part.detach()
-        tensors.append((last, len(last), last.split(PIECE)))
-    for tensor, length, pieces in tensors:
-        checksum.update(f"{tensor.dtype} {(length, *tensor.shape[1:])};".encode())
-        for rows in pieces:
-            checksum.update(rows.cpu().contiguous().flatten().view(torch.uint8).numpy())
+            _add(checksum, part.inputs, len(part), part.held())
+            part = part.targets
+        _add(checksum, part, len(part), part.detach().split(PIECE))
     return checksum.hexdigest()
+
+
+def _add(checksum: Any, tensor: Tensor, length: int, pieces: Iterable[Tensor]) -> None:
+    checksum.update(f"{tensor.dtype} {(length, *tensor.shape[1:])};".encode())
+    for rows in pieces:
+        checksum.update(rows.cpu().contiguous().flatten().view(torch.uint8).numpy())
 
 
 class Batches:
@@ -181,16 +177,13 @@ class Batches:
 
     def __iter__(self) -> Iterator[Batch]:
         examples, generator = self.examples, self.generator
-        if generator is None:
-            order = torch.arange(len(examples))
-        else:
+        order = torch.arange(len(examples))
+        if generator is not None:
             order = torch.randperm(len(examples), generator=generator)
         parts = order.to(examples.targets.device).split(self.batch_size)
         for rows, inputs in zip(parts, examples.batches(parts, generator), strict=True):
-            if self.teacher_output is None:
-                yield inputs, examples.targets[rows]
-            else:
-                yield inputs, examples.targets[rows], self.teacher_output[rows]
+            known = () if self.teacher_output is None else (self.teacher_output[rows],)
+            yield inputs, examples.targets[rows], *known
 
 
 @dataclass

@@ -47,11 +47,9 @@ class ClientIndex(Sequence[Indices]):
     def label_counts(self, labels: Labels, num_classes: int) -> list[list[int]]:
         """The samples of each class of every client; ``labels`` has one per sample."""
         owners = np.repeat(np.arange(len(self)), self.sizes)
-        cells = np.bincount(
-            owners * num_classes + labels[self.samples], minlength=len(self) * num_classes
-        )
-        counts: list[list[int]] = cells.reshape(len(self), num_classes).tolist()
-        return counts
+        counts = np.zeros((len(self), num_classes), dtype=np.int64)
+        np.add.at(counts, (owners, labels[self.samples]), 1)
+        return counts.tolist()
 
 
 class SingleClientIndex(ClientIndex):

@@ -12,10 +12,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 from fedgkd_pl.data.index import ClientIndex, Indices, Labels
-from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.errors import SettingError, at_least, not_negative, positive, require
 from fedgkd_pl.storage.recorded import Recorded
-from numpy.random import Generator
+from numpy.random import Generator, RandomState
 from typing_extensions import override
+
+GROUP = 10  # clients that share a draw of the authors' procedure
 
 
 class Partition(Recorded, ABC):
@@ -29,13 +31,12 @@ class Partition(Recorded, ABC):
     of_all = False
     validation: Indices | None = None  # of ``of_all``: the server's part, where it says which
 
-    def take_source(self, samples: int, training: Indices, names: Sequence[str] = ()) -> None:
+    def take_source(self, training: Indices, names: Sequence[str]) -> None:
         """Takes the names of the samples before the data is cut, for partitions that use them.
 
         Args:
-            samples: how many there are, with those that were drawn as the test set.
-            training: which of them are the training samples, in their order.
-            names: the file of each of the samples, where each has one.
+            training: which of all samples are the training samples, in their order.
+            names: the file of each of all samples, with those drawn as the test set; may be empty.
         """
 
     def __call__(
@@ -47,9 +48,8 @@ class Partition(Recorded, ABC):
             generator: the only source of randomness.
             keys: the natural owner of every sample, where the data knows it; for :class:`ByKey`.
         """
-        require(num_clients >= 1, "num_clients", "must be at least 1", num_clients)
-        reason = f"there are only {len(labels)} training samples to share"
-        require(num_clients <= len(labels), "num_clients", reason, num_clients)
+        reason = f"must be 1 to {len(labels)}, the training samples to share"
+        require(1 <= num_clients <= len(labels), "num_clients", reason, num_clients)
         if self.by_owner:
             if keys is None:
                 reason = "this dataset names no owners to cut by; ClientFiles has a folder for each"
@@ -87,14 +87,13 @@ class Dirichlet(Partition):
     """
 
     by_label = True
-    GROUP = 10
 
     def __init__(
         self, alpha: float = 0.5, balanced: bool = False, min_size: int = 10, max_tries: int = 10000
     ) -> None:
-        require(0 < alpha < float("inf"), "alpha", "must be a positive number", alpha)
-        require(min_size >= 0, "min_size", "must not be negative", min_size)
-        require(max_tries >= 1, "max_tries", "must be at least 1", max_tries)
+        positive(alpha=alpha)
+        not_negative(min_size=min_size)
+        at_least(1, max_tries=max_tries)
         self.alpha = alpha
         self.balanced = balanced
         self.min_size = min_size
@@ -102,45 +101,64 @@ class Dirichlet(Partition):
 
     @override
     def split(self, labels: Labels, num_clients: int, generator: Generator) -> Iterator[Indices]:
+        def draw(samples: Indices, clients: int, least: int) -> list[Indices]:
+            own = labels[samples]
+            classes = [samples[own == label] for label in np.unique(own)]
+            return share_classes(classes, clients, self.alpha, least, self.max_tries, generator)
+
         if not self.balanced:
             reason = f"{num_clients} clients cannot hold that many of {len(labels)} samples each"
             require(self.min_size * num_clients <= len(labels), "min_size", reason, self.min_size)
-            samples = np.arange(len(labels))
-            yield from self._draw(samples, labels, num_clients, self.min_size, generator)
+            yield from draw(np.arange(len(labels)), num_clients, self.min_size)
             return
         shuffled = generator.permutation(len(labels))
         bounds = np.linspace(0, len(labels), num_clients + 1).astype(int)
         owned: list[Indices] = []
-        for first in range(0, num_clients, self.GROUP):
-            last = min(first + self.GROUP, num_clients)
+        for first in range(0, num_clients, GROUP):
+            last = min(first + GROUP, num_clients)
             samples = shuffled[bounds[first] : bounds[last]]
-            least = len(samples) // (2 * (last - first))
-            owned += self._draw(samples, labels, last - first, least, generator)
+            owned += draw(samples, last - first, len(samples) // (2 * (last - first)))
         yield from np.split(np.concatenate(owned), bounds[1:-1])
 
-    def _draw(
-        self, samples: Indices, labels: Labels, num_clients: int, least: int, generator: Generator
-    ) -> list[Indices]:
-        fair = len(samples) / num_clients
-        own = labels[samples]
-        classes = [samples[own == label] for label in np.unique(own)]
-        for _ in range(self.max_tries):
-            parts: list[list[Indices]] = [[] for _ in range(num_clients)]
-            sizes = np.zeros(num_clients, dtype=np.int64)
-            for members in classes:
-                p = generator.dirichlet(np.full(num_clients, self.alpha)) * (sizes < fair)
-                if not p.sum() > 0:  # all of it went to clients that are full, or α underflowed
-                    break
-                cuts = (np.cumsum(p / p.sum())[:-1] * len(members)).astype(int)
-                for client, piece in enumerate(np.split(generator.permutation(members), cuts)):
-                    parts[client].append(piece)
-                    sizes[client] += len(piece)
-            else:
-                if sizes.min() >= least:
-                    return [np.concatenate(pieces) for pieces in parts]
-        each = f"each of {num_clients} clients at least {least} of {len(samples)} samples"
-        hint = "raise alpha, lower min_size or take fewer clients"
-        raise SettingError("alpha", f"no draw of {self.max_tries} gave {each}: {hint}", self.alpha)
+
+def share_classes(
+    classes: Sequence[Indices],
+    num_clients: int,
+    alpha: float,
+    least: float,
+    max_tries: int,
+    random: Generator | RandomState,
+    mix: bool = True,
+) -> list[Indices]:
+    """Shares out samples by classes, again until each client has at least ``least``.
+
+    Args:
+        classes: the samples of every class.
+        mix: whether the samples of a class are shuffled before each draw.
+    """
+    total = sum(map(len, classes))
+    for _ in range(max_tries):
+        parts: list[list[Indices]] = [[] for _ in range(num_clients)]
+        sizes = np.zeros(num_clients, dtype=np.int64)
+        for members in classes:
+            p = random.dirichlet(np.full(num_clients, alpha)) * (sizes < total / num_clients)
+            if not p.sum() > 0:  # all of it went to clients that are full, or α underflowed
+                break
+            cuts = (np.cumsum(p / p.sum())[:-1] * len(members)).astype(int)
+            mixed = random.permutation(members) if mix else members
+            for client, piece in enumerate(np.split(mixed, cuts)):
+                parts[client].append(piece)
+                sizes[client] += len(piece)
+        else:
+            if sizes.min() >= least:
+                return [np.concatenate(pieces) for pieces in parts]
+    raise gave_up("alpha", alpha, max_tries, least)
+
+
+def gave_up(key: str, value: float, max_tries: int, least: float) -> SettingError:
+    """The error of a partition that draws by chance."""
+    reason = f"no draw of {max_tries} gave each client at least {least:g} samples: raise {key}"
+    return SettingError(key, f"{reason}, lower min_size or take fewer clients", value)
 
 
 class Pathological(Partition):
@@ -155,10 +173,8 @@ class Pathological(Partition):
     by_label = True
 
     def __init__(self, classes_per_client: int = 2) -> None:
+        at_least(1, classes_per_client=classes_per_client)
         self.classes_per_client = classes_per_client
-        require(
-            classes_per_client >= 1, "classes_per_client", "must be at least 1", classes_per_client
-        )
 
     @override
     def split(self, labels: Labels, num_clients: int, generator: Generator) -> Iterator[Indices]:
@@ -192,9 +208,7 @@ class Shards(Partition):
     by_label = True
 
     def __init__(self, shards_per_client: int = 2) -> None:
-        require(
-            shards_per_client >= 1, "shards_per_client", "must be at least 1", shards_per_client
-        )
+        at_least(1, shards_per_client=shards_per_client)
         self.shards_per_client = shards_per_client
 
     @override
@@ -219,9 +233,9 @@ class QuantitySkew(Partition):
     """
 
     def __init__(self, beta: float = 0.5, min_size: int = 1, max_tries: int = 10000) -> None:
-        require(0 < beta < float("inf"), "beta", "must be a positive number", beta)
-        require(min_size >= 0, "min_size", "must not be negative", min_size)
-        require(max_tries >= 1, "max_tries", "must be at least 1", max_tries)
+        positive(beta=beta)
+        not_negative(min_size=min_size)
+        at_least(1, max_tries=max_tries)
         self.beta = beta
         self.min_size = min_size
         self.max_tries = max_tries
@@ -237,9 +251,7 @@ class QuantitySkew(Partition):
             if sizes.min() >= self.min_size and np.isfinite(p).all():
                 yield from np.split(generator.permutation(len(labels)), cuts)
                 return
-        each = f"each of {num_clients} clients {self.min_size} of {len(labels)} samples"
-        hint = "raise beta, lower min_size or take fewer clients"
-        raise SettingError("beta", f"no draw of {self.max_tries} gave {each}: {hint}", self.beta)
+        raise gave_up("beta", self.beta, self.max_tries, self.min_size)
 
 
 class ByKey(Partition):

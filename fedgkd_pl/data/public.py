@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from fedgkd_pl.data.examples import Examples
 from fedgkd_pl.data.index import stratified
-from fedgkd_pl.errors import require
+from fedgkd_pl.errors import at_least, require
 from fedgkd_pl.storage.recorded import Recorded
 from torch import Tensor
 from typing_extensions import override
@@ -55,8 +55,7 @@ class HeldOut(PublicData):
         size = round(self.fraction * len(train))
         require(0 < size < len(train), "fraction", f"leaves {size} of {len(train)}", self.fraction)
         drawn = torch.from_numpy(generator.permutation(len(train)))
-        public = train.portable(drawn[:size].sort().values)
-        return drawn[size:].sort().values, public if self.labelled else unlabelled(public)
+        return drawn[size:].sort().values, train.portable(drawn[:size].sort().values)
 
 
 class OtherData(PublicData):
@@ -72,7 +71,7 @@ class OtherData(PublicData):
     def __init__(
         self, data: "FederatedDataModule", samples: int | None = None, labelled: bool = False
     ) -> None:
-        require(samples is None or samples >= 1, "samples", "must be at least 1", samples)
+        at_least(1, samples=1 if samples is None else samples)
         self.data = data
         self.samples = samples
         self.labelled = labelled
@@ -95,8 +94,7 @@ class OtherData(PublicData):
             require(self.samples <= len(other), "samples", reason, self.samples)
             rows = np.sort(generator.permutation(len(other))[: self.samples])
             other = other.portable(torch.from_numpy(rows))
-        public = replace(other, transform=train.transform)
-        return torch.arange(len(train)), public if self.labelled else unlabelled(public)
+        return torch.arange(len(train)), replace(other, transform=train.transform)
 
 
 def unlabelled(examples: Examples) -> Examples:
@@ -110,7 +108,5 @@ def sampled_rows(public: Examples, samples: int, labelled: bool, seed: int) -> T
         return torch.arange(len(public))
     rng = np.random.default_rng(seed)
     if labelled:
-        rows = stratified(public.labels.cpu().numpy(), samples, rng, leave=0)
-    else:
-        rows = np.sort(rng.choice(len(public), samples, replace=False))
-    return torch.from_numpy(rows)
+        return torch.from_numpy(stratified(public.labels.cpu().numpy(), samples, rng, leave=0))
+    return torch.from_numpy(rng.choice(len(public), samples, replace=False)).sort().values

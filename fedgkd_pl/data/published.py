@@ -9,15 +9,14 @@ from typing import Any
 
 import numpy as np
 from fedgkd_pl.data.index import ClientIndex, Indices, Labels
-from fedgkd_pl.data.partition import Partition
-from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.data.partition import GROUP, Partition, share_classes
+from fedgkd_pl.errors import SettingError, at_least, positive, require
 from fedgkd_pl.storage.files import commit
 from fedgkd_pl.storage.reading import MB, read_json
 from numpy.random import Generator, RandomState
 from typing_extensions import override
 
 LARGEST = 1000 * MB
-GROUP = 10  # clients that share a draw
 OTHERS = ("validation", "public")  # whose samples no client of a file owns
 
 
@@ -42,14 +41,13 @@ class AuthorsDirichlet(Partition):
     ordered = True
 
     def __init__(self, alpha: float = 0.1, seed: int = 7, max_tries: int = 10000) -> None:
-        require(0 < alpha < float("inf"), "alpha", "must be a positive number", alpha)
+        positive(alpha=alpha)
         require(0 <= seed < 2**32 // 1000, "seed", "must be from 0 to 4294966", seed)
-        require(max_tries >= 1, "max_tries", "must be at least 1", max_tries)
+        at_least(1, max_tries=max_tries)
         self.alpha = alpha
         self.seed = seed
         self.max_tries = max_tries
         self._after_split: Any = None
-        self._cohorts: list[list[int]] = []
 
     @override
     def split(self, labels: Labels, num_clients: int, generator: Generator) -> Iterator[Indices]:
@@ -60,43 +58,22 @@ class AuthorsDirichlet(Partition):
         random.shuffle(order)
         owned: list[Indices] = []
         for group in np.array_split(order, num_clients // GROUP):
-            owned += self._draw(group, labels, random)
-        self._after_split, self._cohorts = random.get_state(), []
+            classes = [group[labels[group] == label] for label in np.unique(labels)]
+            limits = GROUP, self.alpha, len(group) / GROUP / 2, self.max_tries
+            owned += share_classes(classes, *limits, random, mix=False)
+        self._after_split = random.get_state()
         yield from np.array_split(np.concatenate(owned), num_clients)
-
-    def _draw(self, samples: Indices, labels: Labels, random: RandomState) -> list[Indices]:
-        fair = len(samples) / GROUP
-        classes = [samples[labels[samples] == label] for label in np.unique(labels)]
-        for _ in range(self.max_tries):
-            parts: list[list[Indices]] = [[] for _ in range(GROUP)]
-            sizes = np.zeros(GROUP, dtype=np.int64)
-            for members in classes:
-                p = random.dirichlet(np.repeat(self.alpha, GROUP)) * (sizes < fair)
-                if not p.sum() > 0:
-                    break
-                cuts = (np.cumsum(p / p.sum()) * len(members)).astype(int)[:-1]
-                for client, piece in enumerate(np.split(members, cuts)):
-                    parts[client].append(piece)
-                    sizes[client] += len(piece)
-            else:
-                if sizes.min() >= fair / 2:
-                    return [np.concatenate(pieces) for pieces in parts]
-        reason = f"no draw of {self.max_tries} gave each client half a fair share: raise alpha"
-        raise SettingError("alpha", reason, self.alpha)
 
     def cohort(self, round: int, num_clients: int, size: int) -> list[int]:
         """The ids of the clients of a round (from 1), in the authors' order; after :meth:`split`.
 
         ``size``, the clients of a round, must always be the same.
         """
-        if len(self._cohorts) < round:
-            random = RandomState()
-            random.set_state(self._after_split)
-            self._cohorts = [
-                random.choice(num_clients, size, replace=False).tolist()
-                for _ in range(max(100, 2 * round))
-            ]
-        return self._cohorts[round - 1]
+        random = RandomState()
+        random.set_state(self._after_split)
+        for _ in range(round):
+            cohort: list[int] = random.choice(num_clients, size, replace=False).tolist()
+        return cohort
 
 
 class FromFile(Partition):
@@ -118,24 +95,18 @@ class FromFile(Partition):
     def __init__(self, path: str) -> None:
         self.path = path
         self._clients, self._others, self._labels = _read(Path(path))
-        self._by_name = any(
-            part.dtype.kind == "U" for part in (*self._clients, *self._others.values())
-        )
-        self._names: list[str] = []  # of the training samples
-        self._places: dict[str, int] = {}  # by name; -1 in the test set
-        self._hint = ""
+        parts = (*self._clients, *self._others.values())
+        self._by_name = any(part.dtype.kind == "U" for part in parts)
+        self._places: dict[str, int] = {}  # of the training samples by name; -1 in the test set
         self.validation = None if self._by_name else self._others.get("validation")
 
     @override
-    def take_source(self, samples: int, training: Indices, names: Sequence[str] = ()) -> None:
-        self._names = [names[row] for row in training] if names else []
-        self._places = dict.fromkeys(names, -1) | {name: n for n, name in enumerate(self._names)}
-        if self._by_name and names and "validation" in self._others:
-            self.validation = self._numbered(self._others["validation"])
-        if drawn := samples - len(training):
-            self._hint = (
-                f"; {drawn} of {samples} samples are the test set (test_fraction), not counted"
-            )
+    def take_source(self, training: Indices, names: Sequence[str]) -> None:
+        self._places = dict.fromkeys(names, -1)
+        if names:
+            self._places |= {names[row]: number for number, row in enumerate(training)}
+            if "validation" in self._others:
+                self.validation = self._numbered(self._others["validation"])
 
     @override
     def split(self, labels: Labels, num_clients: int, generator: Generator) -> Iterator[Indices]:
@@ -146,10 +117,11 @@ class FromFile(Partition):
         inside = (samples >= 0) & (samples < len(labels))
         times = np.bincount(samples[inside], minlength=len(labels))
         faults = {"twice": np.flatnonzero(times > 1), "missing": np.flatnonzero(times == 0)}
+        names = {number: name for name, number in self._places.items()} if self._by_name else {}
         for fault, rows in ({"unknown": samples[~inside]} | faults).items():
-            first = [self._names[row] if self._by_name else int(row) for row in rows[:3]]
+            first = [names.get(row, row) for row in rows[:3].tolist()]
             reason = f"{self.path} must name each of {len(labels)} training samples once, those of "
-            reason += f"the validation part too; {fault}: {first}{self._hint}"
+            reason += f"the validation part too, not of test_fraction's; {fault}: {first}"
             require(not first, "partition", reason)
         reason = f"{self.path} was made for other data: the labels differ"
         require(self._labels in ("", labels_digest(labels)), "partition", reason)
@@ -157,15 +129,13 @@ class FromFile(Partition):
 
     def _numbered(self, part: Any) -> Indices:
         """The numbers of a part's training samples."""
-        if not self._by_name:
-            return part.astype(np.int64)  # type: ignore[no-any-return]
-        reason = f"{self.path} names files, and this data has none to each sample; give numbers"
-        require(bool(self._places), "partition", reason)
-        unknown = [name for name in part.tolist() if name not in self._places]
-        reason = f"{self.path} names {unknown[:1]}, which is not there; a file is class/file"
-        require(not unknown, "partition", reason)
-        rows = np.array([self._places[name] for name in part.tolist()], dtype=np.int64)
-        return rows[rows >= 0]
+        if self._by_name:
+            unknown = [name for name in part.tolist() if name not in self._places]
+            reason = f"{self.path} names files (class/file), of which this data lacks {unknown[:1]}"
+            require(not unknown, "partition", reason)
+            part = np.array([self._places[name] for name in part.tolist()], dtype=np.int64)
+            part = part[part >= 0]
+        return part.astype(np.int64)  # type: ignore[no-any-return]
 
 
 def export(

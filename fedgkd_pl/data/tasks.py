@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 import torch
 from fedgkd_pl.data.index import ClientIndex, Labels
-from fedgkd_pl.errors import require
+from fedgkd_pl.errors import at_least, require
 from fedgkd_pl.seeds import derive
 from fedgkd_pl.storage.recorded import Recorded
 from torch import Tensor
@@ -53,8 +53,7 @@ class ClassTasks(Recorded):
     def __init__(
         self, tasks: int = 5, rounds_per_task: int = 10, order: Literal["own", "same"] = "own"
     ) -> None:
-        require(tasks >= 1, "tasks", "must be at least 1", tasks)
-        require(rounds_per_task >= 1, "rounds_per_task", "must be at least 1", rounds_per_task)
+        at_least(1, tasks=tasks, rounds_per_task=rounds_per_task)
         require(order in ("own", "same"), "order", "must be own or same", order)
         self.tasks = tasks
         self.rounds_per_task = rounds_per_task

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from fedgkd_pl.errors import require
+from fedgkd_pl.errors import at_least
 from fedgkd_pl.models.heads import projection_of
 from fedgkd_pl.storage.recorded import Recorded
 from torch import Tensor, nn
@@ -32,11 +32,8 @@ class CNN(nn.Module, Recorded):
         projection: int | None = None,
     ) -> None:
         super().__init__()
-        widths = ("hidden", hidden), ("in_channels", in_channels), ("num_classes", num_classes)
-        for key, value in widths:
-            require(value >= 1, key, "must be at least 1", value)
-        some = len(channels) > 0 and all(width >= 1 for width in channels)
-        require(some, "channels", "must be at least one, each at least 1", list(channels))
+        at_least(1, hidden=hidden, in_channels=in_channels, num_classes=num_classes)
+        at_least(1, channels=min(channels, default=0))
         layers: list[nn.Module] = []
         width = in_channels
         for following in channels:

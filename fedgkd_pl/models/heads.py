@@ -1,6 +1,6 @@
 """The layers between a net's features and its classes."""
 
-from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.errors import SettingError, at_least, require
 from fedgkd_pl.storage.recorded import Recorded
 from torch import Tensor, nn
 
@@ -37,13 +37,10 @@ class SplitNet(nn.Module, Recorded):
         projection: int | None = None,
     ) -> None:
         super().__init__()
-        try:
-            last = net.get_submodule(head)
-        except AttributeError as error:
-            raise SettingError("head", f"{type(net).__name__} has no such layer", head) from error
+        last = dict(net.named_modules()).get(head)
         if not isinstance(last, nn.Linear):
-            name = type(last).__name__
-            raise SettingError("head", f"must name the Linear layer, not a {name}", head)
+            reason = f"must name a Linear layer of {type(net).__name__}"
+            raise SettingError("head", reason, head)
         owner, _, name = head.rpartition(".")
         setattr(net.get_submodule(owner), name, nn.Identity())
         self.backbone = net
@@ -68,23 +65,20 @@ def require_classifier(net: nn.Module, method: str) -> nn.Linear:
     last = getattr(net, "classifier", None)
     if isinstance(last, nn.Linear) and hasattr(net, "features"):
         return last
-    raise SettingError(
-        "net",
-        f"{method} needs features and a Linear classifier (SplitNet gives them to any net)",
-    )
+    reason = f"{method} needs features and a Linear classifier (SplitNet gives them to any net)"
+    raise SettingError("net", reason)
 
 
 def require_projection(net: nn.Module, method: str) -> None:
     """Refuses a net without a projection head, rather than change it silently."""
-    if not any(isinstance(module, ProjectionHead) for module in net.modules()):
-        raise SettingError(
-            "net", f"{method} needs a projection head: set projection of the net, such as 256"
-        )
+    has_one = any(isinstance(module, ProjectionHead) for module in net.modules())
+    reason = f"{method} needs a projection head: set projection of the net, such as 256"
+    require(has_one, "net", reason)
 
 
 def projection_of(width: int, projection: int | None) -> tuple[nn.Module, int]:
     """The optional projection head on features, and the width behind it."""
     if projection is None:
         return nn.Identity(), width
-    require(projection >= 1, "projection", "must be at least 1", projection)
+    at_least(1, projection=projection)
     return ProjectionHead(width, projection), projection

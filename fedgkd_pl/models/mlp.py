@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
-from fedgkd_pl.errors import require
+from fedgkd_pl.errors import at_least
 from fedgkd_pl.models.heads import projection_of
 from fedgkd_pl.storage.recorded import Recorded
 from torch import Tensor, nn
@@ -27,9 +27,7 @@ class MLP(nn.Module, Recorded):
         projection: int | None = None,
     ) -> None:
         super().__init__()
-        for key, value in ("in_features", in_features), ("num_classes", num_classes):
-            require(value >= 1, key, "must be at least 1", value)
-        require(all(width >= 1 for width in hidden), "hidden", "must be at least 1", list(hidden))
+        at_least(1, in_features=in_features, num_classes=num_classes, hidden=min(hidden, default=1))
         widths = [in_features, *hidden]
         layers: list[nn.Module] = [nn.Flatten()]
         for width, following in pairwise(widths):

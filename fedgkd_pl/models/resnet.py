@@ -119,12 +119,8 @@ class ResNet(nn.Module, Recorded):
     ) -> None:
         super().__init__()
         require(len(blocks) == len(widths) > 0, "blocks", "must have as many stages as widths")
-        require(
-            group_size >= 1 and all(width % group_size == 0 for width in widths),
-            "group_size",
-            f"must divide the widths {list(widths)}",
-            group_size,
-        )
+        fits = group_size >= 1 and not any(width % group_size for width in widths)
+        require(fits, "group_size", f"must divide the widths {list(widths)}", group_size)
 
         def normalise(channels: int) -> nn.Module:
             if norm == "batch":
@@ -224,10 +220,4 @@ class ResNet50(ResNet):
     """
 
     def __init__(self, num_classes: int = 200, **kwargs: Any) -> None:
-        super().__init__(
-            [3, 4, 6, 3],
-            [64, 128, 256, 512],
-            block="bottleneck",
-            num_classes=num_classes,
-            **kwargs,
-        )
+        super().__init__([3, 4, 6, 3], [64, 128, 256, 512], "bottleneck", num_classes, **kwargs)

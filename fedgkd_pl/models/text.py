@@ -53,31 +53,36 @@ class TextClassifier(nn.Module, Recorded):
 
 
 def _encoder(name: str, config: dict[str, Any] | None) -> Any:
-    try:
-        from transformers import AutoConfig, AutoModel
-    except ImportError as error:
-        raise SettingError("net", f"text needs {installs('text')}") from error
+    transformers = load_transformers("net")
     key, got = ("encoder", name) if config is None else ("encoder_config", config)
+    safe: dict[str, Any] = {"trust_remote_code": False}
     try:
         if config is None:
-            settings = AutoConfig.from_pretrained(name, trust_remote_code=False)
+            settings = transformers.AutoConfig.from_pretrained(name, **safe)
         else:
-            settings = AutoConfig.for_model(**config)
+            settings = transformers.AutoConfig.for_model(**config)
         attention = str(getattr(settings, "_attn_implementation", None))
         plain = attention.isidentifier()  # not a repository's name, whose kernels would be fetched
         require(plain, key, "would need code that is not here", got)
         if config is None:
-            safe: dict[str, Any] = {"trust_remote_code": False, "weights_only": True}
-            encoder = AutoModel.from_pretrained(name, config=settings, **safe)
+            safe |= {"config": settings, "weights_only": True}
+            encoder = transformers.AutoModel.from_pretrained(name, **safe)
         else:
-            encoder = AutoModel.from_config(settings, trust_remote_code=False)
+            encoder = transformers.AutoModel.from_config(settings, **safe)
     except SettingError:
         raise
     except (OSError, TypeError, ValueError, KeyError) as error:
-        reason = "not found here nor on the hub; give a local folder or encoder_config"
-        if config is not None:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise SettingError(key, reason, got) from error
     if hasattr(encoder, "pooler"):
         encoder.pooler = None  # BERT's; unused here, and would only travel to the clients and back
     return encoder.train()  # from_pretrained gives eval mode: no dropout, in training either
+
+
+def load_transformers(key: str) -> Any:
+    """The library, which is optional; without it an error names the setting that needs it."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise SettingError(key, f"text needs {installs('text')}") from error
+    return transformers

@@ -16,6 +16,7 @@ import torch
 from fedgkd_pl.errors import StorageError
 from fedgkd_pl.storage.states import FOLDER, StateStore
 from fedgkd_pl.storage.tensors import to_safetensors
+from safetensors import safe_open
 from torch import Tensor
 
 FORMAT = "fedgkd_pl 2"
@@ -95,10 +96,9 @@ def read_checkpoint(path: str | Path, states: bool = False) -> dict[str, Any]:
             store.check()
     except CheckpointDamaged:
         raise
-    except StorageError as error:
-        raise CheckpointDamaged(f"damaged: {error}") from error
     except Exception as error:  # the file may hold anything
-        raise CheckpointDamaged(f"damaged: {path}") from error
+        which = error if isinstance(error, StorageError) else path  # that of a state, or this one
+        raise CheckpointDamaged(f"damaged: {which}") from error
     return checkpoint
 
 
@@ -109,8 +109,6 @@ def stores_of(checkpoint: dict[str, Any]) -> list[StateStore]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    from safetensors import safe_open
-
     if not path.is_file():
         raise CheckpointDamaged(f"no such file: {path}")
     if zipfile.is_zipfile(path):
@@ -143,8 +141,6 @@ def _from_json(value: Any, tensors: dict[str, Tensor], states: Path) -> Any:
 
 def round_of(path: Path) -> int | None:
     """The round that a checkpoint names, unchecked; None if it names none."""
-    from safetensors import safe_open
-
     try:
         with safe_open(path, "pt") as file:
             return int(file.metadata()["round"])
@@ -158,9 +154,7 @@ def referred_states(path: Path) -> set[str]:
     Raises:
         CheckpointDamaged: nobody can say.
     """
-    from safetensors import safe_open
-
-    if not path.exists() or zipfile.is_zipfile(path):
+    if not path.is_file() or zipfile.is_zipfile(path):
         return set()
     try:
         with safe_open(path, "pt") as file:

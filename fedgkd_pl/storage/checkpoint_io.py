@@ -1,6 +1,7 @@
 """How Lightning writes and reads our checkpoints: atomically, keeping the previous file."""
 
 import logging
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -48,15 +49,14 @@ class SafeCheckpointIO(CheckpointIO):
         # First the clients' states that are new, then the file that refers to them; only then
         # goes what nothing refers to any more. Half a round, which callbacks save when an error
         # ends a run, is not written: nothing could go on from it.
-        ours = checkpoint.get("fedgkd_pl", {})
-        if HALF in ours:
+        path, half = Path(path), checkpoint.get("fedgkd_pl", {}).get(HALF)
+        if half is not None:
             if not self.held:
                 last = f"the last commit is {self.newest}" if self.newest else "there is no commit"
-                log.warning("round %d is half done: %s is not written; %s", ours[HALF], path, last)
+                log.warning("round %d is half done: %s is not written; %s", half, path, last)
             self.held = True
             return
         kept = {key: value for key, value in checkpoint.items() if not key.startswith(_NEVER_READ)}
-        path = Path(path)
         stores = stores_of(kept)
         try:
             for store in stores:
@@ -112,8 +112,9 @@ def load_newest(path: Path, states: bool = False) -> tuple[dict[str, Any], Path]
 
     ``states``: what clients keep must be sound, too; see :func:`read_checkpoint`.
     """
+    file = path
     try:
-        checkpoint, file = read_checkpoint(path, states), path
+        checkpoint = read_checkpoint(path, states)
     except CheckpointDamaged as error:
         file = previous(path)
         try:
@@ -122,22 +123,21 @@ def load_newest(path: Path, states: bool = False) -> tuple[dict[str, Any], Path]
             raise error from None
         log.warning("%s: going on from %s, the one before", error, file.name)
     try:
-        for state in checkpoint.get("callbacks", {}).values():
-            _check_files(state, file)
-    except CheckpointDamaged:
-        raise
+        outside = list(_files_outside(checkpoint, file))
     except Exception as error:  # the state may be anything
         raise CheckpointDamaged(f"damaged: {file}") from error
+    if outside:
+        raise CheckpointDamaged(f"names a file outside its folder: {printable(outside[0])}")
     return checkpoint, file
 
 
-def _check_files(state: Any, checkpoint: Path) -> None:
-    """Refuses a callback's state that names files elsewhere, which it would remove.
+def _files_outside(checkpoint: dict[str, Any], file: Path) -> Iterator[str]:
+    """The files elsewhere that callbacks' states name, which the callbacks would remove.
 
     ModelCheckpoint trusts the names of a state whose ``dirpath`` is its own.
     """
-    named = [*state.get("best_k_models", {}), *(state.get(key) for key in KEPT)]
-    folder = Path(state.get("dirpath") or home_of(checkpoint)).resolve()
-    for name in filter(None, named):
-        if not Path(name).resolve().is_relative_to(folder):
-            raise CheckpointDamaged(f"names a file outside its folder: {printable(name)}")
+    for state in checkpoint.get("callbacks", {}).values():
+        folder = Path(state.get("dirpath") or home_of(file)).resolve()
+        for name in (*state.get("best_k_models", {}), *map(state.get, KEPT)):
+            if name and not Path(name).resolve().is_relative_to(folder):
+                yield name

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 # The errors of a disk that cannot be written to.
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM)
-NO_FOLDERS = (errno.EINVAL, errno.ENOTSUP)  # of a filesystem that cannot sync a folder
 PART = ".part"  # ends the name of a file that is being written
 LOCK = ".lock"
 CHECKPOINTS = "checkpoints"  # a run's folder of them
@@ -106,7 +105,6 @@ def sync_folder(folder: Path) -> None:
         try:
             os.fsync(descriptor)
         except OSError as error:
-            if error.errno not in NO_FOLDERS:
-                raise
+            raise StorageError(folder, error) from error
         finally:
             os.close(descriptor)

@@ -91,10 +91,7 @@ class StateStore(MutableMapping[int, State]):
                     commit(folder / name, [self._read(name)], sync=False)
             self.close()
             self._home, self._source = folder, None
-        try:
-            sync_folder(folder)
-        except OSError as error:
-            raise StorageError(folder, error) from error
+        sync_folder(folder)
 
     def check(self) -> None:
         """Reads every file; StorageError if one is missing or damaged."""

@@ -115,7 +115,7 @@ def test_hidden_outputs_are_far_below_and_finite() -> None:
     tasks = ClassTasks(tasks=2).sequences(4, seed=0)
     outputs, y = torch.tensor([[1.0, 2, 3, 4], [5, 6, 7, 8]]), torch.tensor([1, 2])
     assert tasks.known(outputs, y).tolist() == [[1, 2, FAR, FAR], [FAR, FAR, 7, 8]]
-    assert FAR > torch.finfo(torch.float16).min
+    assert torch.tensor(FAR, dtype=torch.float16).isfinite()
     assert torch.tensor(FAR, dtype=torch.bfloat16).exp() == 0
 
 
@@ -147,27 +147,19 @@ def test_a_resume_at_any_round_of_any_task_gives_the_same_bits(tmp_path: Path) -
         assert same(whole.state_dict(), model.state_dict()) and again.rows == scores.rows
 
 
-@pytest.mark.parametrize(
-    ("data", "text"),
-    [
-        (partial(Six, tasks=ClassTasks(tasks=4)), "tasks: must divide the 6 classes"),
-        (
-            partial(Digits, num_clients=5, partition=Pathological(2), tasks=ClassTasks()),
-            "tasks: every client goes through all tasks, and client",
-        ),
-        (partial(Six, tasks=ClassTasks(tasks=3, rounds_per_task=1)), "rounds: must be at most 3"),
-        (lambda: Six(tasks=ClassTasks(tasks=0)), "tasks: must be at least 1"),
-    ],
-)
-def test_tasks_that_cannot_be(data: Any, text: str) -> None:
-    model = FedAvg(six_net(), engine=LocalEngine(1))
-    with pytest.raises(SettingError, match=text):
-        fit(model, data(), 4)
-
-
-def test_methods_that_ask_about_all_classes_have_no_tasks() -> None:
-    refuse = {name for name, method in CLASSES.items() if not method.takes_sequences}
-    assert refuse == {"FedMD", "CFD", "FedGen", "FedDF", "FedAUX"}
-    data = Digits(num_clients=2, tasks=ClassTasks(), public=HeldOut(0.2))
-    with pytest.raises(SettingError, match="tasks: FedDF"):
-        fit(CLASSES["FedDF"](MLP(), engine=LocalEngine(1)), data, 1)
+def test_tasks_that_cannot_be() -> None:
+    few = {"num_clients": 5, "partition": Pathological(2)}
+    public = {"num_clients": 2, "public": HeldOut(0.2)}
+    of_all = {name for name, method in CLASSES.items() if not method.takes_sequences}
+    assert of_all == {"FedMD", "CFD", "FedGen", "FedDF", "FedAUX"}
+    engine = LocalEngine(1)
+    for make, data, text in (
+        (FedAvg, lambda: Six(tasks=ClassTasks(tasks=4)), "tasks: must divide the 6 classes"),
+        (FedAvg, lambda: Digits(**few, tasks=ClassTasks()), "tasks: every client goes through all"),
+        (FedAvg, lambda: Six(tasks=ClassTasks(3, rounds_per_task=1)), "rounds: must be at most 3"),
+        (FedAvg, lambda: Six(tasks=ClassTasks(tasks=0)), "tasks: must be at least 1"),
+        (CLASSES["FedDF"], lambda: Digits(**public, tasks=ClassTasks()), "tasks: FedDF"),
+    ):
+        net = six_net() if make is FedAvg else MLP()
+        with pytest.raises(SettingError, match=text):
+            fit(make(net, engine=engine), data(), 4)

@@ -21,16 +21,13 @@ def vocab(tmp_path: Path) -> str:
     return str(file)
 
 
-@pytest.mark.parametrize(
-    ("tree", "sentence", "label"),
-    [
+def test_trees() -> None:
+    for tree, sentence, label in (
         ("(3 (2 Good) (2 film))", "Good film", 3),
         ("(0 (1 (2 -LRB-) (2 bad)) (2 -RRB-))", "( bad )", 0),
         ("(4 (2 ``) (3 (2 Wow) (2 '')))", '" Wow "', 4),
-    ],
-)
-def test_trees(tree: str, sentence: str, label: int) -> None:
-    assert parse_tree(tree, "x:1") == (sentence, label)
+    ):
+        assert parse_tree(tree, "x:1") == (sentence, label)
 
 
 def test_sst5(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vocab: str) -> None:

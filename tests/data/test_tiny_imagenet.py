@@ -7,8 +7,6 @@ import pytest
 import torch
 from fedgkd_pl import TinyImageNet
 from fedgkd_pl.data.mapped import MappedTensor
-from fedgkd_pl.errors import SettingError
-from PIL import Image
 
 from tests.support.datasets import write_tiny
 
@@ -20,7 +18,7 @@ def test_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = TinyImageNet(data_dir=str(tmp_path), num_clients=3, download=False)
     data.setup()
     train = data.client_data.examples
-    assert train.inputs.shape == (27, 3, 64, 64) and train.inputs.dtype == torch.uint8
+    assert train[:].inputs.shape == (27, 3, 64, 64) and train.inputs.dtype == torch.uint8
     assert (len(data.val), len(data.test)) == (3, 6)
     for split in (train, data.val, data.test, data.client_data.owned(0)):
         assert isinstance(split.inputs, MappedTensor)  # nothing copies the decoded file
@@ -29,7 +27,7 @@ def test_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert data.test.targets.tolist() == [0, 1, 2, 0, 1, 2]
     # Each class was given its own brightness: the right picture has the right label, grey or not.
     for examples in (train, data.val, data.test):
-        brightness = examples.inputs.float().mean((1, 2, 3))
+        brightness = examples[:].inputs.float().mean((1, 2, 3))
         torch.testing.assert_close(brightness, 20.0 + 80 * examples.targets, atol=2, rtol=0)
     x, _ = next(iter(data.client_data.batches(0, 1)))
     assert x.shape[1:] == (3, 64, 64)
@@ -44,34 +42,4 @@ def test_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     again = TinyImageNet(data_dir=str(tmp_path), num_clients=3)
     again.setup()
     assert torch.equal(first.test.inputs, again.test.inputs)
-    assert torch.equal(first.client_data.examples.targets, again.client_data.examples.targets)
-
-
-def damage_image(root: Path) -> str:
-    file = root / "train" / "n02" / "images" / "n02_4.JPEG"
-    file.write_bytes(file.read_bytes()[:200])
-    return "n02_4.JPEG cannot be decoded"
-
-
-def small_image(root: Path) -> str:
-    Image.new("RGB", (32, 64)).save(root / "val" / "images" / "val_3.JPEG")
-    return "val_3.JPEG is not 64 × 64"
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [damage_image, small_image],
-)
-def test_damage_is_refused_by_name(
-    damage: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = write_tiny(tmp_path, monkeypatch)
-    reason = damage(root)  # type: ignore[operator]
-    with pytest.raises(SettingError) as error:
-        TinyImageNet(data_dir=str(tmp_path), num_clients=3).setup()
-    assert error.value.key == "data_dir" and reason in str(error.value)
-    assert not [
-        file
-        for file in root.rglob("decoded/*")
-        if file.suffix != ".labels" and "train" not in file.name
-    ]
+    assert first.fingerprint() == again.fingerprint()

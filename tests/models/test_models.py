@@ -34,18 +34,6 @@ from torch import nn
         (lambda: CNN(), 151_882, 32),  # 896 + 18,496 + 131,200 + 1,290
         (lambda: CNN([8], 16, num_classes=5, projection=4), 224 + 2_064 + 340 + 25, 20),
     ],
-    ids=[
-        "8",
-        "8-100",
-        "8-projection",
-        "8-BatchNorm",
-        "20",
-        "32",
-        "56",
-        "50",
-        "CNN",
-        "CNN-projection",
-    ],
 )
 def test_resnets(net: Any, parameters: int, size: int) -> None:
     built = net()
@@ -94,12 +82,6 @@ def test_resnet8_starts_from_hes_initialisation() -> None:
     assert conv.weight.std().item() == pytest.approx((2 / (9 * 64)) ** 0.5, rel=0.02)
 
 
-def test_group_size() -> None:
-    assert ResNet8(group_size=4)(torch.randn(1, 3, 32, 32)).shape == (1, 10)
-    with pytest.raises(SettingError, match="group_size"):
-        ResNet8(group_size=5)
-
-
 def test_mlp() -> None:
     net = MLP(in_features=64, hidden=[32, 16], num_classes=10)
     sizes = [64 * 32 + 32, 32 * 16 + 16, 16 * 10 + 10]
@@ -111,8 +93,14 @@ def test_mlp() -> None:
 
 def test_resnet_of_ones_own() -> None:
     assert ResNet([1, 2], [8, 16], group_size=4)(torch.randn(1, 3, 16, 16)).shape == (1, 10)
-    with pytest.raises(SettingError, match="blocks"):
-        ResNet([1], [8, 16], group_size=4)
+    for make, key in (
+        (lambda: ResNet([1], [8, 16], group_size=4), "blocks"),
+        (lambda: ResNet8(group_size=5), "group_size"),
+        (lambda: MLP(hidden=[4, 0]), "hidden"),
+        (lambda: CNN([]), "channels"),
+    ):
+        with pytest.raises(SettingError, match=f"^{key}: "):
+            make()
 
 
 @pytest.mark.parametrize("head", ["nowhere", "features"])

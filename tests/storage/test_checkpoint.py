@@ -27,36 +27,25 @@ from tests.conftest import Table, fit, linear, quiet_trainer, same
 
 LOCAL: dict[str, Any] = {"optimizer": partial(SGD, lr=0.1), "engine": LocalEngine(1)}
 SHARED = torch.arange(4.0)
-CONTENT = {
+TENSORS = {
     "state_dict": {"a.b": torch.randn(3, 4), "s": torch.tensor(7), "h": torch.randn(2).bfloat16()},
     "a": {"b": torch.arange(4).reshape(2, 2).t(), "empty": torch.zeros(0, 3), "e.f": SHARED},
     "state_dict.a": {"b": torch.tensor([True, False]), "shared": SHARED},
     "tree": torch.ones(1),
+}
+PLAIN = {
     "counts": {3: {"x": torch.zeros(1)}, -1: None, "3": 4},
     "plain": [1, 2.5, float("inf"), None, True, 'text ‖ "\\', (1, ("x",), []), {}],
 }
 
 
 def test_what_is_saved_comes_back(tmp_path: Path) -> None:
-    io = SafeCheckpointIO()
-    io.save_checkpoint(CONTENT, tmp_path / "a.ckpt")
-
-    def compare(one: Any, two: Any) -> None:
-        assert type(one) is type(two)
-        if isinstance(one, torch.Tensor):
-            assert one.dtype == two.dtype and torch.equal(one, two)
-        elif isinstance(one, dict):
-            assert list(one) == list(two)
-            for key in one:
-                compare(one[key], two[key])
-        elif isinstance(one, list | tuple):
-            for a, b in zip(one, two, strict=True):
-                compare(a, b)
-        else:
-            assert one == two
-
-    compare(CONTENT, io.load_checkpoint(tmp_path / "a.ckpt"))
-    assert torch.equal(load_file(tmp_path / "a.ckpt")["state_dict.s"], torch.tensor(7))
+    io, file = SafeCheckpointIO(), tmp_path / "a.ckpt"
+    io.save_checkpoint(TENSORS | PLAIN, file)
+    found = io.load_checkpoint(file)
+    assert repr({key: found.pop(key) for key in PLAIN}) == repr(PLAIN)  # types and order, too
+    torch.testing.assert_close(found, TENSORS, rtol=0, atol=0)
+    assert torch.equal(load_file(file)["state_dict.s"], torch.tensor(7))
 
 
 @pytest.fixture(scope="module")
@@ -79,14 +68,13 @@ def test_every_cut_and_every_flipped_bit_is_noticed(saved: Path) -> None:
     content = saved.read_bytes()
     assert read_checkpoint(saved)["global_step"] == 3
     chance = random.Random(0)
-    for length in [0, 1, 7, 8, 39, len(content) - 1, *chance.sample(range(len(content)), 100)]:
-        saved.write_bytes(content[:length])
-        with pytest.raises(CheckpointDamaged, match=f"damaged: {saved}"):
-            read_checkpoint(saved)
+    cuts = [0, 1, 7, 8, 39, len(content) - 1, *chance.sample(range(len(content)), 100)]
+    damaged = [content[:length] for length in cuts]
     for place in chance.sample(range(8 * len(content)), 200):
-        flipped = bytearray(content)
-        flipped[place // 8] ^= 1 << place % 8
-        saved.write_bytes(flipped)
+        byte, bit = content[place // 8], 1 << place % 8
+        damaged.append(content[: place // 8] + bytes([byte ^ bit]) + content[place // 8 + 1 :])
+    for bad in damaged:
+        saved.write_bytes(bad)
         with pytest.raises(CheckpointDamaged):
             read_checkpoint(saved)
     assert SafeCheckpointIO().load_checkpoint(saved)["global_step"] == 2  # the one before
@@ -109,7 +97,7 @@ class Run:
         return os.system, (f"touch {self.canary}",)
 
 
-@pytest.mark.parametrize("kind", ["pickle", "old torch", "torch", "tensor", "weights", "folder"])
+@pytest.mark.parametrize("kind", ["pickle", "old torch", "torch", "weights", "folder"])
 def test_hostile_checkpoints_are_refused_and_nothing_in_them_runs(
     kind: str, tmp_path: Path, run: Any
 ) -> None:
@@ -122,8 +110,7 @@ def test_hostile_checkpoints_are_refused_and_nothing_in_them_runs(
     elif kind == "folder":
         file.mkdir()
     else:
-        zipped = {"_use_new_zipfile_serialization": kind != "old torch"}
-        torch.save(torch.ones(3) if kind == "tensor" else content, file, **zipped)
+        torch.save(content, file, _use_new_zipfile_serialization=kind == "torch")
     with pytest.raises(CheckpointDamaged):
         FedAvg.load_from_checkpoint(file, net=linear(), **LOCAL)
     if kind == "torch":
@@ -158,18 +145,21 @@ def test_a_damaged_file_never_replaces_the_one_before(saved: Path) -> None:
     saved.write_bytes(saved.read_bytes()[:-1])
     SafeCheckpointIO().save_checkpoint({"global_step": 3}, saved)
     assert read_checkpoint(previous(saved))["global_step"] == 2
+    SafeCheckpointIO().remove_checkpoint(saved)
+    assert not saved.exists() and not previous(saved).exists()
 
 
 def test_constructor_arguments_are_not_saved(tmp_path: Path) -> None:
-    class Mine(FedAvg):
+    class Mine(FedGKD):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             self.save_hyperparameters(ignore=["net"])
 
-    keep = ModelCheckpoint(tmp_path, save_last="link")
+    keep, file = ModelCheckpoint(tmp_path, save_last="link"), tmp_path / "last.ckpt"
     fit(Mine(linear(), **LOCAL), Table(), 1, callbacks=[keep], enable_checkpointing=True)
-    assert (tmp_path / "last.ckpt").is_symlink()
-    assert "hyper_parameters" not in read_checkpoint(tmp_path / "last.ckpt")
+    assert file.is_symlink() and "hyper_parameters" not in read_checkpoint(file)
+    model = Mine.load_from_checkpoint(file, net=linear(seed=5), **LOCAL)
+    assert same(model.state_dict(), read_checkpoint(file)["state_dict"]) and len(model.buffer) == 1
 
 
 def test_lightnings_own_files_can_be_resumed_from(tmp_path: Path) -> None:
@@ -182,12 +172,6 @@ def test_lightnings_own_files_can_be_resumed_from(tmp_path: Path) -> None:
     assert zipfile.is_zipfile(tmp_path / "last.ckpt")
     quiet_trainer(max_epochs=4).fit(second, Table(), ckpt_path=tmp_path / "last.ckpt")
     assert same(whole.net.state_dict(), second.net.state_dict())
-
-
-def test_load_from_checkpoint(saved: Path) -> None:
-    model = FedGKD.load_from_checkpoint(saved, net=linear(seed=5), **LOCAL)
-    assert same(model.state_dict(), read_checkpoint(saved)["state_dict"])
-    assert len(model.buffer) == 3
 
 
 def test_a_resume_on_other_data_is_refused(saved: Path) -> None:
@@ -207,8 +191,3 @@ def test_what_cannot_be_saved_is_named(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"Strange\.odd: "):
         fit(FedAvg(linear(), **LOCAL), Table(), 1, callbacks=callbacks, enable_checkpointing=True)
     assert not list(tmp_path.iterdir())
-
-
-def test_removing_a_checkpoint_removes_the_one_before(saved: Path) -> None:
-    SafeCheckpointIO().remove_checkpoint(saved)
-    assert not saved.exists() and not previous(saved).exists()

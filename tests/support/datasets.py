@@ -35,8 +35,8 @@ def write_cifar(folder: Path, monkeypatch: pytest.MonkeyPatch, classes: int = 10
         for name in [f"train_{number}" for number in range(1, 6)] + ["test"]
     ]
     monkeypatch.setattr(Source, "train_list", batches[:5])
-    names = {"label_names": [], "fine_label_names": []}
-    _, checksum = write(Source.meta["filename"], names)
+    names = [f"class {number}" for number in range(classes)]
+    _, checksum = write(Source.meta["filename"], {Source.meta["key"]: names})
     monkeypatch.setattr(Source, "meta", Source.meta | {"md5": checksum})
     monkeypatch.setattr(Source, "test_list", batches[5:])
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 from fedgkd_pl.data.datasets.text import TextDataModule, Texts
-from fedgkd_pl.data.downloads import fetch, read_text
-from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.data.downloads import provide, read_text
+from fedgkd_pl.errors import SettingError, at_least, not_negative, require
 from typing_extensions import override
 
 
@@ -32,6 +32,7 @@ class AGNews(TextDataModule):
     num_classes = 4
     class_names = ("World", "Sports", "Business", "Sci/Tech")
     val_split = "last"
+    deciding = ("tokenizer", "max_length", "train_samples", "val_samples")
     URL = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
     MD5 = {  # noqa: RUF012
         "train.csv": "b1a00f826fdfbd249f79597b59e1dc12",
@@ -48,8 +49,8 @@ class AGNews(TextDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(data_dir, **kwargs)
-        require(train_samples >= 1, "train_samples", "must be at least 1", train_samples)
-        require(val_samples >= 0, "val_samples", "must not be negative", val_samples)
+        at_least(1, train_samples=train_samples)
+        not_negative(val_samples=val_samples)
         self.download = download
         self.train_file = train_file
         self.train_samples = train_samples
@@ -60,17 +61,12 @@ class AGNews(TextDataModule):
         return [self.data_dir / self.train_file, self.data_dir / "test.csv"]
 
     @override
-    def cut(self) -> Any:
-        return self.train_samples, self.val_samples
-
-    @override
     def prepare_data(self) -> None:
         """Downloads the files that are missing, if that is allowed."""
-        for file in self.files():
-            instead = f"put {file.name} into {self.data_dir}"
-            if self.download and file.name in self.MD5:
-                fetch(self.URL + file.name, file, self.MD5[file.name], instead)
-            require(file.is_file(), "data_dir", f"{file.name} is missing: {instead}")
+        for name in (self.train_file, "test.csv"):
+            checksum = self.MD5.get(name)
+            url = self.URL + name if self.download and checksum else ""
+            provide(self.data_dir, [name], url, checksum)
 
     @override
     def texts(self) -> dict[str, Texts]:
@@ -85,10 +81,8 @@ class AGNews(TextDataModule):
         parts = {"train": mixed[: self.train_samples], "test": self._read("test.csv")}
         if self.val_samples:
             parts["val"] = mixed[self.train_samples :]
-        return {
-            split: ([text for text, _ in part], [label for _, label in part])
-            for split, part in parts.items()
-        }
+        columns = {split: zip(*part, strict=True) for split, part in parts.items()}
+        return {split: (list(texts), list(labels)) for split, (texts, labels) in columns.items()}
 
     def _read(self, name: str) -> list[tuple[str, int]]:
         content = read_text(self.data_dir / name, self.MD5.get(name))

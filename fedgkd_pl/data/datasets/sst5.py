@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from fedgkd_pl.data.datasets.text import TextDataModule, Texts
-from fedgkd_pl.data.downloads import extract, fetch, read_text
-from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.data.downloads import provide, read_text
+from fedgkd_pl.errors import SettingError
 from typing_extensions import override
 
 LEAF = re.compile(r"\([0-4] ([^()]+)\)")
@@ -51,16 +51,13 @@ class SST5(TextDataModule):
     @override
     def prepare_data(self) -> None:
         """Downloads the treebank if it is missing and that is allowed."""
-        if all(file.is_file() for file in self.files()):
-            return
-        instead = "put the treebank's train.txt, dev.txt and test.txt into it"
-        if self.download:
-            archive = self.data_dir / "trainDevTestTrees_PTB.zip"
-            fetch(self.URL, archive, None, instead)
-            extract(archive, None, [f"trees/{n}" for n in self.FILES.values()], self.data_dir)
-        for file in self.files():
-            reason = f"{file.name} is missing: {instead}"
-            require(file.is_file(), "data_dir", reason, str(self.data_dir))
+        provide(
+            self.data_dir,
+            list(self.FILES.values()),
+            self.URL if self.download else "",
+            None,
+            inside="trees",
+        )
 
     @override
     def texts(self) -> dict[str, Texts]:

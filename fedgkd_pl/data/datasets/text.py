@@ -11,8 +11,10 @@ from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.downloads import read_checked, read_text
 from fedgkd_pl.data.examples import Examples, Splits
 from fedgkd_pl.data.inputs import TextInputs
-from fedgkd_pl.errors import SettingError, StorageError, installs, require
+from fedgkd_pl.errors import SettingError, StorageError, at_least, require
+from fedgkd_pl.models.text import load_transformers
 from fedgkd_pl.storage.files import commit
+from fedgkd_pl.storage.tensors import to_safetensors
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -47,6 +49,8 @@ class TextDataModule(FederatedDataModule):
         kwargs: those of :class:`FederatedDataModule`.
     """
 
+    deciding: tuple[str, ...] = ("tokenizer", "max_length")  # the settings that decide the ids
+
     def __init__(
         self,
         data_dir: str,
@@ -55,7 +59,7 @@ class TextDataModule(FederatedDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        require(max_length >= 2, "max_length", "must be at least 2", max_length)
+        at_least(2, max_length=max_length)
         self.data_dir = Path(data_dir).expanduser()
         self.tokenizer = tokenizer
         self.max_length = max_length
@@ -102,7 +106,8 @@ class TextDataModule(FederatedDataModule):
 
     def _cache_key(self) -> str:
         """A digest of all that decides the ids, without loading the tokenizer."""
-        digest = hashlib.sha256(repr((self.tokenizer, self.max_length, self.cut())).encode())
+        settings = [getattr(self, name) for name in self.deciding]
+        digest = hashlib.sha256(repr(settings).encode())
         local = Path(self.tokenizer)
         own = [local / name for name in ("tokenizer.json", "vocab.txt", "tokenizer_config.json")]
         for file in [local, *own, *self.files()]:
@@ -110,13 +115,7 @@ class TextDataModule(FederatedDataModule):
                 digest.update(hashlib.sha256(read_checked(file, None)).digest())
         return digest.hexdigest()[:16]
 
-    def cut(self) -> Any:
-        """Any other settings that decide which texts there are."""
-        return None
-
     def _tokenise(self) -> bytes:
-        from fedgkd_pl.storage.tensors import to_safetensors
-
         tokenizer = load_tokenizer(self.tokenizer)
         tensors: dict[str, Tensor] = {}
         for split, (texts, labels) in self.texts().items():
@@ -161,7 +160,7 @@ def vocabulary_of(tokenizer: Any) -> str:
 
 def saved_tokenizer(file: Path, pad_id: int) -> Any:
     """The tokenizer of a ``tokenizer.json``, which pads with ``pad_id``."""
-    transformers = _transformers()
+    transformers = load_transformers("tokenizer")
     try:
         tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(file))
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_id)
@@ -173,7 +172,7 @@ def saved_tokenizer(file: Path, pad_id: int) -> Any:
 
 def load_tokenizer(name: str) -> Any:
     """The tokenizer of a name on the hub, a local folder, or a ``vocab.txt`` of WordPieces."""
-    transformers = _transformers()
+    transformers = load_transformers("tokenizer")
     try:
         if Path(name).is_file():
             words = read_text(Path(name), None).splitlines()
@@ -186,11 +185,3 @@ def load_tokenizer(name: str) -> Any:
         hint = "give a local folder or a vocab.txt"
         raise SettingError("tokenizer", f"{reason}; {hint}", name) from error
     return tokenizer
-
-
-def _transformers() -> Any:
-    try:
-        import transformers
-    except ImportError as error:
-        raise SettingError("tokenizer", f"text needs {installs('text')}") from error
-    return transformers

@@ -2,18 +2,16 @@
 
 import hashlib
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from fedgkd_pl.data.datamodule import FederatedDataModule
-from fedgkd_pl.data.downloads import extract, fetch, read_text
+from fedgkd_pl.data.datasets.images import ImageArchive
+from fedgkd_pl.data.downloads import read_text
 from fedgkd_pl.data.examples import Examples, Splits, digest
-from fedgkd_pl.data.inputs import ImageInputs
 from fedgkd_pl.data.mapped import open_map
-from fedgkd_pl.data.transforms import ImageTransform
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.storage.files import commit
 from torch import Tensor
@@ -22,7 +20,7 @@ from typing_extensions import override
 Listing = list[tuple[Path, int]]
 
 
-class TinyImageNet(FederatedDataModule):
+class TinyImageNet(ImageArchive):
     """Tiny-ImageNet-200: 64 × 64 images of 200 classes, grey ones made colour.
 
     Its test labels are secret, so its 10,000 validation images are the test set here, and the
@@ -39,8 +37,6 @@ class TinyImageNet(FederatedDataModule):
 
     name = "tiny_imagenet"
     num_classes = 200
-    reading = ImageInputs()
-    val_split = "last"
     MEAN = (0.4802, 0.4481, 0.3975)
     STD = (0.2770, 0.2691, 0.2821)
     PER_CLASS = 500
@@ -48,27 +44,14 @@ class TinyImageNet(FederatedDataModule):
     URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
     MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
 
-    def __init__(
-        self, data_dir: str = "data", download: bool = True, augment: bool = True, **kwargs: Any
-    ) -> None:
-        super().__init__(**kwargs)
-        self.data_dir = Path(data_dir).expanduser()
-        self.root = self.data_dir / "tiny-imagenet-200"
-        self.download = download
-        self.augment = augment
-
     @override
-    def prepare_data(self) -> None:
-        """Downloads and extracts the archive if it is missing and that is allowed."""
-        if self.root.is_dir():
-            return
-        instead = "put the folder tiny-imagenet-200 into it"
-        archive = self.data_dir / "tiny-imagenet-200.zip"
-        if self.download:
-            fetch(self.URL, archive, self.MD5, instead)
-            extract(archive, self.MD5, [self.root.name], self.data_dir)
-        reason = f"tiny-imagenet-200 is not there: {instead}"
-        require(self.root.is_dir(), "data_dir", reason, str(self.data_dir))
+    def archive(self) -> tuple[str, str, str]:
+        return "tiny-imagenet-200", self.URL, self.MD5
+
+    @property
+    def root(self) -> Path:
+        """The dataset's folder."""
+        return self.data_dir / "tiny-imagenet-200"
 
     @override
     def load(self) -> Splits:
@@ -80,11 +63,9 @@ class TinyImageNet(FederatedDataModule):
         require(len(classes) == self.num_classes, "data_dir", reason)
         self.class_names = names
         key = hashlib.sha256(("\n".join(names) + annotations).encode()).hexdigest()[:12]
-        padding = 4 if self.augment else 0
-        transform = ImageTransform(self.MEAN, self.STD, padding=padding, flip=self.augment)
         train = self._decoded(f"train-{key}", lambda: self._train(classes))
         test = self._decoded(f"test-{key}", lambda: self._test(classes, annotations))
-        return Splits(Examples(*train, transform), Examples(*test, transform))
+        return Splits(Examples(*train, self.transform()), Examples(*test, self.transform()))
 
     def _train(self, classes: dict[str, int]) -> Listing:
         listing: Listing = []
@@ -117,8 +98,9 @@ class TinyImageNet(FederatedDataModule):
 
         listing = files()
         numbers = np.array([label for _, label in listing], dtype=np.int64).tobytes()
-        decoding = track(listing, f"decoding {name.split('-')[0]}")
-        commit(target, (_pixels(file) for file, _ in decoding))
+        images: Any = track(listing, f"decoding {name.split('-')[0]}")
+        with closing(images) as decoding:
+            commit(target, (_pixels(file) for file, _ in decoding))
         decoded = _mapped(target, numbers)
         commit(labels, [digest(*decoded).encode(), numbers])
         return decoded

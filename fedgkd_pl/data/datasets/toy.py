@@ -8,7 +8,7 @@ from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.examples import Examples, Splits
 from fedgkd_pl.data.partition import ByKey, Partition
 from fedgkd_pl.data.transforms import Scale
-from fedgkd_pl.errors import require
+from fedgkd_pl.errors import at_least
 from numpy.typing import NDArray
 from typing_extensions import override
 
@@ -37,7 +37,7 @@ class Toy2D(FederatedDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(num_clients=num_clients, partition=partition, **kwargs)
-        require(num_samples >= 1, "num_samples", "must be at least 1", num_samples)
+        at_least(1, num_samples=num_samples)
         self.num_samples = num_samples
 
     @override
@@ -55,7 +55,7 @@ def sector(points: NDArray[np.floating], num_clients: int) -> NDArray[np.int64]:
     return sectors
 
 
-def _examples(points: "np.ndarray[Any, np.dtype[np.float64]]") -> Examples:
+def _examples(points: NDArray[np.float64]) -> Examples:
     quadrant = (points[:, 0] < 0) + 2 * (points[:, 1] < 0)
     inputs = torch.from_numpy(points.astype(np.float32))
     return Examples(inputs, torch.from_numpy(quadrant.astype(np.int64)), Scale(1))

@@ -76,7 +76,7 @@ class OwnData(FederatedDataModule):
                 keys, test_keys = keys[rest.numpy()], keys[rows.numpy()]
         elif missing := set(test.labels.tolist()) - set(train.labels.tolist()):
             log.warning("test has samples of classes %s, training has none", sorted(missing))
-        self.partition.take_source(total, rest.numpy(), names)
+        self.partition.take_source(rest.numpy(), names)
         return Splits(train, test, val, keys, test_keys)
 
     def held_out(self, splits: Splits) -> tuple[Examples, Examples]:
