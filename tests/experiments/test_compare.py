@@ -216,7 +216,7 @@ def test_measures_as_columns() -> None:
         "| FedAvg | **10.00** | - (36.30 ± 1.24) |",
         "| FedGKD | **10.00** | - (45.34 ± 1.10) |",
     ], "a tie"
-    assert table.notes[0] == "round 3: no run has so many rounds, the longest 2"
+    assert table.notes[1] == "round 3: no run has so many rounds, the longest 2"
 
 
 def test_results_as_csv() -> None:

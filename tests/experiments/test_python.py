@@ -84,7 +84,7 @@ DAMAGED = [
     ("predictions.csv", "confusion", "label,prediction\n1,99999999\n"),
     ("local_models.csv", "clients", "round,client,acc\n1,2,inf\n"),
     ("clients.csv", "per_client", "round,client\n1,2\n"),
-    ("personalized.csv", "personalized", "client,acc_before,acc_after\n1,0.5,1.5\n"),
+    ("personalized.csv", "personalized", "client,acc_before,acc_after\n1,0.5,x\n"),
     ("features-round001.npz", "features", "no archive"),
     ("features-round001.npz", "features", npz(labels=np.array([0, 1, 2]))),
     ("features-round001.npz", "features", npz(labels=np.array([0, -1]))),

@@ -9,11 +9,11 @@ from xml.etree import ElementTree
 
 import matplotlib as mpl
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from fedgkd_pl import MLP, FedAvg, FedGKD, LocalEngine, RunFiles
 from fedgkd_pl.callbacks.feature_map import FeatureMap, embed
-from fedgkd_pl.errors import SettingError
 from fedgkd_pl.methods import discover
 from fedgkd_pl.plots import figures as draw
 from fedgkd_pl.plots import plane, style
@@ -93,8 +93,6 @@ def test_files_are_the_same_bytes_every_time(tmp_path: Path) -> None:
     image = np.array(Image.open(tmp_path / "a.png"))
     assert image.shape[2] == 4 and image[0, 0, 3] == 0, "the background is transparent"
     assert dict(mpl.rcParams) == before
-    with pytest.raises(SettingError, match=r"path: must end in one of \.svg, \.png, \.pdf"):
-        style.save(small(), tmp_path / "a.jpeg")
 
 
 def test_figures_of_one_page_do_not_share_ids() -> None:
@@ -111,8 +109,6 @@ def test_figures_of_one_page_do_not_share_ids() -> None:
         found.append(ids)
     assert not found[0] & found[1]
     assert two.replace("two", "one") == one
-    with pytest.raises(SettingError, match="prefix"):
-        style.to_svg(small(), "a b")
 
 
 def test_all_text_is_grey_and_nothing_is_filled() -> None:
@@ -215,17 +211,18 @@ def test_error_bars_end_where_values_are_not_possible() -> None:
 
 
 def test_clients_from_worst_to_best() -> None:
-    values = np.random.default_rng(2).uniform(0, 100, (4, 3))
-    rows = [(2 * t + 2, c, values[t, c]) for c in range(3) for t in range(4)]
-    (axes,) = draw.client_accuracies(rows).axes
+    values = np.random.default_rng(2).uniform(0, 1, (4, 3))
+    rows = [(2 * t + 2, values[t, c]) for c in range(3) for t in range(4)]
+    (axes,) = draw.client_accuracies(pd.DataFrame(rows, columns=["round", "acc"])).axes
     rounds = [2, 4, 6, 8]
     (line,) = axes.get_lines()
     assert list(line.get_xdata()) == rounds
+    values *= 100
     np.testing.assert_allclose(line.get_ydata(), values.mean(1))
     band, dots = axes.collections
     assert points(rounds * 2, [*values.min(1), *values.max(1)]) <= vertices(band)
     drawn = points(*dots.get_offsets().T)  # type: ignore[union-attr]
-    assert drawn == points([row[0] for row in rows], [row[2] for row in rows])
+    assert drawn == points(np.repeat(rounds, 3), values.ravel())
 
 
 # -- tables ----------------------------------------------------------------------------------------
