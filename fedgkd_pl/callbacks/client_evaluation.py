@@ -13,7 +13,6 @@ from fedgkd_pl.errors import require
 from fedgkd_pl.federation.checks import require_classes
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.federation.server import FederatedServer
-from fedgkd_pl.plots.per_client import worst_tenth
 from fedgkd_pl.runs.folder import CLIENTS
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins import Precision
@@ -64,6 +63,8 @@ class OwnRunner(SplitRunner):
 
 def spread(scores: Sequence[Score]) -> dict[str, float]:
     """The spread of the clients' scores; each client counts once."""
+    from fedgkd_pl.plots.per_client import worst_tenth
+
     accs = [score.acc for score in scores]
     return {
         "acc_mean": float(np.mean(accs)),

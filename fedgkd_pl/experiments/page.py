@@ -1,7 +1,6 @@
 """A page with the tables and every figure of some runs, which needs nothing beside it."""
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
@@ -14,7 +13,7 @@ from fedgkd_pl.experiments.groups import Group, make_groups, shared_settings
 from fedgkd_pl.experiments.paper import TITLE, numbers
 from fedgkd_pl.experiments.runs import Run
 from fedgkd_pl.experiments.table import Footnotes, Table
-from fedgkd_pl.experiments.tables import overview
+from fedgkd_pl.experiments.tables import overview, seconds_per_round
 from fedgkd_pl.plots.figures import bar_panels, curve_panels
 from fedgkd_pl.plots.style import colours, to_svg
 from fedgkd_pl.runs.folder import CLIENTS, FEATURE_MAPS, LOCAL_MODELS, PERSONALIZED
@@ -142,24 +141,27 @@ def figures(groups: Sequence[Group]) -> Iterator[Section]:
 def _bars(groups: Sequence[Group]) -> Iterator[tuple[str, str, str, str, Panels]]:
     """Name, title, text, label and values."""
     loss = all(run.has_loss_only for group in groups for run in group.runs.values())
-    best: Panels = defaultdict(dict)
-    seconds: Panels = defaultdict(dict)
-    sent: Panels = defaultdict(dict)
-    for group in groups:
-        summaries = [run.summary for run in group.runs.values()]
-        if values := group.values("best"):
-            best[group.panel][group.name] = values
-        if all(each.get("wall_seconds") for each in summaries):
-            values = [each["wall_seconds"] / each["rounds"] for each in summaries]
-            seconds[group.panel][group.name] = values
-        values = [(each["bytes_down"] + each.get("bytes_up", 0)) / 1e6 for each in summaries]
-        sent[group.panel][group.name] = values
     text = "Best test accuracy; whiskers: ± one std."
     text += " ◆: the paper's, see the table's notes." * any(group.paper for group in groups)
+    best = _panels(groups, lambda run: run.measure("best"))
     yield "best", "Best accuracy", text, "test loss" if loss else "test accuracy, %", best
     text = "Wall time of a round on the machine that ran it, evaluation included."
-    yield "seconds", "Time", text, "seconds per round", seconds
+    yield "seconds", "Time", text, "seconds per round", _panels(groups, seconds_per_round)
+    sent = _panels(groups, _megabytes)
     first, *others = sent.values()
     if all(other == first for other in others):  # other samples are as many bytes
         sent = {"": first}
     yield "bytes", "Bytes", "Sent down and up by all clients over the run.", "MB", sent
+
+
+def _panels(groups: Sequence[Group], value: Callable[[Run], float | None]) -> Panels:
+    panels: Panels = {}
+    for group in groups:
+        values = [known for run in group.runs.values() if (known := value(run)) is not None]
+        if values:
+            panels.setdefault(group.panel, {})[group.name] = values
+    return panels
+
+
+def _megabytes(run: Run) -> float:
+    return float(run.summary["bytes_down"] + run.summary.get("bytes_up", 0)) / 1e6

@@ -124,10 +124,11 @@ def _entries(
     done: dict[tuple[str, ...], dict[int, Run]] = defaultdict(dict)
     for cell, run in results:
         done[tuple(cell.labels.values())][cell.seed] = run
+    finished = {cell.name for cell, _ in results}
     lost = Counter(
-        labels
+        tuple(cell.labels.values())
         for cell in study.cells()
-        if cell.name in failed and cell.seed not in done[labels := tuple(cell.labels.values())]
+        if cell.name in failed and cell.name not in finished
     )
     names = {dataset_name(run) for _, run in results}
     of_data = {"dataset": names.pop()} if len(names) == 1 else {}  # where that is no axis
@@ -179,9 +180,6 @@ def _warnings(results: Results, measures: Sequence[str]) -> list[str]:
         for measure in measures
         if 0 < longest < (round_of(measure) or 0)
     ]
-    of_average = any(measure.startswith(OF_AVERAGE) for measure in measures)
-    if of_average and results and not any(run.has_average for _, run in results):
-        lines.append("no run has an averaged model: trainer.callbacks+: AveragedModel")
     lengths = sorted({run.rounds_asked for _, run in results})
     if len(lengths) > 1:
         shown = ", ".join(map(str, lengths))
@@ -252,8 +250,7 @@ def overview(groups: Sequence[Group], notes: Footnotes) -> pd.DataFrame:
     for group in groups:
         runs = list(group.runs.values())
         rounds = sorted({run.summary["rounds"] for run in runs})
-        timed = [run.summary for run in runs if run.summary.get("wall_seconds")]
-        seconds = [summary["wall_seconds"] / summary["rounds"] for summary in timed]
+        seconds = [known for run in runs if (known := seconds_per_round(run)) is not None]
         paper = ""
         if row := group.paper:
             differs = joined(differences(row, facts(run), "best") for run in runs)
@@ -273,6 +270,12 @@ def overview(groups: Sequence[Group], notes: Footnotes) -> pd.DataFrame:
         )
     table = pd.DataFrame(rows)
     return table.loc[:, (table != "").any()]
+
+
+def seconds_per_round(run: Run) -> float | None:
+    """Of wall time; None where the run does not say."""
+    seconds = run.summary.get("wall_seconds")
+    return seconds / run.summary["rounds"] if seconds else None
 
 
 def each_run(runs: Sequence[Run], notes: Footnotes) -> pd.DataFrame:

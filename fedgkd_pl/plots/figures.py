@@ -79,10 +79,10 @@ def curve_panels(
     figure, grid = _panels(panels, columns, size, draw, chosen)
     for axes in grid:
         whole_numbers(axes.xaxis)
-    drawn = [value for axes in grid for line in axes.lines for value in line.get_ydata()]
-    shown = pd.Series(drawn, dtype=float)
+    drawn = [np.asarray(line.get_ydata()) for axes in grid for line in axes.lines]
+    shown = np.concatenate([*drawn, [np.nan]])
     shown = shown[np.isfinite(shown)]
-    if shown.min() > 0 and shown.max() > FAR * shown.median():
+    if len(shown) and shown.min() > 0 and shown.max() > FAR * np.median(shown):
         for axes in grid:
             axes.set_yscale("log", nonpositive="clip")
             axes.set_ylim(shown.min() / 2, 2 * shown.max())
@@ -185,7 +185,7 @@ def client_accuracies(table: pd.DataFrame) -> "Figure":
     figure, (axes,) = make_panels(1, 1, (5.6, 3.4))
     shade: Line = {"color": BLUE, "alpha": 0.15, "linewidth": 0, "label": "min to max"}
     axes.fill_between(accs.index, accs["min"], accs["max"], **shade)
-    dots = {"s": 12, "color": BLUE, "linewidths": 0, "label": "a client"}
+    dots: Line = {"s": 12, "color": BLUE, "linewidths": 0, "label": "a client"}
     axes.scatter(table["round"], 100 * table["acc"], **dots)
     axes.plot(accs.index, accs["mean"], color=RUST, linewidth=1.8, label="mean")
     whole_numbers(axes.xaxis)
