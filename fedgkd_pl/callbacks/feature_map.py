@@ -9,16 +9,17 @@ from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.message import ClientUpdate, State
 from fedgkd_pl.federation.server import FederatedServer
-from fedgkd_pl.plots.plane import FeatureMapData, Floats, encode_feature_map, feature_map
-from fedgkd_pl.plots.style import opaque
 from fedgkd_pl.runs.files import output_folder
 from fedgkd_pl.runs.folder import FEATURE_MAPS
 from fedgkd_pl.seeds import seeded
 from fedgkd_pl.storage.files import commit
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
+from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
+
+Floats = NDArray[np.float64]
 
 
 class FeatureMap(SplitCallback):
@@ -92,6 +93,9 @@ class FeatureMap(SplitCallback):
         rng = np.random.default_rng(self.seed)
         rows = torch.from_numpy(rng.permutation(len(self.runner.targets))[: self.drawn])
         answer, self.answer = self.answer, None
+        from fedgkd_pl.plots.plane import FeatureMapData, encode_feature_map, feature_map
+        from fedgkd_pl.plots.style import opaque
+
         points, acc = self._look(self.runner, server.global_state(), rows, None)
         local_points, local_acc = self._look(self.runner, answer.weights, rows, answer.client)
         data = FeatureMapData(
