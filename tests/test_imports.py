@@ -26,6 +26,9 @@ import lightning.pytorch.cli  # which changes it
 before = state()
 import fedgkd_pl.config.build
 assert state() == before
+fedgkd_pl.build("smoke")
+afterwards = ("fedgkd_pl.experiments", "fedgkd_pl.plots")
+assert not [name for name in sys.modules if name.startswith(afterwards)]
 """
 
 

@@ -22,7 +22,7 @@ from statistics import mean
 
 from fedgkd_pl.errors import SettingError, StorageError, require
 from fedgkd_pl.experiments.paper import numbers, paper_row
-from fedgkd_pl.experiments.significance import spread
+from fedgkd_pl.experiments.tables import spread
 from fedgkd_pl.plots.figures import learning_curves
 from fedgkd_pl.plots.style import render
 

@@ -11,7 +11,6 @@ from fedgkd_pl.errors import require
 from fedgkd_pl.federation.checks import require_classes
 from fedgkd_pl.federation.message import ClientUpdate, State
 from fedgkd_pl.federation.server import FederatedServer
-from fedgkd_pl.plots.per_client import worst_tenth
 from fedgkd_pl.runs.folder import CLIENTS
 from lightning.pytorch import Trainer
 from typing_extensions import override
@@ -67,6 +66,8 @@ class ClientEvaluation(RowsFile, SplitCallback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         """Evaluates the new global model for everybody, and logs the round."""
+        from fedgkd_pl.plots.per_client import worst_tenth
+
         runner = self.runner_of(pl_module)
         if runner is None:
             return

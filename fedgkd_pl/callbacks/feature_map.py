@@ -10,15 +10,16 @@ from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.message import ClientUpdate, State
 from fedgkd_pl.federation.server import FederatedServer
-from fedgkd_pl.plots.plane import FeatureMapData, Floats, encode_feature_map, feature_map
-from fedgkd_pl.plots.style import opaque
 from fedgkd_pl.runs.files import output_folder
 from fedgkd_pl.runs.folder import FEATURE_MAPS
 from fedgkd_pl.seeds import seeded
 from fedgkd_pl.storage.files import commit
 from lightning.pytorch import LightningModule, Trainer
+from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
+
+Floats = NDArray[np.float64]
 
 
 class FeatureMap(SplitCallback):
@@ -84,6 +85,9 @@ class FeatureMap(SplitCallback):
 
     def _write(self, trainer: Trainer, server: FederatedServer) -> None:
         """Once a round, and not where no client has answered, such as just after a resume."""
+        from fedgkd_pl.plots.plane import FeatureMapData, encode_feature_map, feature_map
+        from fedgkd_pl.plots.style import opaque
+
         answer, self.answer = self.answer, None
         if answer is None or self.runner is None or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return

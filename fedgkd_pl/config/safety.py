@@ -45,6 +45,9 @@ from torchvision.transforms import v2
 
 log = logging.getLogger("fedgkd_pl")
 NOT_ALLOWED = "a config may not name it; your own classes come in with --import MODULE"
+# What a config may name is classes, but not these, which a run does not import.
+_RESULTS = ("Predictions", "Run", "StudyResult", "Trained")
+_PUBLIC = [name for name in fedgkd_pl.__all__ if name[0].isupper() and name not in _RESULTS]
 # sends a run to Lightning's cloud
 _NOT_LIGHTNINGS = ("LitLogger",)
 # Metrics of these packages load no pretrained nets from files or the network.
@@ -65,7 +68,7 @@ def our_rules(modules: Collection[str] = ()) -> Iterator[None]:
     Its settings belong to the process, where a LightningCLI of the user's may need them, so they
     are put back after.
     """
-    for name in fedgkd_pl.__all__:
+    for name in _PUBLIC:
         getattr(fedgkd_pl, name)  # imported, so that a config may name a class without its module
     with ExitStack() as undo:
         for settings in (_common.parsing_settings, *(vars(_loaders_dumpers)[n] for n in _LOADERS)):
@@ -149,7 +152,7 @@ def allowed() -> frozenset[str]:
 def _things() -> Iterator[Any]:
     ours = (ClassTasks, Cohorts, Engine, LocalLoss, Partition, PublicData, SimCLR)
     parts = (Callback, LightningDataModule, nn.Module, *ours)
-    for public in (getattr(fedgkd_pl, name) for name in fedgkd_pl.__all__):
+    for public in (getattr(fedgkd_pl, name) for name in _PUBLIC):
         if (
             isclass(public)
             and issubclass(public, parts)

@@ -5,7 +5,6 @@ So the same command goes on with a study that was killed: it skips what is finis
 was interrupted.
 """
 
-import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from fedgkd_pl.errors import RunFailed, SettingError, StorageError, require
 from fedgkd_pl.experiments.paper import check_table
-from fedgkd_pl.experiments.runs import round_of
 from fedgkd_pl.experiments.scheduler import PRELOAD, Task, finished_run_or_none, run_tasks
 from fedgkd_pl.experiments.study import Cell, Study, make_study, read_study
 from fedgkd_pl.experiments.study_result import StudyResult
@@ -65,12 +63,10 @@ def compare(
     own = [] if rounds is None else [f"--rounds={rounds}"]
     cells = whole.part(only).cells([*extra, *own])
     top = Path(output_dir) / whole.name
-    for folder in (top, top.parent):
-        require(not folder.is_file(), "output_dir", "is not a folder", folder)
+    require(not top.parent.is_file(), "output_dir", "is not a folder", top.parent)
     if not quiet:
         print(f"{whole.name}: checking the settings of {len(cells)} cells", flush=True)
     tasks = _plan(cells, top)
-    _check_measures(whole, tasks)
     if dry_run:
         for task in tasks:
             print(f"{task.state:<9} {task.cell.name}: {' '.join(task.cell.words)}")
@@ -113,16 +109,6 @@ def _plan(cells: list[Cell], top: Path) -> list[Task]:
     return tasks
 
 
-def _check_measures(study: Study, tasks: list[Task]) -> None:
-    """Warns of measures of a round that no cell comes to; refuses a study without any other."""
-    longest = max(max(task.rounds, len(task.rows())) for task in tasks)
-    lacking = [measure for measure in study.measures if (round_of(measure) or 0) > longest]
-    reason = f"the study measures only {', '.join(lacking)}, and no cell has so many rounds"
-    require(len(lacking) < len(study.measures), "rounds", reason, longest)
-    for measure in lacking:
-        print(f"warning: {measure}: no cell has so many rounds", file=sys.stderr)
-
-
 def _mark_done(tasks: list[Task]) -> None:
     """Marks cells that have all rounds, or were ended by a callback before."""
     for task in tasks:
@@ -150,8 +136,7 @@ def _look_at_all(cells: list[Cell], folders: list[Path]) -> list[int] | str:
         try:
             experiment = None  # one at a time: it may hold its data
             if cell.words not in looked:
-                argv = [*cell.words, f"--seed_everything={cell.seed}"]
-                experiment = build_request(read_request("fit", argv))
+                experiment = build_request(read_request("fit", cell.argv))
                 if run is None:
                     experiment.check()
                 looked[cell.words] = experiment.settings["rounds"], experiment.fixed

@@ -2,17 +2,14 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from fedgkd_pl.errors import CALMER
-from fedgkd_pl.experiments.paper import numbers, paper_row
-from fedgkd_pl.experiments.protocol import differences, joined, plain_settings, protocol, same
+from fedgkd_pl.experiments.paper import PaperRow, differences, paper_row
 from fedgkd_pl.experiments.runs import Run
-from fedgkd_pl.runs.folder import CONFIG
-from fedgkd_pl.runs.settings import fixed_settings
+from fedgkd_pl.runs.settings import fixed_settings, flatten
 from fedgkd_pl.storage.reading import printable
 
 DATASETS = {
@@ -35,17 +32,10 @@ SYMBOLS = {
 }
 ALPHA = "data.init_args.partition.init_args.alpha"
 PARTICIPATION = "data.init_args.participation"
-CLIENTS = "data.init_args.num_clients"
 SEED = "data.init_args.seed"
-EPOCHS = "model.init_args.local_epochs"
-STEPS = "model.init_args.local_steps"
-MUST_AGREE = {  # what a run must have in common with the paper's to stand beside its numbers
-    CLIENTS: "data.num_clients",
-    EPOCHS: "model.local_epochs",
-    STEPS: "model.local_steps",
-    "rounds": "rounds",
-}
-SHARE = {PARTICIPATION: "data.participation"}
+# What a run must have in common with the paper's to stand beside its numbers.
+MUST_AGREE = {"rounds", "data.num_clients", "data.participation", "model.local_epochs"}
+MUST_AGREE |= {"model.local_steps"}
 
 
 def symbol(name: str) -> str:
@@ -59,76 +49,52 @@ class Group:
 
     method: str  # as the paper calls it
     dataset: str  # likewise
+    rounds: int  # that each was to do
     settings: dict[str, Any]  # those that decide the result, but for the seed
     runs: dict[int, Run]  # by seed
     name: str = ""  # the method, and how it differs from others of the same data
     panel: str = ""  # the data, and how they differ from others
 
     @property
-    def rounds(self) -> int:
-        """How many each was to do."""
-        return next(iter(self.runs.values())).rounds_asked
+    def first(self) -> Run:
+        """The run of one seed."""
+        return next(iter(self.runs.values()))
 
     def values(self, measure: str) -> list[float]:
         """An accuracy of every seed that has it, in percent; see :meth:`Run.measure`."""
         values = [run.measure(measure) for run in self.runs.values()]
         return [value for value in values if value is not None]
 
-    @property
-    def diverged(self) -> str:
-        """Which seeds' clients diverged, and when; empty where none did."""
-        return diverged(self.runs)
-
-    @property
-    def unknown(self) -> str:
-        """A warning where nobody knows whether other runs have the same settings."""
-        unknown = f"settings not known (no {CONFIG}): not averaged with others"
-        return "" if self.settings else unknown
-
-    @property
-    def differs(self) -> str:
-        """How the runs differ from the paper's, whose number is shown all the same."""
-        row = self._paper_row
-        return joined(differences(row, facts(run), "best") for run in self.runs.values() if row)
-
-    @property
-    def paper(self) -> tuple[float, float | None] | None:
+    @cached_property
+    def paper(self) -> PaperRow | None:
         """The paper's best accuracy for the same method, data, α, C, N, E and rounds.
 
-        Where something else differs, :attr:`differs` says what.
+        Where something else differs, :func:`differences` says what.
         """
-        return numbers(self._paper_row) if self._paper_row else None
-
-    @cached_property
-    def _paper_row(self) -> dict[str, str] | None:
-        ours = self.settings | {"rounds": self.rounds}
-        share = self.settings.get(PARTICIPATION)
         labels = {"dataset": self.dataset, "method": self.method}
-        labels["alpha"] = str(self.settings.get(ALPHA, ""))
+        labels |= {"alpha": str(self.settings.get(ALPHA, ""))}
         for table in ("overview", "text", "participation"):
-            of_table = labels | ({"participation": str(share)} if table == "participation" else {})
-            if row := paper_row(table, of_table, "best"):
-                theirs = protocol(row)
-                must_agree = MUST_AGREE if share is None else MUST_AGREE | SHARE
-                if all(same(ours.get(key), theirs[short]) for key, short in must_agree.items()):
+            if table == "participation":
+                labels["participation"] = str(self.settings.get(PARTICIPATION))
+            if row := paper_row(table, labels, "best"):
+                ours = facts(self.first) | {"rounds": self.rounds}
+                if not MUST_AGREE & differences(row, ours, "best").keys():
                     return row
         return None
 
 
 def facts(run: Run) -> dict[str, Any]:
-    """What a run was, by the keys of ``protocol.yaml``."""
+    """What a run was, by the keys of ``protocol.yaml``; no settings where they are not known."""
+    plain: dict[str, Any] = {}
+    for key, value in flatten(run.settings).items():
+        short = key.replace("init_args.", "")
+        if short.endswith(".class_path"):
+            value = str(value).rpartition(".")[2]
+        plain[short.removesuffix(".class_path")] = value
+    if plain.get("data.partition") == "AuthorsDirichlet":  # the paper's own draw
+        plain |= {"data.partition": "Dirichlet", "data.partition.balanced": True}
     names = {"dataset": dataset_name(run), "method": run.title}
-    settings = plain_settings(run.settings)
-    if settings.get("data.partition") == "AuthorsDirichlet":  # the paper's own draw
-        settings |= {"data.partition": "Dirichlet", "data.partition.balanced": True}
-    return settings | names | {"rounds": run.summary["rounds"]}
-
-
-def diverged(runs: Mapping[int, Run]) -> str:
-    """Which seeds' clients diverged, and when; empty where none did."""
-    rounds = {seed: run.summary.get("diverged_round") for seed, run in sorted(runs.items())}
-    texts = [f"seed {seed} from round {number} on" for seed, number in rounds.items() if number]
-    return f"clients diverged: {', '.join(texts)}; {CALMER}" if texts else ""
+    return plain | names | {"rounds": run.summary["rounds"]}
 
 
 def dataset_name(run: Run) -> str:
@@ -139,18 +105,16 @@ def dataset_name(run: Run) -> str:
 
 def make_groups(runs: Iterable[Run]) -> list[Group]:
     """The runs, grouped and named; in the order of their data, α and other numbers by size."""
-    by_key: dict[tuple[Any, ...], Group] = {}
+    groups = list[Group]()
     for run in runs:
         settings = {k: v for k, v in fixed_settings(run.settings).items() if k != "seed_everything"}
-        dataset = dataset_name(run)
         if settings.get(SEED) == run.seed:
             settings[SEED] = None  # which is the same
-        of_settings = sorted((key, _comparable(value)) for key, value in settings.items())
-        unknown = () if settings else (run.folder,)
-        key = (run.summary["method"], dataset, run.rounds_asked, *of_settings, *unknown)
-        group = by_key.setdefault(key, Group(run.title, dataset, settings, {}))
+        new = Group(run.title, dataset_name(run), run.rounds_asked, settings, {})
+        known = (group for group in groups if settings and replace(group, runs={}) == new)
+        group = next(known, new)
         group.runs[run.seed] = run
-    groups = list(by_key.values())
+        groups += [new] if group is new else []
     for group in groups:
         of_dataset = [other for other in groups if other.dataset == group.dataset]
         alike = [g for g in of_dataset if g.method == group.method and _data(g) == _data(group)]
@@ -161,7 +125,7 @@ def make_groups(runs: Iterable[Run]) -> list[Group]:
     times = Counter((group.name, group.panel) for group in groups)
     for group in groups:
         if times[group.name, group.panel] > 1:  # nothing else tells it from another
-            group.name += f", {next(iter(group.runs.values())).folder}"
+            group.name += f", {group.first.folder}"
     return sorted(groups, key=lambda group: by_number(group.panel))
 
 
@@ -179,14 +143,6 @@ def shared_settings(groups: Sequence[Group]) -> dict[str, Any]:
         for key, value in first.items()
         if value is not None and all(other.get(key) == value for other in others)
     }
-
-
-def _comparable(value: Any) -> str:
-    """A text that is the same for equal values; Python's 20 is a config's 20.0."""
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_comparable, value))}]"
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return str(float(value)) if number and abs(value) < 2**53 else str(value)
 
 
 def _data(group: Group) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """A page with the tables and every figure of some runs, which needs nothing beside it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import fedgkd_pl
 from fedgkd_pl.experiments.draw import features, panels_of, partition, plot
 from fedgkd_pl.experiments.groups import Group, make_groups, shared_settings
-from fedgkd_pl.experiments.overview import overview
-from fedgkd_pl.experiments.paper import TITLE
-from fedgkd_pl.experiments.protocol import Footnotes
+from fedgkd_pl.experiments.paper import TITLE, numbers
 from fedgkd_pl.experiments.runs import Run
-from fedgkd_pl.experiments.table import Table
+from fedgkd_pl.experiments.table import Footnotes, Table
+from fedgkd_pl.experiments.tables import overview, seconds_per_round
+from fedgkd_pl.plots.figures import bar_panels, curve_panels
+from fedgkd_pl.plots.style import colours, to_svg
 from fedgkd_pl.runs.folder import CLIENTS, FEATURE_MAPS, LOCAL_MODELS, PERSONALIZED
 from fedgkd_pl.storage.files import write_text
 
@@ -71,15 +72,13 @@ def write_page(
     runs: Sequence[Run], file: Path, title: str = "", table: str = "", notes: Sequence[str] = ()
 ) -> None:
     """Writes a page that needs nothing beside it; it begins with ``table``, in HTML, if given."""
-    groups = make_groups(runs)
+    groups, footnotes = make_groups(runs), Footnotes()
     page = Template((Path(__file__).parent / "page.html").read_text(encoding="utf-8"))
     heading = title or ", ".join(dict.fromkeys(group.dataset for group in groups))
     rounds = sum(run.summary["rounds"] for run in runs)
     settings = [{"setting": k, "value": str(v)} for k, v in shared_settings(groups).items()]
-    footnotes = Footnotes()
-    rows = replace(Table.of(overview(groups, footnotes)), left=range(2)).to_html()
-    averaged = any(run.average for run in runs)
-    below = "".join(f"<li>{escape(line)}</li>" for line in (*footnotes.lines, *notes))
+    every = Table(overview(groups, footnotes), 2, "All runs")
+    every = replace(every, notes=[*footnotes.lines, *notes])
     write_text(
         file,
         page.substitute(
@@ -87,9 +86,9 @@ def write_page(
             lead=f"{len(runs)} runs, {rounds:,} rounds; fedgkd_pl {fedgkd_pl.__version__}. "
             f"Accuracies are those of the global model on the test set, in percent, as mean ± "
             f"standard deviation over seeds; <i>best</i> picks its round on the test set, as the "
-            f"paper ({escape(TITLE)}) does, <i>at best val</i> on the validation set."
-            + (" <i>average</i> is that of the averaged model." if averaged else ""),
-            table=f"{table}<section><h2>All runs</h2>{rows}<ul>{below}</ul></section>",
+            f"paper ({escape(TITLE)}) does, <i>at best val</i> on the validation set; "
+            f"<i>average</i> is that of the averaged model, where there is one.",
+            table=table + every.to_html(),
             figures="\n".join(map(_to_html, figures(groups))),
             settings=Table.of(settings).to_html() if settings else "",
         ),
@@ -97,8 +96,6 @@ def write_page(
 
 
 def _to_html(section: Section) -> str:
-    from fedgkd_pl.plots.style import to_svg
-
     width = section.figure.get_figwidth()
     wide = " class=wide" if width > WIDE else ""
     return (
@@ -110,9 +107,6 @@ def _to_html(section: Section) -> str:
 
 def figures(groups: Sequence[Group]) -> Iterator[Section]:
     """Every figure that the runs have data for; a method has one colour in all of them."""
-    from fedgkd_pl.plots.figures import bar_panels, curve_panels
-    from fedgkd_pl.plots.style import colours
-
     chosen = colours(dict.fromkeys(group.name for group in groups))
     for curve in CURVES:
         if curves := panels_of(groups, curve.column, 100.0 if "%" in curve.label else 1.0):
@@ -122,60 +116,52 @@ def figures(groups: Sequence[Group]) -> Iterator[Section]:
     paper: dict[str, dict[str, float]] = {}
     for group in groups:
         if group.paper:
-            paper.setdefault(group.panel, {})[group.name] = group.paper[0]
+            paper.setdefault(group.panel, {})[group.name] = numbers(group.paper)[0]
     for name, title, text, label, values in _bars(groups):
         if sum(map(len, values.values())) > 1:
             theirs = paper if name == "best" else None
             figure = bar_panels(values, xlabel=label, paper=theirs, chosen=chosen)
             yield Section(name, title, text, figure)
-    yield from _clients(groups)
-    shown: list[list[list[int]]] = []
-    for group in groups:
-        seed, run = next(iter(group.runs.items()))
-        counts = run.partition.get("counts")
-        if counts is not None and counts not in shown and len(shown) < SHOWN:
-            shown.append(counts)
-            title = f"Who holds what: {group.panel}, seed {seed}"
-            text = "Clients × classes; the area is the number of samples."
-            yield Section(f"partition{len(shown)}", title, text, partition(run))
+    for name, kind, file, title in OF_CLIENTS:
+        known = [group for group in groups if (group.first.folder / file).exists()]
+        for number, group in enumerate(known[:SHOWN], 1):
+            text = f"{group.name}, {group.panel}, seed {group.first.seed}"
+            yield Section(f"{name}{number}", title, text, plot(kind, group.first))
+    if with_maps := [group for group in groups if [*group.first.folder.glob(FEATURE_MAPS)]]:
+        text = "Penultimate features of test samples by class: the global model and a client's."
+        yield Section("features", "Features (t-SNE)", text, features(with_maps[:SHOWN]))
+    parts = {str(group.first.partition.get("counts")): group for group in reversed(groups)}
+    parts.pop("None", None)
+    for number, group in enumerate([*reversed(parts.values())][:SHOWN], 1):
+        title = f"Who holds what: {group.panel}, seed {group.first.seed}"
+        text = "Clients × classes; the area is the number of samples."
+        yield Section(f"partition{number}", title, text, partition(group.first))
 
 
 def _bars(groups: Sequence[Group]) -> Iterator[tuple[str, str, str, str, Panels]]:
     """Name, title, text, label and values."""
-    differ = any(group.differs for group in groups)
-    other = ", of another protocol where the table marks it" if differ else ""
-    text = "Best test accuracy; whiskers: ± one std."
-    text += f" ◆: the paper's{other}." * any(group.paper for group in groups)
     loss = all(run.has_loss_only for group in groups for run in group.runs.values())
-    best: Panels = {}
-    seconds: Panels = {}
-    sent: Panels = {}
-    for group in groups:
-        summaries = [run.summary for run in group.runs.values()]
-        if values := group.values("best"):
-            best.setdefault(group.panel, {})[group.name] = values
-        if all(each.get("wall_seconds") for each in summaries):
-            values = [each["wall_seconds"] / each["rounds"] for each in summaries]
-            seconds.setdefault(group.panel, {})[group.name] = values
-        values = [(each["bytes_down"] + each.get("bytes_up", 0)) / 1e6 for each in summaries]
-        sent.setdefault(group.panel, {})[group.name] = values
+    text = "Best test accuracy; whiskers: ± one std."
+    text += " ◆: the paper's, see the table's notes." * any(group.paper for group in groups)
+    best = _panels(groups, lambda run: run.measure("best"))
     yield "best", "Best accuracy", text, "test loss" if loss else "test accuracy, %", best
     text = "Wall time of a round on the machine that ran it, evaluation included."
-    yield "seconds", "Time", text, "seconds per round", seconds
+    yield "seconds", "Time", text, "seconds per round", _panels(groups, seconds_per_round)
+    sent = _panels(groups, _megabytes)
     first, *others = sent.values()
     if all(other == first for other in others):  # other samples are as many bytes
         sent = {"": first}
     yield "bytes", "Bytes", "Sent down and up by all clients over the run.", "MB", sent
 
 
-def _clients(groups: Sequence[Group]) -> Iterator[Section]:
-    firsts = [(group, *next(iter(group.runs.items()))) for group in groups]
-    for name, kind, file, title in OF_CLIENTS:
-        known = [each for each in firsts if (each[2].folder / file).exists()]
-        for number, (group, seed, run) in enumerate(known[:SHOWN], 1):
-            text = f"{group.name}, {group.panel}, seed {seed}"
-            yield Section(f"{name}{number}", title, text, plot(kind, run))
-    with_maps = [group for group, _, run in firsts if [*run.folder.glob(FEATURE_MAPS)]]
-    if with_maps:
-        text = "Penultimate features of test samples by class: the global model and a client's."
-        yield Section("features", "Features (t-SNE)", text, features(with_maps[:SHOWN]))
+def _panels(groups: Sequence[Group], value: Callable[[Run], float | None]) -> Panels:
+    panels: Panels = {}
+    for group in groups:
+        values = [known for run in group.runs.values() if (known := value(run)) is not None]
+        if values:
+            panels.setdefault(group.panel, {})[group.name] = values
+    return panels
+
+
+def _megabytes(run: Run) -> float:
+    return float(run.summary["bytes_down"] + run.summary.get("bytes_up", 0)) / 1e6

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgkd_pl.callbacks.client_evaluation import scores_of_all
-from fedgkd_pl.callbacks.evaluate import Score, SplitRunner
+from fedgkd_pl.callbacks.evaluate import SplitRunner
 from fedgkd_pl.config.build import build_request
 from fedgkd_pl.config.experiment import Experiment
 from fedgkd_pl.config.request import read_request
@@ -45,7 +45,6 @@ from rich.progress import track
 from torch.optim import Optimizer
 
 log = logging.getLogger("fedgkd_pl")
-COLUMNS = "client samples test_samples acc_before acc_after loss_before loss_after".split()
 NO_OWN = (
     "its clients kept no test samples, and would be tested on what they have trained on: "
     "train with --data.client_test_fraction 0.2"
@@ -92,7 +91,7 @@ def personalize(
     experiment = _load(folder, ckpt_path, settings)
     rows = _rows(experiment, epochs, lr, clients, progress)
     output.mkdir(parents=True, exist_ok=True)
-    write_text(output / PERSONALIZED, csv_text(COLUMNS, rows))
+    write_text(output / PERSONALIZED, csv_text(list(rows[0]), rows))
     save(personalized(Run(output, {})), (output / PERSONALIZED).with_suffix(".svg"))
     return rows
 
@@ -103,7 +102,6 @@ def _load(folder: RunFolder, ckpt_path: str, settings: Sequence[str]) -> Experim
     flags = ["--config", str(folder.config), "--ckpt_path", str(file), *settings]
     made = build_request(read_request("test", flags))
     model, data, checkpoint = made.model, made.data, made.start.checkpoint
-    device = made.trainer.strategy.root_device
     with made.whole_keys():
         made.check(trains=False)
         check_settings(checkpoint, made.fixed)
@@ -117,6 +115,7 @@ def _load(folder: RunFolder, ckpt_path: str, settings: Sequence[str]) -> Experim
         classes = task_of(model, data) == "classes" and has_outputs(model.net)
         require(classes, "run", text, str(folder.path))
         require("test" in data.client_splits, "run", NO_OWN, str(folder.path))
+    device = made.trainer.strategy.root_device
     made.trainer.precision_plugin.convert_module(model)  # before doubles are loaded
     model.on_load_checkpoint(checkpoint)
     model.load_state_dict(checkpoint["state_dict"])
@@ -133,41 +132,40 @@ def _rows(
     progress: bool,
 ) -> list[Row]:
     """Trains and tests the clients; a row each, by their numbers."""
-    model, data, trainer = experiment.model, experiment.data, experiment.trainer
+    model, data = experiment.model, experiment.data
     own = data.client_splits["test"]
-    clients = _clients(wanted, own.clients, data.num_clients)
+    clients = own.clients if wanted is None else sorted({*wanted})
+    for client in clients:
+        reason = f"must be 0 to {data.num_clients - 1}, with test samples of its own"
+        require(client in own.clients, "clients", reason, client)
+    require(len(clients) > 0, "clients", "is empty")
     job = _job(experiment, epochs, lr)
-    runner = SplitRunner(trainer, model, data, own.examples)
+    runner = SplitRunner(experiment.trainer, model, data, own.examples)
     runner.tasks = None  # of all classes, as the clients train
     before = scores_of_all(runner, own, model.global_state())
-    after: dict[int, Score] = {}
-    failed: list[ClientFailure] = []
-    total = len(clients)
+    rows = dict[int, Row]()
+    reason = ""
     with closing(_train(experiment, job, lr, clients)) as training:
-        for answer in track(training, "clients", total, transient=True, disable=not progress):
+        bar: dict[str, Any] = {"transient": True, "disable": not progress}
+        for answer in track(training, "clients", len(clients), **bar):
+            client = answer.client
             if isinstance(answer, ClientFailure):
-                log.warning("left out client %d: %s", answer.client, answer.reason)
-                failed.append(answer)
+                reason = reason or f"client {client}: {answer.reason}"
+                log.warning("left out client %d: %s", client, answer.reason)
             else:
-                after[answer.client] = runner.score(answer.weights, own.rows(answer.client))
-    if not after:
-        raise RunFailed(f"all clients failed; client {failed[0].client}: {failed[0].reason}")
-    rows = []
-    for client in sorted(after):
-        sizes = (client, job.data.index.size(client), own.index.size(client))
-        accs, losses = zip(before[client], after[client], strict=True)
-        rows.append(dict(zip(COLUMNS, (*sizes, *accs, *losses), strict=True)))
-    return rows
-
-
-def _clients(wanted: Sequence[int] | None, known: list[int], number: int) -> list[int]:
-    if wanted is None:
-        return known
-    require(len(wanted) > 0, "clients", "is empty")
-    for client in wanted:
-        require(0 <= client < number, "clients", f"must be 0 to {number - 1}", client)
-        require(client in known, "clients", "is too small for test samples of its own", client)
-    return sorted(set(wanted))
+                after = runner.score(answer.weights, own.rows(client))
+                rows[client] = {
+                    "client": client,
+                    "samples": job.data.index.size(client),
+                    "test_samples": own.index.size(client),
+                    "acc_before": before[client][0],
+                    "acc_after": after[0],
+                    "loss_before": before[client][1],
+                    "loss_after": after[1],
+                }
+    if not rows:
+        raise RunFailed(f"all clients failed; {reason}")
+    return [rows[client] for client in sorted(rows)]
 
 
 def _job(experiment: Experiment, epochs: int | None, lr: float | None) -> Job:

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Literal
 
 from fedgkd_pl.experiments.groups import make_groups, shared_settings
-from fedgkd_pl.experiments.overview import measures_of, overview, run_row
 from fedgkd_pl.experiments.page import write_page
-from fedgkd_pl.experiments.protocol import Footnotes
 from fedgkd_pl.experiments.runs import Run, Runs, find_runs, runs_of
-from fedgkd_pl.experiments.table import Table
+from fedgkd_pl.experiments.table import Footnotes, Table
+from fedgkd_pl.experiments.tables import each_run, overview
 from fedgkd_pl.runs.folder import CONFIG, SUMMARY
 from fedgkd_pl.storage.files import write_text
 
@@ -25,12 +24,9 @@ def report(runs: Runs, over_seeds: bool = True) -> Table:
         over_seeds: mean ± std of runs that differ in the seed alone; otherwise a row for each.
     """
     found, notes = runs_of(runs), Footnotes()
-    if over_seeds:
-        rows = overview(make_groups(found), notes)
-    else:
-        rows = [run_row(run, notes, measures_of(found)) for run in found]
+    frame = overview(make_groups(found), notes) if over_seeds else each_run(found, notes)
     unit = "test loss" if all(run.has_loss_only for run in found) else "test accuracy, %"
-    return replace(Table.of(rows, unit), left=range(2), notes=notes.lines)
+    return Table(frame, 2, unit=unit, notes=notes.lines)
 
 
 def print_report(
@@ -55,14 +51,16 @@ def print_report(
     if format == "html":
         output = output or str(Path(paths[0]) / "report.html")
         write_page(runs, Path(output), notes=missing)
-    elif format == "md" and output is not None:
-        write_text(Path(output), to_markdown(runs, missing))
-    elif format == "md":
-        print(to_markdown(runs, missing), end="")
     else:
         table = report(runs, over_seeds)
-        print(replace(table, notes=[*table.notes, *missing]))
-    if format != "table" and output is not None:
+        table = replace(table, notes=[*table.notes, *missing])
+        text = _to_markdown(table, runs) if format == "md" else f"{table}\n"
+        if format == "md" and output is not None:
+            write_text(Path(output), text)
+        else:
+            output = None
+            print(text, end="")
+    if output is not None:
         print(f"wrote {output}")
 
 
@@ -82,10 +80,9 @@ def not_shown(paths: Sequence[str], runs: Sequence[Run], over_seeds: bool) -> li
     return lines
 
 
-def to_markdown(runs: Sequence[Run], notes: Sequence[str] = ()) -> str:
+def _to_markdown(table: Table, runs: Sequence[Run]) -> str:
     """The overview, and the settings that all runs share, in Markdown."""
-    table = report(runs)
-    text = replace(table, notes=[*table.notes, *notes]).to_markdown()
+    text = table.to_markdown()
     if shared := shared_settings(make_groups(runs)):
         lines = (f"- `{key}`: {value}\n" for key, value in shared.items())
         text += "\nSettings that all share:\n\n" + "".join(lines)

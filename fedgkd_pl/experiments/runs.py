@@ -1,7 +1,5 @@
 """Finished runs, read from their folders; nothing in a folder is trusted."""
 
-import csv
-import io
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,15 +7,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import pandas as pd
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.methods import title_of
 from fedgkd_pl.runs.accuracy import AVERAGE, average_summary
 from fedgkd_pl.runs.folder import CONFIG, METRICS, PARTITION, SUMMARY, RunFolder
-from fedgkd_pl.storage.reading import MB, printable, read_bytes, read_json
+from fedgkd_pl.storage.reading import MB, printable, read_json
 
 if TYPE_CHECKING:
+    from fedgkd_pl.experiments.study_result import StudyResult
     from torch import nn
 
 Summary = dict[str, Any]
@@ -53,11 +53,8 @@ class Run:
 
     def metrics(self) -> list[dict[str, float]]:
         """A row for every round, as ``pandas.DataFrame`` takes it; a value may be missing."""
-        rows: dict[int, dict[str, float]] = {}
-        for name, values in self.columns.items():
-            for number, value in values.items():
-                rows.setdefault(number, {"round": number})[name] = value
-        return [rows[number] for number in sorted(rows)]
+        rows = self.frame.iterrows()
+        return [{"round": number, **row.dropna().to_dict()} for number, row in rows]
 
     def net(self, imports: Sequence[str] = (), average: bool = False) -> "nn.Module":
         """The trained net in plain torch, in eval mode, as the last round left it.
@@ -73,41 +70,36 @@ class Run:
 
     def __repr__(self) -> str:
         """The folder, what was trained, and the accuracies."""
-        if not self.summary:
-            return f"{type(self).__name__}({str(self.folder)!r})"
         known = [f"{name} {self.summary[name]}" for name in ("dataset", "seed", "rounds")]
         values = {name: self.measure(name) for name in ACCURACIES}
         known += [f"{name} {value:.2f}" for name, value in values.items() if value is not None]
-        what = ", ".join([f"method {self.title}", *known])
-        return f"{type(self).__name__}({str(self.folder)!r}: {what})"
+        return f"Run({str(self.folder)!r}: method {self.title}, {', '.join(known)})"
 
     @cached_property
-    def columns(self) -> dict[str, dict[int, float]]:
-        """The columns of ``metrics.csv``, each by round; none where there is no such file."""
-        columns: dict[str, dict[int, float]] = {}
+    def frame(self) -> pd.DataFrame:
+        """``metrics.csv`` by round; without columns where there is no such file."""
         file = self.folder / METRICS
+        if not file.exists():
+            return pd.DataFrame()
         with reading(file):
-            text = read_bytes(file, LARGEST).decode() if file.exists() else ""
-            for row in csv.DictReader(io.StringIO(text, newline="")):
-                number = int(row.pop("round"))
-                for name, value in row.items():
-                    if value:
-                        columns.setdefault(printable(name), {})[number] = float(value)
-        return columns
+            table = pd.read_csv(file, dtype=str, index_col="round").astype("float64")
+            table.index = table.index.astype("int64")
+            return table.rename(columns=printable).sort_index()
+
+    def by_round(self, column: str) -> pd.Series:
+        """The values of a column of ``metrics.csv``, by round; empty where there are none."""
+        values: pd.Series = self.frame.get(column, pd.Series(dtype="float64"))
+        return values.dropna()
 
     @property
-    def accuracy(self) -> dict[int, float]:
+    def accuracy(self) -> pd.Series:
         """Test accuracy in percent, by round."""
-        return self.percent("test/acc")
+        return 100 * self.by_round("test/acc")
 
     @property
-    def average(self) -> dict[int, float]:
-        """Test accuracy of the averaged model in percent, by round; empty where there is none."""
-        return self.percent(AVERAGE)
-
-    def percent(self, column: str) -> dict[int, float]:
-        """A column of ``metrics.csv`` times 100, by round."""
-        return {number: 100 * value for number, value in self.columns.get(column, {}).items()}
+    def has_average(self) -> bool:
+        """Whether it has an averaged model, of :class:`~fedgkd_pl.AveragedModel`."""
+        return AVERAGE in self.frame
 
     @cached_property
     def partition(self) -> dict[str, Any]:
@@ -139,7 +131,7 @@ class Run:
     @property
     def title(self) -> str:
         """The method's name in tables and figures; of its class where the run does not say."""
-        return str(self.summary.get("title") or title_of(self.summary["method"]))
+        return printable(self.summary.get("title") or title_of(self.summary["method"]))
 
     @property
     def seed(self) -> int:
@@ -164,10 +156,9 @@ class Run:
         value: float | None = None
         kind = name.removeprefix(OF_AVERAGE)
         if name in OF_TASKS:
-            by_round = self.columns.get(OF_TASKS[name], {})
-            value = by_round[max(by_round)] if by_round else None
+            value = next(iter(self.by_round(OF_TASKS[name])[::-1]), None)
         elif (number := round_of(name)) is not None:
-            value = self.columns.get(self._tested_column(name), {}).get(number)
+            value = self.by_round(self._tested_column(name)).get(number)
         elif kind != name:
             value = average_summary(self.metrics()).get(ACCURACIES[kind])
         else:
@@ -179,8 +170,7 @@ class Run:
 
     def tested(self, measure: str) -> int:
         """In how many rounds the model was tested that a measure is of."""
-        values = self.columns.get(self._tested_column(measure), {})
-        return len(values) or int(self.summary["rounds"])
+        return len(self.by_round(self._tested_column(measure))) or int(self.summary["rounds"])
 
     def _tested_column(self, measure: str) -> str:
         if measure.startswith(OF_AVERAGE):
@@ -197,16 +187,12 @@ def read_run(folder: str | Path) -> Run:
     """A finished run, by its folder; anything else is refused."""
     file = Path(folder) / SUMMARY
     with reading(file):
-        content: Summary = read_json(file)
-        summary: Summary = {
-            k: printable(v) if isinstance(v, str) else v for k, v in content.items()
-        }
-        numbers = [summary[key] for key in NUMBERS]
-        numbers += [value for key in OPTIONAL if (value := summary.get(key)) is not None]
-        texts = [isinstance(summary[key], str) for key in ("method", "dataset")]
-        if not all(map(isfinite, numbers)) or not all(texts) or summary["rounds"] < 1:
+        summary: Summary = read_json(file)
+        numbers = [summary[key] for key in NUMBERS] + [summary.get(key) or 0 for key in OPTIONAL]
+        if not all(map(isfinite, numbers)) or summary["rounds"] < 1:
             raise ValueError("has other values")
-    return Run(Path(folder), summary)
+        texts = {key: printable(summary[key]) for key in ("method", "dataset")}
+    return Run(Path(folder), summary | texts)
 
 
 def find_runs(paths: Sequence[str], newest: bool = False) -> list[Run]:
@@ -228,15 +214,7 @@ def find_runs(paths: Sequence[str], newest: bool = False) -> list[Run]:
     return list(runs.values())
 
 
-class HasRuns(Protocol):
-    """An object with finished runs, such as a study's result."""
-
-    @property
-    def runs(self) -> Sequence[Run]:
-        """The finished runs."""
-
-
-Runs: TypeAlias = "Run | RunFolder | str | Path | HasRuns | Sequence[Runs]"
+Runs: TypeAlias = "Run | RunFolder | str | Path | StudyResult | Sequence[Runs]"
 
 
 def runs_of(runs: Runs) -> list[Run]:

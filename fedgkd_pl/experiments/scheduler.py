@@ -5,7 +5,6 @@ import re
 import shutil
 import signal
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.experiments.runs import Run, read_run
 from fedgkd_pl.experiments.study import Cell
@@ -26,7 +26,6 @@ PRELOAD = (
     *("sklearn.datasets", "torch.utils.tensorboard"),
 )
 ORPHAN = 20.0  # seconds for a cell to end whose study was killed
-PAUSE = 300.0  # seconds between lines on the cells that run
 
 
 @dataclass
@@ -45,18 +44,23 @@ class Task:
         """What it prints."""
         return self.folder.parent / LOG
 
-    def rows(self) -> list[dict[str, float]]:
+    @property
+    def done(self) -> int:
+        """How many rounds are done."""
+        return len(self.frame)
+
+    @property
+    def frame(self) -> pd.DataFrame:
         """The metrics of the rounds done."""
         with suppress(SettingError):
-            return Run(self.folder, {}).metrics()
-        return []
+            return Run(self.folder, {}).frame
+        return pd.DataFrame()
 
     def say(self) -> None:
         """Prints how far it is."""
-        rows = self.rows()
-        accuracy = rows[-1].get("test/acc") if rows else None
-        shown = "" if accuracy is None else f", test/acc {accuracy:.4f}"
-        line = f"{self.state:<8} {self.cell.name}: round {len(rows)}/{self.rounds}{shown}"
+        known = self.frame.get("test/acc", pd.Series(dtype=float)).dropna()
+        shown = f", test/acc {known.iloc[-1]:.4f}" if len(known) else ""
+        line = f"{self.state:<8} {self.cell.name}: round {self.done}/{self.rounds}{shown}"
         print(line, flush=True)
 
 
@@ -80,8 +84,8 @@ def run_tasks(
     running: list[Task] = []
     bar = Progress(disable=quiet or not sys.stdout.isatty(), speed_estimate_period=3600)
     rounds = bar.add_task(name, total=sum(task.rounds for task in tasks))
-    processes, said = context(*PRELOAD), time.monotonic()
-    done = {task.cell.name: len(task.rows()) for task in tasks}
+    processes = context(*PRELOAD)
+    done = {task.cell.name: task.done for task in tasks}
     try:
         with bar:
             while waiting or running:
@@ -96,10 +100,8 @@ def run_tasks(
                     _finish(task)
                     changed.append(task)
                     write()
-                done |= {task.cell.name: len(task.rows()) for task in [*running, *changed]}
+                done |= {task.cell.name: task.done for task in [*running, *changed]}
                 bar.update(rounds, completed=sum(done.values()))
-                if time.monotonic() - said >= PAUSE:
-                    changed, said = [*changed, *running], time.monotonic()
                 for task in changed if not quiet else ():
                     task.say()
     except Stopped as stop:
@@ -116,9 +118,9 @@ def run_tasks(
 
 def _start(task: Task, jobs: int, processes: Any) -> None:
     """Starts or resumes a run in a process of its own."""
-    argv = [*task.cell.words, f"--seed_everything={task.cell.seed}"]
+    argv = task.cell.argv
     if RunFolder(task.folder).is_begun():
-        rounds = max(task.rounds, len(task.rows()))
+        rounds = max(task.rounds, task.done)
         argv = [f"--resume={task.folder}", *_without_additions(argv), f"--rounds={rounds}"]
     else:
         shutil.rmtree(task.folder, ignore_errors=True)  # killed before it had settings

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ SETTING = re.compile(r"[A-Za-z_]\w*(\.\w+)*\+?")
 # Flags that only the command line may give: they import code, choose folders or resume a run.
 # Results from a Ray cluster (ray_address) are pickles.
 COMMANDS = "ckpt_path debug help import name output_dir print_config resume version".split()
-MOST_CELLS = 10_000
 MEASURES = "best, final, last10, at_best_val or round<N>, also after average_; task_acc, ..."
 
 
@@ -36,6 +34,11 @@ class Cell:
     labels: dict[str, str]  # by axis
     seed: int
     words: tuple[str, ...]  # the flags of ``fedgkd-pl fit`` but for the seed
+
+    @property
+    def argv(self) -> list[str]:
+        """The flags of ``fedgkd-pl fit``."""
+        return [*self.words, f"--seed_everything={self.seed}"]
 
     @property
     def name(self) -> str:
@@ -84,19 +87,15 @@ class Study:
         return cells
 
     def part(self, only: Sequence[str]) -> "Study":
-        """The same study with some labels, ``axis=label,label`` or ``seed=0,1``, each axis once."""
+        """The same study with some labels, ``axis=label,label`` or ``seed=0,1``."""
         parts: dict[str, Any] = {**self.axes, "seed": {str(seed): seed for seed in self.seeds}}
         for text in only:
             axis, _, rest = text.partition("=")
             reason = f"must be AXIS=LABEL,... with an axis of {', '.join(parts)}"
             require(axis in parts, "only", reason, text)
-            known, wanted, rest = parts[axis], [], _between_commas(rest)
-            for label in sorted(known, key=len, reverse=True):  # a label may have commas itself
-                if _between_commas(label) in rest:
-                    wanted.append(label)
-                    rest = rest.replace(_between_commas(label), ",")
+            known, wanted = parts[axis], [label.strip() for label in rest.split(",")]
             reason = f"{axis} is one of {', '.join(known)}"
-            require(bool(wanted) and rest == ",", "only", reason, rest.strip(",") or text)
+            require({*wanted} <= {*known}, "only", reason, rest or text)
             parts[axis] = {label: value for label, value in known.items() if label in wanted}
         return replace(self, seeds=list(parts.pop("seed").values()), axes=parts)
 
@@ -136,13 +135,6 @@ def make_study(content: Mapping[str, Any]) -> Study:
     return study
 
 
-def check_measures(key: str, measures: Sequence[str]) -> None:
-    """Refuses what no run is measured by, and none at all."""
-    require(len(measures) > 0, key, f"at least one is needed: {MEASURES}")
-    for measure in measures:
-        require(MEASURE.fullmatch(measure) is not None, key, f"must be of {MEASURES}", measure)
-
-
 def _check(study: Study) -> None:
     is_plain = re.fullmatch(r"\w[\w.+-]*", study.name) is not None
     require(is_plain, "name", "must be a plain word: it names a folder", study.name)
@@ -154,16 +146,11 @@ def _check(study: Study) -> None:
     require(study.compare in study.axes, "compare", "must name an axis", study.compare)
     fits = len({*study.seeds}) == len(study.seeds) > 0 and min(study.seeds) >= 0
     require(fits, "seeds", "must be different whole numbers, at least one", study.seeds)
-    check_measures("measures", study.measures)
-    number = prod(map(len, study.axes.values())) * len(study.seeds)
-    require(number <= MOST_CELLS, "axes", f"a study has at most {MOST_CELLS} cells", number)
+    fits = len(study.measures) > 0 and all(map(MEASURE.fullmatch, study.measures))
+    require(fits, "measures", f"must be of {MEASURES}", study.measures)
     for name, times in Counter(cell.name for cell in study.cells()).items():
         reason = "labels must make names of folders, different and not long"
         require(times == 1 and len(name) <= 200, "axes", reason, name)
-
-
-def _between_commas(text: str) -> str:
-    return f",{text},".replace(", ", ",")
 
 
 def _words(parts: Sequence[Settings]) -> list[str]:
@@ -195,9 +182,8 @@ def _special(one: Mapping[str, Any], axes: Mapping[str, Mapping[str, Settings]])
     fits = one.keys() == {"where", "set"} and isinstance(one["where"], dict)
     require(fits, "special", "each needs where, labels by axis, and set", one)
     where = {str(axis): str(label) for axis, label in one["where"].items()}
-    for axis, label in where.items():
-        reason = "must have labels of the axes"
-        require(label in axes.get(axis, {}), "special.where", reason, f"{axis}: {label}")
+    fits = all(label in axes.get(axis, {}) for axis, label in where.items())
+    require(fits, "special.where", "must have labels of the axes", where)
     return {"where": where, "set": _settings("special.set", one["set"])}
 
 

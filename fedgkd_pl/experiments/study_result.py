@@ -1,4 +1,4 @@
-"""What a study has come to: its runs and tables."""
+"""A study's result: its runs and tables."""
 
 import sys
 from collections.abc import Mapping
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from fedgkd_pl.experiments.page import write_page
 from fedgkd_pl.experiments.runs import Run
 from fedgkd_pl.experiments.study import Study
 from fedgkd_pl.experiments.table import Table
@@ -36,7 +37,7 @@ class StudyResult:
 
     @property
     def frame(self) -> pd.DataFrame:
-        """A row for every run: its labels, seed and measures."""
+        """A row for every run: its labels, seed and measures, accuracies in percent."""
         return every_run(self.study, self.results)
 
     def records(self) -> list[dict[str, Any]]:
@@ -48,27 +49,6 @@ class StudyResult:
         """One, or one for each measure."""
         return make_tables(self.study, self.results, self.failed)
 
-    @property
-    def exit_code(self) -> int:
-        """The command line's: 3 where a cell failed."""
-        return 3 if self.failed else 0
-
-    def to_csv(self) -> str:
-        """A row for every run, accuracies in percent."""
-        return str(self.frame.to_csv(index=False, float_format="%.4f"))
-
-    def to_markdown(self) -> str:
-        """The tables."""
-        return "\n".join(table.to_markdown() for table in self.tables)
-
-    def to_latex(self) -> str:
-        """The tables."""
-        return "\n".join(table.to_latex() for table in self.tables)
-
-    def to_html(self) -> str:
-        """The tables."""
-        return "".join(table.to_html() for table in self.tables)
-
     def __repr__(self) -> str:
         """The tables, and what failed."""
         failed = [f"failed: {name}: {reason}" for name, reason in self.failed.items()]
@@ -77,22 +57,22 @@ class StudyResult:
 
     def _repr_html_(self) -> str:
         """For a notebook."""
-        lines = [f"{name}: {reason}" for name, reason in self.failed.items()]
-        failed = "".join(f"<p><b>failed</b> {escape(line)}</p>" for line in lines)
-        return f"{self.to_html()}{failed}<p><code>{escape(str(self.folder))}</code></p>"
+        tables = "".join(table.to_html() for table in self.tables)
+        lines = [f"failed: {name}: {reason}" for name, reason in self.failed.items()]
+        return tables + "".join(f"<p>{escape(line)}</p>" for line in (*lines, str(self.folder)))
 
     def write(self, page: bool = False) -> None:
         """Writes the tables beside the cells; and ``report.html`` where a run is finished."""
+        tables = self.tables
         for name, text in (
-            ("results.csv", self.to_csv()),
-            ("table.md", self.to_markdown()),
-            ("table.tex", self.to_latex()),
+            ("results.csv", self.frame.to_csv(index=False, float_format="%.4f")),
+            ("table.md", "\n".join(table.to_markdown() for table in tables)),
+            ("table.tex", "\n".join(table.to_latex() for table in tables)),
         ):
             write_text(self.folder / name, text)
         if page and self.runs:
-            from fedgkd_pl.experiments.page import write_page
-
-            write_page(self.runs, self.folder / "report.html", self.study.title, self.to_html())
+            above = "".join(table.to_html() for table in tables)
+            write_page(self.runs, self.folder / "report.html", self.study.title, above)
 
     def show(self, quiet: bool = False) -> int:
         """Prints the tables and, unless ``quiet``, where to look; gives back the exit code."""
@@ -103,4 +83,4 @@ class StudyResult:
         print(f"wrote {self.folder}: {files}")
         if not quiet:
             print(how_to_look(self.folder))
-        return self.exit_code
+        return 3 if self.failed else 0

