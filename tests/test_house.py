@@ -1,4 +1,4 @@
-"""How the package is laid out: its layers, its sizes, its public names and what it depends on."""
+"""How package and tests are laid out: layers, sizes, public names, what the package depends on."""
 
 import ast
 import io
@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from shutil import copytree, ignore_patterns
+from typing import Any
 
 import fedgkd_pl
 import pytest
@@ -79,11 +80,7 @@ def test_every_package_imports_only_from_the_layers_below_it() -> None:
 def test_every_package_has_a_layer() -> None:
     folders = {file.parent.name for file in PACKAGE.glob("*/__init__.py")}
     modules = {file.stem for file in PACKAGE.glob("*.py")}
-    assert folders | modules == {*LAYERS, *ENTRIES} - {"engines.flower"}
-
-
-def test_the_top_level_has_at_most_six_modules() -> None:
-    assert len(list(PACKAGE.glob("*.py"))) <= 6
+    assert folders | modules == {*LAYERS, *ENTRIES} - {"engines.flower"} and len(modules) <= 6
 
 
 def test_no_file_is_over_600_lines() -> None:
@@ -129,11 +126,15 @@ def test_a_class_has_at_most_three_bases_of_ours() -> None:
         assert len(own) <= 3, f"{name}: {own}"
 
 
+def project() -> dict[str, Any]:
+    text = (REPO / "pyproject.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)["project"]  # type: ignore[no-any-return]
+
+
 def declared() -> set[str]:
     """What a user installs with the package and its extras: not the developers', nor the site's."""
-    project = tomllib.loads((REPO / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extras = project["optional-dependencies"].items()
-    lists = [project["dependencies"], *(texts for name, texts in extras if name not in OTHERS)]
+    extras = project()["optional-dependencies"].items()
+    lists = [project()["dependencies"], *(texts for name, texts in extras if name not in OTHERS)]
     return {distribution(text) for texts in lists for text in texts}
 
 
@@ -141,15 +142,15 @@ def distribution(text: str) -> str:
     return re.split(r"[^\w-]", text)[0].lower().replace("_", "-")
 
 
-def test_the_dependencies_are_what_is_imported() -> None:
+def test_the_dependencies_are_what_is_imported_and_are_pinned() -> None:
     modules = {module.split(".")[0] for file in FILES for _, module in imports(file)}
     modules -= {*sys.stdlib_module_names, "fedgkd_pl"}
     by_others = {"onnx", "onnxscript", "pyarrow", "jinja2"}  # by torch.onnx and pandas
     by_others |= {"tensorboard"}  # by torch
     assert {DISTRIBUTIONS.get(module, module) for module in modules} == declared() - by_others
-
-
-def test_constraints_pin_every_dependency() -> None:
+    extras = project()["optional-dependencies"]
+    users = ",".join(name for name in extras if name not in OTHERS)
+    assert extras["all"] == [f"fedgkd-pl[{users}]"]
     lines = (REPO / "constraints.txt").read_text(encoding="utf-8").splitlines()
     assert declared() <= {distribution(line) for line in lines}
 
@@ -174,6 +175,14 @@ def test_a_config_may_not_name_what_is_not_part_of_one() -> None:
         assert f"fedgkd_pl.{name}" not in allowed()
     for name in ("FedAvg", "FederatedServer", "Partition", "Engine", "MLP", "RunFiles"):
         assert f"fedgkd_pl.{name}" in allowed()
+
+
+def test_tests_are_in_the_folder_of_the_package_they_test_each_on_its_own() -> None:
+    tests, for_several = REPO / "tests", {"device", "oracles", "support"}
+    folders = {file.parent.name for file in tests.glob("*/*.py")} - for_several
+    assert folders and all((PACKAGE / name).is_dir() for name in folders), folders
+    found = re.compile(r"^\s*(?:from|import) tests\S*\btest_\w+", re.MULTILINE)
+    assert not [file for file in tests.rglob("*.py") if found.search(file.read_text())]
 
 
 FORGET = """

@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -57,19 +58,13 @@ def test_where_they_do_not_load_both_names_are_declared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "_C.so").write_bytes(b"not a library")
-    defined: list[str] = []
-
-    class Library:
-        def __init__(self, namespace: str, kind: str) -> None:
-            assert (namespace, kind) == ("torchvision", "DEF")
-
-        def define(self, schema: str) -> None:
-            defined.append(schema.split("(")[0])
-
-    monkeypatch.setattr(torch.library, "Library", Library)
+    library = MagicMock()
+    monkeypatch.setattr(torch.library, "Library", library)
     monkeypatch.setattr(_torchvision, "_declared", [])
     assert _torchvision.declare_missing_operators(tmp_path) is True  # a real failure of dlopen
-    assert defined == ["nms", "qnms"]
+    library.assert_called_once_with("torchvision", "DEF")
+    names = [call.args[0].split("(")[0] for call in library().define.call_args_list]
+    assert names == ["nms", "qnms"]
 
 
 def test_the_finder_steps_aside(monkeypatch: pytest.MonkeyPatch) -> None:

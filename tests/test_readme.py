@@ -2,7 +2,6 @@
 
 import re
 import sys
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,12 @@ import yaml
 from fedgkd_pl import FederatedData
 from fedgkd_pl.experiments.study import read_study
 
-from tests.conftest import REPO
+from tests.conftest import REPO, same
 from tests.support import lit
 from tests.support.datasets import WORDS
+from tests.support.runs import Run as Command
 from tests.support.sources import table_rows, write_csv, write_images, write_leaf
 
-Command = Callable[..., tuple[int, str, str]]
 NEEDS = {"from_parquet": "pyarrow", "from_huggingface": "datasets", "onnx": "onnxscript"}
 ALONE = "# without fedgkd_pl"
 
@@ -98,8 +97,7 @@ def test_the_ten_lines(here: Path) -> None:
     other: dict[str, Any] = {}
     for names in (one, other):
         exec(lines.split("Trainer(max_epochs")[0], names)
-    first, second = (names["model"].net.state_dict() for names in (one, other))
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert same(*(names["model"].net.state_dict() for names in (one, other)))
     exec(lines, one)
     assert list(here.rglob("*.ckpt")), "the stock ModelCheckpoint wrote nothing"
 
@@ -154,12 +152,9 @@ def test_the_config_of_a_page(
     assert logs.get(name, "test/") in text
 
 
-def test_the_study_of_the_experiments(tmp_path: Path) -> None:
+def test_the_explained_config_and_study(run: Command, tmp_path: Path) -> None:
     (tmp_path / "study.yaml").write_text(blocks("experiments", "yaml")[0])
     assert len(read_study(str(tmp_path / "study.yaml")).cells()) == 2 * 3 * 3
-
-
-def test_the_explained_config_is_the_shipped_one(run: Command, tmp_path: Path) -> None:
     (tmp_path / "page.yaml").write_text(blocks("start", "yaml")[0])
     ours = run("fit", "--config", "page.yaml", "--print_config")
     shipped = run("fit", "--config", "cifar10_fedgkd.yaml", "--print_config")
@@ -211,10 +206,8 @@ def test_the_examples_of_model(run: Command, here: Path, monkeypatch: pytest.Mon
     labels = names["found"].labels.tolist()
     assert len(names["logits"]) == 5
     assert all((here / name).is_file() for name in ("digit.png.predictions.csv", "digits.csv"))
-    few = re.findall(
-        r"three files are enough: `(.*?)`.*?`(.*?)`.*?`(.*?)`", page("docs/model.md"), re.DOTALL
-    )
+    words = page("docs/model.md").partition("three files are enough: ")[2]
     (here / "few").mkdir()
-    for name in few[0]:
+    for name in re.findall("`(.*?)`", words)[:3]:
         (here / "runs/quickstart/version_0" / name).rename(here / "few" / name)
     assert fedgkd_pl.load_run("few").predict(names["images"]).labels.tolist() == labels

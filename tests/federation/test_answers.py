@@ -1,9 +1,4 @@
-"""Whatever a client answers, a round goes on: with it as declared, else without it.
-
-For every method one genuine round is kept and played again and again, each time with another thing
-wrong in the answer of one client. What the server has afterwards must be, bit for bit, what it has
-after the round without that client.
-"""
+"""Bytes that are no answer, and how many samples a client may claim."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -23,13 +18,8 @@ from torch.optim import SGD
 from tests.conftest import fit, linear
 from tests.support.methods import table
 
-VICTIM = 1  # of the clients 0, 1, 2, which have 8, 5 and 6 samples
-
-
-GOOD = ClientUpdate(
-    *(3, 5, {"w": torch.arange(6.0).reshape(2, 3), "n": torch.tensor(4)}, {"loss": 0.5}),
-    **{"extra": {"e": torch.ones(2)}, "seconds": {"student": 1.0}},
-).encode()
+WEIGHTS = {"w": torch.arange(6.0).reshape(2, 3), "n": torch.tensor(4)}
+GOOD = ClientUpdate(3, 5, WEIGHTS, {"loss": 0.5}, extra={"e": torch.ones(2)}).encode()
 
 
 def packed(info: bytes, **tensors: torch.Tensor) -> bytes:
@@ -43,17 +33,13 @@ BLOBS = {
     "nothing": b"",
     "no header": b"\xff" * 64,
     "a header of 2^63 bytes": (2**63).to_bytes(8, "little") + b"{}",
-    "half": GOOD[: len(GOOD) // 2],
     "a list": packed(b"[1, 2]"),
-    "a text": packed(b'"client"'),
     "not UTF-8": packed(b"\xff\xfe"),
     "nothing in it": packed(b"{}"),
     "another key": packed(b'{"client": 3, "num_samples": 5, "weight": 1}'),
     "weights twice": packed(b'{"client": 3, "num_samples": 5, "weights": {}}'),
     "deep": packed(b"[" * 100_000),
-    "digits": packed(b'{"client": 3, "num_samples": ' + b"9" * 5000 + b"}"),
     "another client": packed(INFO.replace(b"3", b"4") % b"{}"),
-    "a client that is a list": packed(INFO.replace(b"3", b"[3]") % b"{}"),
     "another group": packed(INFO % b"{}", **{"weird/w": torch.zeros(1)}),
     "no group": packed(INFO % b"{}", w=torch.zeros(1)),
 }
@@ -111,10 +97,10 @@ def test_where_the_server_does_not_know_how_much_clients_have_there_is_a_cap() -
     honest, failures = after({})
     assert failures == []
     for number in (1001, 10**15, 10**400, 0, -5):
-        weight, failures = after({VICTIM: number})
+        weight, failures = after({1: number})
         assert len(failures) == 1 and " samples" in failures[0]
         assert not torch.equal(weight, honest)  # the mean of the two others
-    assert after({VICTIM: 1000})[1] == []
+    assert after({1: 1000})[1] == []
 
 
 def test_a_huge_weight_in_the_mean_does_not_overflow() -> None:

@@ -85,40 +85,25 @@ def test_a_callback_refuses_before_anything_is_trained() -> None:
 # -- what holds while a callback runs --------------------------------------------------------------
 
 
-class Heard(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.texts: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(record.getMessage())
-
-
-def test_lightning_is_quiet_where_it_should_be() -> None:
+def test_lightning_is_quiet_where_it_should_be(caplog: pytest.LogCaptureFixture) -> None:
     """Also within itself; and a warning that was shown once is not shown again after it."""
     registry: dict[Any, Any] = {}
+    caplog.set_level("INFO", LIGHTNING.name)
 
     def speak(text: str) -> int:
         LIGHTNING.info(text)
         warnings.warn_explicit("w", UserWarning, "x.py", 1, "lightning.pytorch.x", registry)
         return len(shown)
 
-    heard, level = Heard(), LIGHTNING.level
-    LIGHTNING.addHandler(heard)
-    LIGHTNING.setLevel("INFO")  # a command of another test may have raised it
-    try:
-        with warnings.catch_warnings(record=True) as shown:
-            warnings.simplefilter("default")
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")
+        with quiet():
             with quiet():
-                with quiet():
-                    assert speak("inner") == 0
-                assert speak("outer") == 0
-                LIGHTNING.error("an error")
-            assert speak("after") == 1
-            with quiet():
-                assert speak("again") == 1
-            assert speak("last") == 1
-    finally:
-        LIGHTNING.removeHandler(heard)
-        LIGHTNING.setLevel(level)
-    assert heard.texts == ["an error", "after", "last"] and not LIGHTNING.filters
+                assert speak("inner") == 0
+            assert speak("outer") == 0
+            LIGHTNING.error("an error")
+        assert speak("after") == 1
+        with quiet():
+            assert speak("again") == 1
+        assert speak("last") == 1
+    assert caplog.messages == ["an error", "after", "last"] and not LIGHTNING.filters

@@ -132,16 +132,3 @@ def test_report_is_the_mean_over_the_last_epoch() -> None:
     assert update.metrics["loss"] == pytest.approx(nn.functional.cross_entropy(logits, y).item())
     assert update.metrics["acc"] == pytest.approx((logits.argmax(1) == y).float().mean().item())
     assert (update.client, update.num_samples) == (1, 5)
-
-
-def test_half_precision_starts_every_client_with_a_new_loss_scale() -> None:
-    from lightning.pytorch.plugins.precision import MixedPrecision
-
-    trainer = quiet_trainer(max_epochs=1)
-    plugin = MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=8.0))
-    trainer.strategy.precision_plugin = plugin
-    plugin.scaler._scale = torch.tensor(3.0)  # type: ignore[union-attr]
-    old = plugin.scaler
-    restart(trainer)
-    assert plugin.scaler is not old
-    assert plugin.scaler.get_scale() == 8.0  # type: ignore[union-attr]

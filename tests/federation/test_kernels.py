@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from fedgkd_pl.federation.message import Message, State
 from fedgkd_pl.federation.optimizer import fuse
 from fedgkd_pl.methods.fedavg import FedAvgClient
 from torch import Tensor, nn
-from torch.optim import SGD, Adam
+from torch.optim import SGD
 
 from tests.conftest import Table, fit, same
 
@@ -177,18 +176,6 @@ def train_again(
     return train(half, message, state, random=True, clients=clients, compile=True)
 
 
-def test_without_a_compiler_it_is_one_line(
-    run: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    monkeypatch.delenv("CXX", raising=False)
-    words = ("--config", "quickstart.yaml", "--rounds", "1", "--model.compile", "true")
-    code, _, err = run("fit", *words)
-    assert code == 2 and err.startswith("error: model.compile: needs a C++ compiler (g++)"), err
-    assert len(err.splitlines()) == 1
-    assert not (tmp_path / "runs").exists()
-
-
 # -- kernels ---------------------------------------------------------------------------------------
 
 
@@ -283,26 +270,6 @@ def test_sparse_gradients_and_hooks_of_a_method_are_not_fused() -> None:
         (FedAvgClient(sparse, sgd), None),
     ):
         assert client.configure_optimizers().param_groups[0]["fused"] is expected
-
-
-@pytest.mark.parametrize(
-    "build", [partial(SGD, lr=0.3, momentum=0.9, weight_decay=0.1), partial(Adam, lr=0.1)]
-)
-def test_fused_steps_are_the_same_steps(build: Any) -> None:
-    def walk(fused: bool) -> Tensor:
-        net = mlp()
-        optimizer = build(net.parameters())
-        if fused:
-            fuse(optimizer)
-            assert optimizer.param_groups[0]["fused"] is True
-        for step in range(5):
-            optimizer.zero_grad()
-            x = torch.full((2, 4), step / 3, dtype=torch.float32)
-            net(x).square().sum().backward()
-            optimizer.step()
-        return torch.cat([p.detach().flatten() for p in net.parameters()])
-
-    torch.testing.assert_close(walk(True), walk(False), atol=1e-6, rtol=1e-5)
 
 
 def test_a_fused_step_of_half_precision_on_a_cpu_is_refused() -> None:

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from fedgkd_pl import MLP, Digits, Dirichlet, FedAvg, FedGKD, LocalEngine, ResNet8
+from fedgkd_pl import Digits, FedAvg, FedGKD, LocalEngine
 from fedgkd_pl.errors import SettingError
-from lightning.pytorch import Callback, Trainer, seed_everything
+from lightning.pytorch import Callback, seed_everything
 from lightning.pytorch.accelerators import CPUAccelerator
-from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
-from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import MixedPrecision, Precision
 from torch.amp import GradScaler
 from torch.optim import SGD
@@ -28,29 +27,6 @@ def table(**kwargs: Any) -> Table:
     return Table(**({"sizes": (8, 5, 7, 6), "val_fraction": 0.1, "participation": 0.5} | kwargs))
 
 
-def test_ten_lines_run_on_the_stock_trainer(tmp_path: Path) -> None:
-    data = Digits(
-        num_clients=20,
-        partition=Dirichlet(alpha=0.1, balanced=True),
-        participation=0.2,
-        batch_size=64,
-    )
-    model = FedGKD(
-        MLP(),
-        gamma=0.2,
-        buffer_size=5,
-        local_epochs=2,
-        optimizer=partial(SGD, lr=0.05, momentum=0.9),
-    )
-    trainer = Trainer(max_epochs=3, default_root_dir=tmp_path, enable_progress_bar=False)
-    trainer.fit(model, data)
-    assert trainer.global_step == trainer.current_epoch == 3
-    assert {"val/acc", "val/loss", "val/f1", "test/acc", "test/loss", "client/loss_mean"} <= set(
-        trainer.callback_metrics
-    )
-    assert list(tmp_path.rglob("*.ckpt")), "the stock ModelCheckpoint wrote nothing"
-
-
 def test_model_checkpoint_keeps_the_best_round(tmp_path: Path) -> None:
     seen: list[float] = []
 
@@ -64,17 +40,6 @@ def test_model_checkpoint_keeps_the_best_round(tmp_path: Path) -> None:
     assert len(seen) == 5
     assert best.best_model_score == pytest.approx(min(seen))
     assert Path(best.best_model_path).name == f"epoch={seen.index(min(seen))}.ckpt"
-
-
-def test_learning_rate_monitor_sees_the_servers_rate(tmp_path: Path) -> None:
-    logger = CSVLogger(tmp_path)
-    model = FedAvg(linear(), server_optimizer=partial(SGD, lr=0.7), **LOCAL)
-    callbacks = [LearningRateMonitor("epoch")]
-    fit(model, table(), 3, callbacks=callbacks, logger=logger, log_every_n_steps=1)
-    rows = (Path(logger.log_dir) / "metrics.csv").read_text().splitlines()
-    column = rows[0].split(",").index("lr-SGD")
-    rates = [row.split(",")[column] for row in rows[1:] if row.split(",")[column]]
-    assert rates == ["0.7"] * 3
 
 
 @pytest.mark.parametrize("when", ["validation end", "epoch end"])
@@ -138,9 +103,6 @@ def test_clients_inherit_precision_and_clipping() -> None:
     settings: list[Any] = []
 
     class Look(Callback):
-        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-            pass
-
         def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
             client = pl_module._session.trainer.trainer
             settings.append((client.precision, client.gradient_clip_val))
@@ -209,21 +171,6 @@ def test_a_second_fit_is_a_new_run() -> None:
     model.net.load_state_dict(start)
     fit(model, table(), 2)
     assert same(first, model.net.state_dict()) and model.bytes_down == sent
-
-
-@pytest.mark.parametrize(
-    ("net", "key"),
-    [
-        (lambda: MLP(4, [3], num_classes=5), "net"),
-        (lambda: linear(classes=5), "net"),  # which has no such argument
-        (lambda: ResNet8(3), "net"),
-    ],
-    ids=["classes", "outputs", "shape"],
-)
-def test_a_net_that_does_not_fit_the_data(net: Any, key: str) -> None:
-    with pytest.raises(SettingError) as error:
-        fit(FedAvg(net(), **LOCAL), table(), 1)
-    assert error.value.key == key
 
 
 def test_other_data_is_refused() -> None:

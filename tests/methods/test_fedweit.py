@@ -147,7 +147,6 @@ def test_three_tasks_of_three_clients(local: Any, settings: Any, clip: Any, late
     cohorts = [[0, 1, 2] for _ in range(ROUNDS)]
     if late:
         cohorts[2] = [0, 2]
-    rows = batches_of(data, epochs=2)
 
     def init(client: int, place: int, size: int) -> Any:
         """What is drawn in the package, in the client's first round of a task."""
@@ -162,10 +161,10 @@ def test_three_tasks_of_three_clients(local: Any, settings: Any, clip: Any, late
         *(forward, start, LAYERS, arrays, cohorts),
         orders=[[tasks.groups[n] for n in tasks.order(k)] for k in range(3)],
         rounds_per_task=2,
-        batches=lambda t, k: [torch.from_numpy(part) for part in rows(t, k)],
+        batches=batches_of(data, epochs=2),
         init=init,
         test=test,
-        **(settings | {"lam1": 0.02, "lam2": 3.0, "clip": clip, "unsent": "zero"}),
+        **(settings | {"lam1": 0.02, "lam2": 3.0, "clip": clip}),
     )
     close = partial(torch.testing.assert_close, atol=1e-9, rtol=0)
     for ours, theirs in zip(bases.seen, expected["B"], strict=True):

@@ -1,13 +1,13 @@
 """The baselines against the bare-torch oracle, which knows nothing of the package."""
 
 from functools import cache, partial
+from math import inf
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from fedgkd_pl import MLP, Digits, FedAvg, FedGen, FedGKDPlus, FedGKDVote, LocalEngine
-from fedgkd_pl.data.examples import Examples
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.federation.losses import MarginAdjusted, PriorAdjusted, RestrictedSoftmax
 from fedgkd_pl.federation.message import Message, joined
@@ -26,12 +26,16 @@ from tests.support.methods import (
     LOCAL,
     METHODS,
     MORE,
+    PROJECTION,
+    agree,
     batches_of,
     build,
+    clients_of,
     cohorts,
     double,
     net,
     table,
+    watched,
 )
 
 OFF = {
@@ -46,17 +50,20 @@ OFF = {
 }
 
 
+TWO_OF_THREE = pytest.mark.parametrize("participation", [1.0, 0.67], ids=["all", "two of three"])
+
+
+@TWO_OF_THREE
 @pytest.mark.parametrize("name", [*METHODS, *MORE])
-@pytest.mark.parametrize("participation", [1.0, 0.67], ids=["all", "two of three"])
 def test_whole_rounds(name: str, participation: float) -> None:
     data = table(participation=participation)
     data.setup()
-    given: dict[str, Any] = {"val": (data_of(data.val))} if name in METHODS else {}
-    theirs = METHODS[name][2:4] if name in METHODS else MORE[name][1:3]
-    compare(build(name), data, oracle if name in METHODS else more, *theirs, given)
+    reference, given = more, {}
+    if name in METHODS:
+        reference, given = oracle, {"val": (data.val.inputs.double(), data.val.targets)}
+    compare(build(name), data, reference, *(METHODS | MORE)[name][1:], given)
 
 
-@pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize(
     "name, changes, theirs",
     [
@@ -66,92 +73,69 @@ def test_whole_rounds(name: str, participation: float) -> None:
         ("FedDyn", {"weighting": "samples"}, {"uniform": False}),
         ("SCAFFOLD", {"weighting": "uniform"}, {"uniform": True}),
         ("FedExP", {"weighting": "samples", "epsilon": 0.0}, {"uniform": False, "eps": 1e-300}),
-        ("FedGMT", {"teach_from_start": True, "proximal": True}, {"bias_corrected": False}),
-        ("FedGMT", {"server_term": False, "beta": float("inf")}, {"server_term": False}),
+        (
+            *("FedGMT", {"teach_from_start": True, "proximal": True}),
+            {"bias_corrected": False, "prox": True},
+        ),
+        ("FedGMT", {"server_term": False, "beta": inf}, {"server_term": False, "beta": inf}),
     ],
 )
-def test_whole_rounds_of_variants(
-    name: str, changes: dict[str, Any], theirs: dict[str, Any], clip: float | None
+def test_whole_rounds_of_variants_with_clipping(
+    name: str, changes: dict[str, Any], theirs: dict[str, Any]
 ) -> None:
-    settings = MORE[name][2] | theirs
-    if name == "FedGMT":
-        settings |= {"prox": "proximal" in changes, "beta": changes.get("beta", 4.0)}
+    _, kind, settings = MORE[name]
     data = table(participation=0.67)
-    compare(build(name, **changes), data, more, MORE[name][1], settings, {"clip": clip})
+    compare(build(name, **changes), data, more, kind, settings | theirs, {"clip": 0.5})
 
 
 def test_whole_rounds_of_fedgkd_with_a_moving_average() -> None:
     """FedGMT without its duals."""
     model = build("FedGKD", gamma=1.2, temperature=2.0, tau_squared=True, ema=0.8)
-    settings = {"gamma": 0.6, "tau": 2.0, "alpha": 0.8, "beta": float("inf")}
+    settings = {"gamma": 0.6, "tau": 2.0, "alpha": 0.8, "beta": inf}
     settings |= {"server_term": False, "bias_corrected": True}
     compare(model, table(participation=0.67), more, "fedgmt", settings, {})
 
 
-@pytest.mark.parametrize("kind", ["prior", "fedlc", "fedrs"])
+@pytest.mark.parametrize(
+    "loss, kind, settings",
+    [
+        (PriorAdjusted(tau=0.8), "prior", {"tau": 0.8}),
+        (MarginAdjusted(tau=0.8), "fedlc", {"tau": 0.8}),
+        (RestrictedSoftmax(alpha=0.3), "fedrs", {"alpha": 0.3}),
+    ],
+)
 @pytest.mark.parametrize("name", ["FedAvg", "FedGKD", "FedNTD"])
-def test_whole_rounds_with_a_loss_that_knows_the_labels(kind: str, name: str) -> None:
-    losses = {
-        "prior": PriorAdjusted(tau=0.8),
-        "fedlc": MarginAdjusted(tau=0.8),
-        "fedrs": RestrictedSoftmax(alpha=0.3),
-    }
-    data = table(participation=0.67)
-    given = {"kind": kind, **({"alpha": 0.3} if kind == "fedrs" else {"tau": 0.8})}
+def test_whole_rounds_with_a_loss_that_knows_the_labels(
+    loss: Any, kind: str, settings: dict[str, float], name: str
+) -> None:
+    own: dict[str, Any] = {}
+    theirs = MORE[name][1:] if name in MORE else ("fedavg", {})
     if name == "FedGKD":  # M=1 with w_0: FedLSD with τ=1 and β=γ/2
-        settings = {"gamma": 0.8, "buffer_size": 1, "teach_from_start": True}
+        own = {"gamma": 0.8, "buffer_size": 1, "teach_from_start": True}
         theirs = ("fedlsd", {"form": "additive", "tau": 1.0, "beta": 0.4})
-    else:
-        settings, theirs = {}, MORE[name][1:3] if name in MORE else ("fedavg", {})
-    model = build(name, loss=losses[kind], **settings)
-    compare(model, data, more, *theirs, {"prior": given})
-
-
-def data_of(examples: Examples) -> tuple[torch.Tensor, torch.Tensor]:
-    return examples.inputs.double(), examples.targets
+    model, data = build(name, loss=loss, **own), table(participation=0.67)
+    compare(model, data, more, *theirs, {"prior": {"kind": kind, **settings}})
 
 
 def compare(
     model: FedAvg, data: Table, reference: Any, theirs: str, settings: Any, given: Any
 ) -> None:
     """Five rounds of a method and of an oracle."""
-    rounds = 5
-    batches = batches_of(data, epochs=2)
-    clients = [(torch.from_numpy(x).double(), torch.from_numpy(y)) for x, y in data.arrays()]
     expected = reference.run(
-        theirs,
-        double(model.net.state_dict()),
-        clients,
-        cohorts(data, rounds),
-        batches=lambda round, client: [torch.from_numpy(b) for b in batches(round, client)],
-        **given,
-        **LOCAL,
-        **settings,
-    )["models"]
-    seen: list[dict[str, torch.Tensor]] = []
-    step = model.server_step
-
-    def keep(mean: Any) -> None:
-        step(mean)
-        seen.append(double(model.net.state_dict()))
-
-    model.server_step = keep  # type: ignore[method-assign]
-    fit(model, data, rounds, precision="64-true", gradient_clip_val=given.get("clip"))
-    for round, (ours, theirs) in enumerate(zip(seen, expected, strict=True), 1):
-        for key in theirs:
-            torch.testing.assert_close(
-                ours[key], theirs[key], atol=1e-9, rtol=0, msg=f"{key} in round {round}"
-            )
+        *(theirs, double(model.net.state_dict()), clients_of(data), cohorts(data, 5)),
+        batches=batches_of(data, epochs=2),
+        **(given | LOCAL | settings),
+    )
+    seen = watched(model)
+    fit(model, data, 5, precision="64-true", gradient_clip_val=given.get("clip"))
+    agree(seen, expected["models"])
 
 
 def test_whole_rounds_of_fedgen() -> None:
-    data, rounds = table(participation=0.67), 4
-    model = build("FedGen")
+    data, rounds, model = table(participation=0.67), 4, build("FedGen")
     assert isinstance(model, FedGen)
     data.setup()
-    batches = batches_of(data, epochs=2)
-    clients = [(torch.from_numpy(x).double(), torch.from_numpy(y)) for x, y in data.arrays()]
-    drawn = cohorts(data, rounds)
+    batches, clients, drawn = batches_of(data, 2), clients_of(data), cohorts(data, rounds)
     held: list[list[int]] = []  # labels reported up to each round
     for cohort in drawn:
         now = {int(label) for client in cohort for label in clients[client][1].unique()}
@@ -176,27 +160,16 @@ def test_whole_rounds_of_fedgen() -> None:
     expected = fedgen.run(
         double(model.net.state_dict()),
         {k: t.double() if t.is_floating_point() else t.clone() for k, t in model._fresh.items()},
-        clients,
-        drawn,
-        batches=lambda round, client: [torch.from_numpy(b) for b in batches(round, client)],
-        alpha=0.8,
-        beta=0.6,
-        decay=0.9,
-        server_draws=server_draws,
-        client_draws=client_draws,
-        gen_lr=0.05,
+        *(clients, drawn),
+        **{"batches": batches, "server_draws": server_draws, "client_draws": client_draws},
+        **{"alpha": 0.8, "beta": 0.6, "decay": 0.9, "gen_lr": 0.05},
         **LOCAL,
     )
-    for done in range(1, rounds + 1):
-        model = build("FedGen")
-        assert isinstance(model, FedGen)
-        fit(model, table(participation=0.67), done, precision="64-true")
-        for key, value in expected["models"][done - 1].items():
-            ours = model.net.state_dict()[key]
-            torch.testing.assert_close(ours, value, atol=1e-9, rtol=0, msg=f"{key}, round {done}")
-        for key, value in expected["generators"][done - 1].items():
-            ours = model.generator.state_dict()[key]
-            torch.testing.assert_close(ours, value, atol=1e-9, rtol=0, msg=f"{key}, round {done}")
+    nets = model.net, model.generator
+    seen = watched(model, lambda: [double(net.state_dict()) for net in nets])
+    fit(model, data, rounds, precision="64-true")
+    for number, name in enumerate(("models", "generators")):
+        agree([each[number] for each in seen], [double(each) for each in expected[name]])
 
 
 def test_fedgens_losses_on_fixed_tensors() -> None:
@@ -242,10 +215,10 @@ def test_fedgens_losses_on_fixed_tensors() -> None:
 
 
 @cache
-def fedavg(projection: int | None) -> FedAvg:
-    """FedAvg after four rounds."""
-    local = partial(SGD, **LOCAL)
-    model = FedAvg(net(projection), local_epochs=2, optimizer=local, engine=LocalEngine(1))
+def fedavg(name: str) -> FedAvg:
+    """FedAvg after four rounds, with a method's net."""
+    local = {"local_epochs": 2, "optimizer": partial(SGD, **LOCAL), "engine": LocalEngine(1)}
+    model = FedAvg(net(PROJECTION.get(name)), **local)
     fit(model, table(), 4)
     return model
 
@@ -253,7 +226,7 @@ def fedavg(projection: int | None) -> FedAvg:
 @pytest.mark.parametrize("name", EVERY)
 def test_the_method_is_not_fedavg(name: str) -> None:
     """Otherwise the comparison above would prove little."""
-    plain, model = fedavg(METHODS[name][4] if name in METHODS else None), build(name)
+    plain, model = fedavg(name), build(name)
     fit(model, table(), 4)
     theirs = model.net.nets[0] if isinstance(model.net, Ensemble) else model.net
     weight = plain.net.classifier.weight - theirs.classifier.weight  # type: ignore[union-attr, operator]
@@ -275,7 +248,8 @@ def models(count: int, projection: int | None) -> list[dict[str, torch.Tensor]]:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_local_loss_and_gradient_on_fixed_tensors(name: str) -> None:
-    _, settings, theirs, _, projection = METHODS[name]
+    settings, theirs, _ = METHODS[name]
+    projection = PROJECTION.get(name)
     start, other, third = models(3, projection)
     client = build(name).client().double()
     targets = torch.from_numpy(np.random.default_rng(3).normal(size=(3, 3)))
@@ -323,47 +297,10 @@ def test_local_loss_and_gradient_on_fixed_tensors(name: str) -> None:
 
 @pytest.mark.parametrize("name", OFF)
 def test_switched_off_it_is_fedavg_bit_for_bit(name: str) -> None:
-    plain = fedavg(METHODS[name][4] if name in METHODS else None)
-    off = build(name, **OFF[name])
+    plain, off = fedavg(name), build(name, **OFF[name])
     fit(off, table(), 4)
     assert same(plain.net.state_dict(), off.net.state_dict())
     assert (plain.bytes_down, plain.bytes_up) == (off.bytes_down, off.bytes_up)
-
-
-def test_vote_with_one_teacher_is_fedgkd() -> None:
-    vote = build("FedGKD-Vote", lam=0.3, buffer_size=1)
-    gkd = build("FedGKD", gamma=0.6, buffer_size=1)
-    fit(vote, table(), 4, precision="64-true")
-    fit(gkd, table(), 4, precision="64-true")
-    for key, value in gkd.net.state_dict().items():
-        torch.testing.assert_close(vote.net.state_dict()[key], value, atol=1e-12, rtol=0)
-
-
-def test_votes_gradient_is_that_of_the_mixture() -> None:
-    """Σ c_m KL(p_m ‖ q) and (Σ c_m) KL(mixture ‖ q) differ by a constant."""
-    from fedgkd_pl.methods.fedgkd import distillation
-
-    torch.manual_seed(0)
-    student = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
-    teachers, c = torch.randn(3, 5, 4, dtype=torch.float64), torch.tensor([0.1, 0.3, 0.2]).double()
-    summed = sum(w * distillation(student, t) for w, t in zip(c, teachers, strict=True))
-    (a,) = torch.autograd.grad(summed, student)  # type: ignore[arg-type]
-    mixture = (c[:, None, None] * teachers.softmax(2)).sum(0) / c.sum()
-    (b,) = torch.autograd.grad(c.sum() * distillation(student, mixture.log()), student)
-    torch.testing.assert_close(a, b, atol=1e-12, rtol=0)
-
-
-def test_fedgkd_with_one_teacher_is_fedlsd() -> None:
-    """FedLSD: CE + β KL(global ‖ local) at τ=1, with β = γ/2, from round 2 on."""
-    start, student = models(2, None)
-    client = build("FedGKD", gamma=0.6, buffer_size=1).client().double()
-    client.teacher.net.double()  # type: ignore[attr-defined]
-    client.receive(Message(2, {"global": start}, {"distil": 1}), {})
-    client.net.load_state_dict(student)
-    x, y = fixed_batch()
-    p, q = oracle.forward(start, x)[1].softmax(1), oracle.forward(student, x)[1].softmax(1)
-    lsd = -q[range(7), y].log().mean() + 0.3 * (p * (p / q).log()).sum(1).mean()
-    assert client.training_step((x, y), 0).item() == pytest.approx(lsd.item(), abs=1e-12)
 
 
 def test_bytes_are_those_of_the_paper() -> None:

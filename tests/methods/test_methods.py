@@ -12,43 +12,12 @@ from fedgkd_pl import FedAvg, FedGKD, LocalEngine
 from fedgkd_pl.federation.message import ClientUpdate, Message
 from fedgkd_pl.methods.fedgkd import FedGKDClient, distillation
 from torch import nn
-from torch.optim import SGD, Adam
+from torch.optim import SGD
 
 from tests.conftest import Table, fit, linear, same
 
 ENGINE = LocalEngine(workers=1)
 LOCAL: dict[str, Any] = {"optimizer": partial(SGD, lr=0.3, momentum=0.9), "engine": ENGINE}
-
-
-class Recorder(FedGKD):
-    """Keeps what is sent and the global models."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.messages: list[Message] = []
-        self.globals: list[dict[str, torch.Tensor]] = []
-
-    def broadcast(self) -> Message:
-        message = super().broadcast()
-        copy = {k: {n: t.clone() for n, t in v.items()} for k, v in message.models.items()}
-        self.messages.append(Message(message.round, copy, dict(message.numbers)))
-        return message
-
-    def server_step(self, mean: Any) -> None:
-        super().server_step(mean)
-        self.globals.append({n: t.clone() for n, t in self.global_state().items()})
-
-
-def test_gamma_zero_is_fedavg_bit_for_bit() -> None:
-    data = {"sizes": (8, 5, 9), "batch_size": 4}
-    avg = FedAvg(linear(), local_epochs=2, **LOCAL)
-    gkd = FedGKD(linear(), gamma=0.0, buffer_size=3, local_epochs=2, **LOCAL)
-    kd = FedGKD(linear(), gamma=0.2, buffer_size=3, local_epochs=2, **LOCAL)
-    for model in (avg, gkd, kd):
-        fit(model, Table(**data), 4)  # type: ignore[arg-type]
-    assert same(avg.net.state_dict(), gkd.net.state_dict())
-    assert not same(avg.net.state_dict(), kd.net.state_dict())
-    assert (avg.bytes_down, avg.bytes_up) == (gkd.bytes_down, gkd.bytes_up)
 
 
 def test_teacher_of_one_model_is_the_current_rounds_in_every_round() -> None:
@@ -68,29 +37,6 @@ def test_teacher_of_one_model_is_the_current_rounds_in_every_round() -> None:
     # Two clients a round; in round 1 nothing has been aggregated and nobody distils.
     assert [(r, d) for r, d, _ in seen] == [(r, r > 1) for r in (1, 1, 2, 2, 3, 3, 4, 4)]
     assert all(is_global for r, _, is_global in seen if r > 1)
-
-
-def test_teacher_is_the_mean_of_the_last_m_aggregated_models() -> None:
-    model = Recorder(linear(), buffer_size=3, **LOCAL)
-    fit(model, Table(), 6)
-    weights = [g["weight"].double().numpy() for g in model.globals]
-    for t, message in enumerate(model.messages, start=1):
-        past = weights[: t - 1][-3:]  # w_1 .. w_{t-1}; the random w_0 is not among them
-        if len(past) < 2:
-            assert "teacher" not in message.models
-        else:
-            teacher = message.models["teacher"]["weight"].numpy()
-            np.testing.assert_allclose(teacher, np.mean(past, axis=0), atol=1e-7)
-
-
-def test_the_initial_model_may_teach_if_asked() -> None:
-    model = Recorder(linear(), buffer_size=2, teach_from_start=True, **LOCAL)
-    w0 = {name: t.clone() for name, t in model.net.state_dict().items()}
-    fit(model, Table(), 2)
-    first, second = model.messages
-    assert first.numbers == {"distil": 1} and same(first.models["global"], w0)
-    expected = (w0["weight"].double() + model.globals[0]["weight"].double()) / 2
-    torch.testing.assert_close(second.models["teacher"]["weight"], expected.float())
 
 
 def test_kl_is_a_batch_mean_over_classes_of_probabilities() -> None:
@@ -122,41 +68,6 @@ def test_teacher_is_frozen_in_eval_mode_and_no_submodule() -> None:
     assert all(p.grad is None for p in client.teacher.net.parameters())
 
 
-def test_server_momentum_and_adam() -> None:
-    """FedAvgM: v ← βv + Δ, w ← w − v; one Adam step moves by the rate in the sign of Δ."""
-    plain, momentum, adam = (
-        FedAvg(linear(), server_optimizer=server, **LOCAL)
-        for server in (
-            partial(SGD, lr=1.0),
-            partial(SGD, lr=1.0, momentum=0.5),
-            partial(Adam, lr=0.01, eps=1e-12),
-        )
-    )
-    w0 = linear().weight.detach().clone()
-    fit(plain, Table(), 1)
-    fit(adam, Table(), 1)
-    moved = adam.net.weight - w0  # type: ignore[operator]
-    delta = plain.net.weight - w0  # type: ignore[operator]
-    torch.testing.assert_close(moved, 0.01 * delta.sign(), atol=1e-5, rtol=0)
-
-    after: list[torch.Tensor] = []
-
-    class Keep(FedAvg):
-        def server_step(self, mean: Any) -> None:
-            self.mean_ = {name: t.float() for name, t in mean.items()}
-            after.append(self.net.weight.detach().clone())  # type: ignore[operator, union-attr]
-            super().server_step(mean)
-            after.append(self.mean_["weight"])
-            after.append(self.net.weight.detach().clone())  # type: ignore[operator, union-attr]
-
-    fit(Keep(linear(), server_optimizer=momentum.server_optimizer, **LOCAL), Table(), 2)
-    w0_, m1, w1, w1_, m2, w2 = after
-    v1 = w0_ - m1
-    v2 = 0.5 * v1 + (w1_ - m2)
-    torch.testing.assert_close(w1, w0_ - v1)
-    torch.testing.assert_close(w2, w1 - v2)
-
-
 def test_batchnorm_statistics_are_averaged_and_counts_stay_integers() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
@@ -176,21 +87,6 @@ def test_batchnorm_statistics_are_averaged_and_counts_stay_integers() -> None:
     torch.testing.assert_close(net[1].running_mean, mean.float())
     counted = net[1].num_batches_tracked
     assert counted.dtype == torch.int64 and counted == 4  # two epochs of two batches
-
-
-def test_one_client_is_plain_training() -> None:
-    """With a single client the global model is that client's, as torch alone trains it."""
-    data = Table(sizes=(9,))
-    model = FedAvg(linear(), local_epochs=3, **LOCAL)
-    alone = linear()
-    fit(model, data, 1)
-    x, y = data.arrays()[0]
-    optimizer = SGD(alone.parameters(), lr=0.3, momentum=0.9)
-    for _ in range(3):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(alone(torch.from_numpy(x)), torch.from_numpy(y)).backward()
-        optimizer.step()
-    torch.testing.assert_close(model.net.weight, alone.weight)
 
 
 @pytest.mark.parametrize("method", ["fedgkd_vote", "fedgen"])

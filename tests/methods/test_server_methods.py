@@ -1,4 +1,4 @@
-"""FedDF, CFD and FedAUX, whose servers train, against the bare-torch oracle."""
+"""CFD and FedAUX, whose servers train, against the bare-torch oracle."""
 
 import math
 from collections.abc import Iterator
@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from fedgkd_pl import FedAvg
-from fedgkd_pl.data.examples import Batches, Examples
 from fedgkd_pl.methods.cfd import coded_bits, quantise, soft_cross_entropy
 from fedgkd_pl.methods.fedaux import certainty, logistic_regression, sigma, split_public
 from fedgkd_pl.methods.feddf import weighted_mean
@@ -17,80 +16,51 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from tests.conftest import Table, fit, same
 from tests.oracles import oracle_server as oracle
-from tests.support.methods import LOCAL, SERVER, batches_of, build, cohorts, double, table
+from tests.support.methods import (
+    LOCAL,
+    SERVER,
+    agree,
+    batches_of,
+    build,
+    client_seed,
+    clients_of,
+    cohorts,
+    double,
+    passes,
+    table,
+    watched,
+)
 
 ROUNDS = 4
-
-
-def rows_of(examples: Examples, batch_size: int, seed: int) -> Iterator[torch.Tensor]:
-    """The rows of endless batches, found by drawing them again."""
-    numbered = Examples(torch.arange(len(examples)), examples.targets, lambda x, _: x)
-    batches = Batches(numbered, batch_size, torch.Generator().manual_seed(seed))
-    while True:
-        for rows, _ in batches:
-            yield rows
-
-
-def client_seed(round: int, client: int) -> int:
-    torch.manual_seed(derive(0, "model", round, client))
-    return int(torch.randint(2**62, ()))
 
 
 def reference(model: FedAvg, data: Table, name: str, **changes: Any) -> dict[str, Any]:
     data.setup()
     assert data.public is not None
-    public, batches = data.public, batches_of(data, epochs=2)
+    public, (_, theirs, settings) = data.public, SERVER[name]
     size: int = model.distil_batch_size  # type: ignore[assignment]
-    settings = SERVER[name][2] | changes
-    drawn = public
+    inputs, drawn = public.inputs.double(), len(public)
     if name == "FedAUX":
-        negatives, drawn = split_public(public, 0.2, 0)
-        inputs = torch.cat([negatives.inputs, drawn.inputs]).double()
+        negatives, distil = split_public(public, 0.2, 0)
+        inputs, drawn = torch.cat([negatives.inputs, distil.inputs]).double(), len(distil)
         noise = {}
         for k, (x, _) in enumerate(data.arrays()):
             first = next(t for t, drawn_ in enumerate(cohorts(data, 50), 1) if k in drawn_)
             torch.manual_seed(derive(0, "model", first, k))
             scale = oracle.sigma(len(x) + len(negatives), 0.01, 50.0, 1e-5)
             noise[k] = scale * torch.randn(6, dtype=torch.float64)
-        settings["noise"] = noise
-    else:
-        inputs = public.inputs.double()
+        changes["noise"] = noise
 
     def public_batches(round: int, who: int | str) -> Iterator[torch.Tensor]:
         seed = derive(0, "server", round) if who == "server" else client_seed(round, int(who))
-        return rows_of(drawn, size, seed)
+        return passes(drawn, size, seed)
 
     return oracle.run(
-        SERVER[name][1],
-        double(model.net.state_dict()),
-        [(torch.from_numpy(x).double(), torch.from_numpy(y)) for x, y in data.arrays()],
-        cohorts(data, ROUNDS),
-        batches=lambda round, client: [torch.from_numpy(b) for b in batches(round, client)],
-        public=inputs,
-        public_batches=public_batches,
-        val=(data.val.inputs.double(), data.val.targets) if name == "FedDF" else None,
-        **LOCAL,
-        **settings,
+        *(theirs, double(model.net.state_dict()), clients_of(data), cohorts(data, ROUNDS)),
+        batches=batches_of(data, epochs=2),
+        **{"public": inputs, "public_batches": public_batches},
+        **(LOCAL | settings | changes),
     )
-
-
-def trained(model: FedAvg, data: Table) -> list[dict[str, torch.Tensor]]:
-    seen: list[dict[str, torch.Tensor]] = []
-    step = model.server_step
-
-    def keep(mean: Any) -> None:
-        step(mean)
-        seen.append(double(model.net.state_dict()))
-
-    model.server_step = keep  # type: ignore[method-assign]
-    fit(model, data, ROUNDS, precision="64-true")
-    return seen
-
-
-def agree(ours: list[dict[str, torch.Tensor]], theirs: list[dict[str, torch.Tensor]]) -> None:
-    for round, (a, b) in enumerate(zip(ours, theirs, strict=True), 1):
-        for key in b:
-            torch.testing.assert_close(a[key], b[key], atol=1e-9, rtol=0, msg=f"{key}, {round}")
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.67], ids=["all", "two of three"])
@@ -98,7 +68,9 @@ def agree(ours: list[dict[str, torch.Tensor]], theirs: list[dict[str, torch.Tens
 def test_whole_rounds(name: str, participation: float) -> None:
     data, model = table(participation=participation), build(name)
     expected = reference(model, data, name)
-    agree(trained(model, data), expected["models"])
+    seen = watched(model)
+    fit(model, data, ROUNDS, precision="64-true")
+    agree(seen, expected["models"])
     assert not same(expected["models"][-1], expected["means"][-1] if name != "CFD" else {})
     if name == "CFD":
         bits = [sum(each.values()) for each in expected["bits_up"]]
@@ -113,7 +85,9 @@ def test_whole_rounds_of_cfd_with_other_bits(bits: int) -> None:
     data = table(participation=0.67)
     model = build("CFD", bits_up=bits, bits_down=bits)
     expected = reference(model, data, "CFD", bits_up=bits, bits_down=bits)
-    agree(trained(model, data), expected["models"])
+    seen = watched(model)
+    fit(model, data, ROUNDS, precision="64-true")
+    agree(seen, expected["models"])
 
 
 def test_a_checkpoint_of_cfd_does_not_grow_with_the_clients(tmp_path: Path) -> None:
@@ -125,14 +99,6 @@ def test_a_checkpoint_of_cfd_does_not_grow_with_the_clients(tmp_path: Path) -> N
         fit(build("CFD"), data, 2, callbacks=[save], enable_checkpointing=True)
         sizes.append((tmp_path / str(clients) / "last.ckpt").stat().st_size)
     assert sizes[1] < sizes[0] + 27 * 200
-
-
-def test_feddf_stops_early_and_keeps_the_best() -> None:
-    """The oracle's evaluations say so; the table's rounds must show it."""
-    data, model = table(), build("FedDF", distil_steps=40, patience=6)
-    expected = reference(model, data, "FedDF", steps=40, patience=6)
-    agree(trained(model, data), expected["models"])
-    assert any(steps < 40 for steps in expected["steps"])
 
 
 def test_without_steps_it_is_fedavg_bit_for_bit() -> None:
@@ -192,6 +158,6 @@ def test_the_scores_vectors() -> None:
     torch.manual_seed(0)
     local, others, rest = (torch.randn(n, 4).double() for n in (9, 7, 5))
     noise = torch.randn(4).double()
-    _, expected = oracle.scores(local, others, rest, 0.01, noise)
+    expected = oracle.scores(local, others, rest, 0.01, noise)
     ours = certainty(local, others, rest, 0.01, noise)
     torch.testing.assert_close(ours, expected, atol=1e-10, rtol=0)

@@ -27,7 +27,7 @@ def _float64(w: Model) -> Model:
     return {name: np.array(value, dtype=np.float64) for name, value in w.items()}
 
 
-def loss_and_grad(
+def gradient(
     w: Model,
     x: Array,
     y: Array,
@@ -36,8 +36,8 @@ def loss_and_grad(
     teacher: Model | None = None,
     distance: str = "kl",
     temperature: float = 1.0,
-) -> tuple[float, Model]:
-    """Return L = CE + (γ/2)·distance(teacher, student) on one batch, and ∂L/∂w.
+) -> Model:
+    """Return ∂L/∂w of L = CE + (γ/2)·distance(teacher, student) on one batch.
 
     With q = softmax(z_S/τ), p = softmax(z_T/τ), B rows and C classes, per logit:
 
@@ -56,14 +56,10 @@ def loss_and_grad(
         distance: "kl" or "mse".
         temperature: τ, for "kl" only.
     """
-    if distance not in ("kl", "mse"):
-        raise ValueError(f"distance must be 'kl' or 'mse', not {distance!r}")
     w, x, y = _float64(w), np.asarray(x, dtype=np.float64), np.asarray(y)
     rows = np.arange(len(y))
     z = _logits(w, x)
-    log_p = _log_softmax(z)
-    loss = -log_p[rows, y].mean()
-    dz = np.exp(log_p)
+    dz = np.exp(_log_softmax(z))
     dz[rows, y] -= 1.0
     dz /= len(y)
 
@@ -71,15 +67,12 @@ def loss_and_grad(
         z_teacher = _logits(_float64(teacher), x)
         if distance == "kl":
             log_t, log_s = _log_softmax(z_teacher / temperature), _log_softmax(z / temperature)
-            gap = (np.exp(log_t) * (log_t - log_s)).sum(axis=1).mean()
             dgap = (np.exp(log_s) - np.exp(log_t)) / (temperature * len(y))
         else:
-            gap = ((z - z_teacher) ** 2).mean()
             dgap = 2.0 * (z - z_teacher) / z.size
-        loss += gamma / 2 * gap
         dz += gamma / 2 * dgap
 
-    return float(loss), {"weight": dz.T @ x, "bias": dz.sum(axis=0)}
+    return {"weight": dz.T @ x, "bias": dz.sum(axis=0)}
 
 
 def local_update(
@@ -91,10 +84,7 @@ def local_update(
     momentum: float = 0.0,
     weight_decay: float = 0.0,
     clip: float | None = None,
-    gamma: float = 0.0,
-    teacher: Model | None = None,
-    distance: str = "kl",
-    temperature: float = 1.0,
+    **loss: Any,
 ) -> Model:
     """ClientUpdate of Algorithm 1: one SGD step per batch, from a fresh optimizer.
 
@@ -110,24 +100,13 @@ def local_update(
         momentum: Momentum: buffer ← momentum · buffer + g.
         weight_decay: L2 coefficient, on weight and bias.
         clip: Largest total gradient norm; None for no clipping.
-        gamma: See `loss_and_grad`, as for the rest.
-        teacher: The distilled model.
-        distance: "kl" or "mse".
-        temperature: τ.
+        **loss: Passed to `gradient`.
     """
     x, y = np.asarray(data[0]), np.asarray(data[1])
     w = _float64(w)
     buffer: Model = {}
     for batch in batches:
-        _, grad = loss_and_grad(
-            w,
-            x[batch],
-            y[batch],
-            gamma=gamma,
-            teacher=teacher,
-            distance=distance,
-            temperature=temperature,
-        )
+        grad = gradient(w, x[batch], y[batch], **loss)
         if clip is not None:
             norm = np.sqrt(sum((g**2).sum() for g in grad.values()))
             scale = min(1.0, clip / (norm + 1e-6))
@@ -143,8 +122,6 @@ def local_update(
 
 def aggregate(models: Sequence[Model], counts: Sequence[int]) -> Model:
     """Return Σ_k (n_k / n) w_k, with n = Σ n_k over the models given (the cohort)."""
-    if not models:
-        raise ValueError("nothing to aggregate: the cohort is empty")
     n = float(sum(counts))
     total = {name: np.zeros_like(value) for name, value in _float64(models[0]).items()}
     for w_k, n_k in zip(map(_float64, models), counts, strict=True):
@@ -159,8 +136,6 @@ def teacher_of(history: Sequence[Model], buffer_size: int) -> Model | None:
         history: Aggregated global models so far, newest last. The random w_0 is not among them.
         buffer_size: M; while fewer models exist the mean is over those there are.
     """
-    if buffer_size < 1:
-        raise ValueError(f"buffer_size must be at least 1, not {buffer_size}")
     newest = list(history)[-buffer_size:]
     return aggregate(newest, [1] * len(newest)) if newest else None
 
@@ -172,7 +147,6 @@ def run(
     *,
     batches: Callable[[int, int], Sequence[Array]],
     buffer_size: int = 1,
-    server: Callable[[Model, Model], Model] | None = None,
     **local: Any,
 ) -> list[Model]:
     """Run the rounds of Algorithm 1 and return the global model after each.
@@ -185,8 +159,6 @@ def run(
         cohorts: Ids of the clients that take part, one list per round.
         batches: (round from 1, client id) → index arrays of the local steps.
         buffer_size: M, the number of global models averaged into the teacher.
-        server: (w_t, aggregate) → new global model, by default the aggregate. What it returns is
-            also what enters the teacher's buffer.
         **local: Passed to `local_update`: lr, momentum, weight_decay, clip, gamma, ...
     """
     w = _float64(w0)
@@ -197,7 +169,6 @@ def run(
             local_update(w, clients[k], batches=batches(t, k), teacher=teacher, **local)
             for k in cohort
         ]
-        mean = aggregate(trained, [len(clients[k][1]) for k in cohort])
-        w = mean if server is None else _float64(server(w, mean))
+        w = aggregate(trained, [len(clients[k][1]) for k in cohort])
         history.append(w)
     return history

@@ -18,13 +18,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.oracles.oracle_methods import Data, Model, aggregate, forward
+from tests.oracles.oracle_methods import (
+    Data,
+    Model,
+    Optimizer,
+    aggregate,
+    copied,
+    forward,
+    gradients,
+    leaves_of,
+)
 
 Draw = tuple[Tensor, Tensor]  # noise (n, noise), integer labels (n,)
 Head = tuple[Tensor, Tensor]  # weight (classes, latent), bias (classes,)
 
 BN_EPS, BN_MOMENTUM = 1e-5, 0.1
-BETA_1, BETA_2, ADAM_EPS = 0.9, 0.999, 1e-8
 PARAMETERS = ("0.weight", "0.bias", "1.weight", "1.bias", "3.weight", "3.bias")
 STATISTICS = ("1.running_mean", "1.running_var", "1.num_batches_tracked")
 
@@ -49,16 +57,10 @@ def generate(
 
     statistics = {name: g[name] for name in STATISTICS}
     if train:
-        n = len(h)
-        if n < 2:
-            raise ValueError("batch normalisation needs more than one row in training")
         mean = h.mean(0)
         variance = ((h - mean) ** 2).mean(0)
-        seen = {
-            "1.running_mean": mean.detach(),
-            "1.running_var": variance.detach() * n / (n - 1),
-        }
-        for name, value in seen.items():
+        unbiased = variance.detach() * len(h) / (len(h) - 1)
+        for name, value in zip(STATISTICS[:2], (mean.detach(), unbiased), strict=True):
             statistics[name] = (1 - BN_MOMENTUM) * g[name] + BN_MOMENTUM * value
         statistics["1.num_batches_tracked"] = g["1.num_batches_tracked"] + 1
     else:
@@ -111,7 +113,7 @@ def train_generator(
     heads: Sequence[Head],
     weights: Tensor,
     *,
-    lr: float = 1e-4,
+    lr: float,
     weight_decay: float = 1e-2,
 ) -> Model:
     """Return the generator after one Adam step per draw, from a fresh optimizer.
@@ -125,21 +127,11 @@ def train_generator(
         weight_decay: Added to every parameter's gradient, as weight_decay · parameter.
 
     """
-    g = {name: value.detach().clone() for name, value in g.items()}
-    first = {name: torch.zeros_like(g[name]) for name in PARAMETERS}
-    second = {name: torch.zeros_like(g[name]) for name in PARAMETERS}
-    for step, (eps, y) in enumerate(draws, start=1):
-        leaves = {name: g[name].clone().requires_grad_() for name in PARAMETERS}
+    adam = Optimizer("adam", lr, None, wd=weight_decay)
+    for eps, y in draws:
+        leaves = leaves_of({name: g[name] for name in PARAMETERS})
         loss, statistics = generator_loss(g | leaves, eps, y, heads, weights)
-        grads = torch.autograd.grad(loss, list(leaves.values()))
-        g = g | statistics
-        for name, grad in zip(leaves, grads, strict=True):
-            grad = grad + weight_decay * g[name]
-            first[name] = BETA_1 * first[name] + (1 - BETA_1) * grad
-            second[name] = BETA_2 * second[name] + (1 - BETA_2) * grad**2
-            m = first[name] / (1 - BETA_1**step)
-            v = second[name] / (1 - BETA_2**step)
-            g[name] = g[name] - lr * m / (v.sqrt() + ADAM_EPS)
+        g = g | statistics | adam.step({n: g[n] for n in PARAMETERS}, gradients(loss, leaves))
     return g
 
 
@@ -197,10 +189,7 @@ def label_shares(labels: Sequence[Tensor], classes: int) -> Tensor:
         classes: Number of labels; columns of labels that nobody holds are zero.
 
     """
-    counts = torch.zeros(len(labels), classes, dtype=torch.float64)
-    for k, y in enumerate(labels):
-        for label in y.tolist():
-            counts[k, label] += 1
+    counts = torch.stack([y.bincount(minlength=classes) for y in labels]).double()
     return counts / counts.sum(0).clamp(min=1)
 
 
@@ -218,8 +207,7 @@ def run(
     decay: float,
     server_draws: Callable[[int], Sequence[Draw]],
     client_draws: Callable[[int, int, int], tuple[Draw, Tensor]],
-    gen_lr: float = 1e-4,
-    gen_weight_decay: float = 1e-2,
+    gen_lr: float,
 ) -> dict[str, Any]:
     """Run whole rounds.
 
@@ -242,17 +230,12 @@ def run(
         client_draws: (round from 1, client id, step from 0) → ((ε_f, y_f), ε_s); asked from round 2
             on only.
         gen_lr: The generator's learning rate.
-        gen_weight_decay: The generator's weight decay.
 
     Returns:
         A dict with "models" and "generators", the global model and the generator after each round.
 
     """
-    w = {name: value.detach().clone().double() for name, value in w0.items()}
-    g = {
-        name: value.double() if value.is_floating_point() else value
-        for name, value in ((name, value.detach().clone()) for name, value in g0.items())
-    }
+    w, g = copied(w0), g0
     classes = len(w["classifier.bias"])
     models: list[Model] = []
     generators: list[Model] = []
@@ -261,40 +244,21 @@ def run(
         factor = decay ** (t - 1)
         trained: list[Model] = []
         for k in cohort:
-            local = w
-            velocity: Model = {}
+            local, sgd = w, Optimizer("sgd", lr, None, momentum)
             for step, batch in enumerate(batches(t, k)):
                 x, y = clients[k][0][batch], clients[k][1][batch]
                 fake, same = client_draws(t, k, step) if t > 1 else (None, None)
-                leaves = {name: v.detach().clone().requires_grad_() for name, v in local.items()}
-                loss = local_loss(
-                    leaves,
-                    x,
-                    y,
-                    generator=g if t > 1 else None,
-                    fake=fake,
-                    same=same,
-                    alpha=alpha * factor,
-                    beta=beta * factor,
-                )
-                grads = torch.autograd.grad(loss, list(leaves.values()))
-                for name, grad in zip(leaves, grads, strict=True):
-                    old = velocity.get(name)
-                    velocity[name] = grad if old is None else momentum * old + grad
-                local = {name: local[name] - lr * velocity[name] for name in local}
+                own = {"generator": g if t > 1 else None, "fake": fake, "same": same}
+                own |= {"alpha": alpha * factor, "beta": beta * factor}
+                leaves = leaves_of(local)
+                local = sgd.step(local, gradients(local_loss(leaves, x, y, **own), leaves))
             trained.append(local)
 
         labels = [clients[k][1] for k in cohort]
         w = aggregate(trained, [len(y) for y in labels])
         models.append(w)
-        g = train_generator(
-            g,
-            server_draws(t),
-            [_head(local) for local in trained],
-            label_shares(labels, classes),
-            lr=gen_lr,
-            weight_decay=gen_weight_decay,
-        )
+        heads, shares = [_head(local) for local in trained], label_shares(labels, classes)
+        g = train_generator(g, server_draws(t), heads, shares, lr=gen_lr)
         generators.append(g)
 
     return {"models": models, "generators": generators}

@@ -15,12 +15,11 @@ transposed below. "Position" is a client's place in its own order of tasks, from
 What the sources leave open, and what is done here (defaults; the published code's way is a setting
 where it has a name below):
 
-- λ2's term has no half (paper); half_drift takes the published code's ½.
-- The penalty is on A of the current and of all old tasks, and on m of the current one, by λ1 too
-  (lam_mask: another factor; published: 0). Sums, not means. None on a, biases or head.
-- A of old tasks is trained (paper: A_1:t; train_old=False: published). m, a, KB, biases and head of
-  old tasks never change. σ(m_t) is inside the gradient (mask_gradient=False: published).
-- No weight decay (decay: published wd/2 · (|A_t|² + |m_t|², and |B|² at position 0)).
+- λ2's term has no half (paper).
+- The penalty is on A of the current and of all old tasks, and on m of the current one, by λ1 too.
+  Sums, not means. None on a, biases or head.
+- A of old tasks is trained (paper: A_1:t). m, a, KB, biases and head of old tasks never change.
+  σ(m_t) is inside the gradient. No weight decay.
 - θ_i_old, of *all* i < t, is taken anew when a client begins position t, from its own B as it
   trained it last, before it merges what it receives; from unpruned A; without KB.
 - A client begins a position in its first round there. Then: θ_old, merge of B, new parameters, new
@@ -28,24 +27,19 @@ where it has a name below):
   merged anew in each. No schedule of the rate, no early stop.
 - All tasks' new A are B_0 / 3, B_0 the net's initial weights (not the B of that time); biases,
   norm layers and head of every task begin at the net's initial values. m and a are given by `init`
-  (random in the sources), which may also give others of these.
+  (random in the sources).
 - Head: the whole last layer is a task's own; CE and argmax see only the outputs of its classes. One
   last layer for all tasks with other classes' outputs masked has the same rows for those classes.
 - Up, every round: B ⊙ 1[|m_t| > thr], with thr = sorted |m_t| at floor(0.3 · out), after training,
   and the binary masks. Up in a position's last round: A_t ⊙ 1[|A_t| > λ1] of the cohort. B is not
   weighted by n_k.
-- A channel that nobody sends stays as it was on the server (the design; unsent="zero": METHODS.md's
-  formula as it stands, so that all clients keep their own). Merging is per element: own B where the
-  received one is exactly 0.
+- A channel that nobody sends is zero (METHODS.md's formula as it stands), so that all clients keep
+  their own. Merging is per element: own B where the received one is exactly 0.
 - KB of position t: the A sent in the last round of position t - 1, own included, by client number,
   fixed, one for all clients. A client that begins late gets the same. Position 0 has none, nor has
   a position before whose start nobody sent any.
 - Evaluated: every task begun so far, as B ⊙ σ(m_i) + pruned A_i + Σ_j a_ij KB_ij. "thetas" have the
-  B that the client would have next (own, merged with the server's new one), "thetas_own" its own as
-  trained, which the published code evaluates.
-- masked=False: σ(m) is 1 and all channels are sent. With A and m frozen, λ = 0 and SGD, θ is then
-  FedAvg's (uniform) for the decomposed layers; biases and head stay local, unless frozen. The 1e-15
-  of the server's mean is seen in float64.
+  B that the client would have next (own, merged with the server's new one).
 - F = mean over i < T of max over i ≤ t ≤ T of a_ti, minus a_Ti: accuracies on a task before it was
   begun do not count.
 """
@@ -61,16 +55,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.oracles.oracle_methods import Data, Model
-from tests.oracles.oracle_server import Optimizer
+from tests.oracles.oracle_methods import (
+    Data,
+    Model,
+    Optimizer,
+    complete,
+    copied,
+    gradients,
+    leaves_of,
+)
 
 Forward = Callable[[Model, Tensor], Tensor]
-Terms = dict[str, Tensor]
 
-SETTINGS: dict[str, Any] = {"lam1": 1e-3, "lam2": 100.0, "lam_mask": None, "decay": 0.0}
-SETTINGS |= {"half_drift": False, "train_old": True, "mask_gradient": True, "masked": True}
-SETTINGS |= {"freeze": (), "sparsity": 0.3, "unsent": "stays", "a_scale": 1 / 3}
+SETTINGS: dict[str, Any] = {"lam1": 1e-3, "lam2": 100.0}
 SETTINGS |= {"optimizer": "adam", "lr": 1e-3 / 3, "momentum": 0.0, "clip": None}
+SPARSITY = 0.3
 EPSILON = 1e-15
 
 # METHODS.md's numbers, output channel first.
@@ -84,7 +83,6 @@ VECTOR: dict[str, Any] = {
     "dB": ((0.1, 0.0), (0.0, 0.2)),
     "drift": 0.025,  # ‖dB ⊙ σ(m)‖²
     "drift_term": 2.5,  # λ2 = 100
-    "half_drift_term": 1.25,
 }
 MEAN_VECTOR: dict[str, Any] = {
     "masks": ((1.0, 0.0), (1.0, 1.0)),
@@ -116,17 +114,19 @@ class Client:
     optimizer: Optimizer | None = None
 
 
-def gate(m: Tensor, like: Tensor, masked: bool = True) -> Tensor:
-    """Return σ(m), one per output channel, shaped to multiply a weight; 1 without masking."""
-    shape = (len(like),) + (1,) * (like.dim() - 1)
-    return m.sigmoid().reshape(shape) if masked else torch.ones(shape, dtype=like.dtype)
+def by_channel(values: Tensor, like: Tensor) -> Tensor:
+    """Return one value per output channel, shaped to multiply a weight."""
+    return values.reshape((len(like),) + (1,) * (like.dim() - 1))
 
 
-def effective(
-    B: Tensor, m: Tensor, A: Tensor, a: Sequence[Any] = (), kb: Any = (), masked: bool = True
-) -> Tensor:
+def gate(m: Tensor, like: Tensor) -> Tensor:
+    """Return σ(m), one per output channel, shaped to multiply a weight."""
+    return by_channel(m.sigmoid(), like)
+
+
+def effective(B: Tensor, m: Tensor, A: Tensor, a: Sequence[Any] = (), kb: Any = ()) -> Tensor:
     """Return B ⊙ σ(m) + A + Σ_j a_j KB_j of one layer."""
-    theta = B * gate(m, B, masked) + A
+    theta = B * gate(m, B) + A
     for factor, other in zip(a, kb, strict=True):
         theta = theta + factor * other
     return theta
@@ -137,29 +137,21 @@ def pruned(A: Tensor, lam1: float) -> Tensor:
     return A * (A.abs() > lam1)
 
 
-def upload_mask(m: Tensor, sparsity: float = 0.3) -> Tensor:
-    """Return 1 for the channels with |m| strictly above the one at floor(sparsity · out)."""
-    threshold = m.abs().sort().values[math.floor(sparsity * len(m))]
+def upload_mask(m: Tensor) -> Tensor:
+    """Return 1 for the channels with |m| strictly above the one at floor(0.3 · out)."""
+    threshold = m.abs().sort().values[math.floor(SPARSITY * len(m))]
     return (m.abs() > threshold).double()
 
 
-def masked_mean(
-    sent: Sequence[tuple[Tensor, Tensor]], before: Tensor, unsent: str = "stays"
-) -> Tensor:
+def masked_mean(sent: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     """Return the server's new B of one layer, Σ B̂ / (Σ masks + 1e-15).
 
     Args:
         sent: (B̂, mask) of every client, B̂ with the channels not sent set to 0.
-        before: The server's B.
-        unsent: A channel without any sender: "stays" as before, or is "zero".
 
     """
-    shape = (len(before),) + (1,) * (before.dim() - 1)
-    count = sum(mask for _, mask in sent).reshape(shape)
-    mean = sum(each for each, _ in sent) / (count + EPSILON)
-    if unsent == "zero":
-        return mean
-    return torch.where(count == 0, before, mean)
+    total = sum(each for each, _ in sent)
+    return total / (by_channel(sum(mask for _, mask in sent), total) + EPSILON)
 
 
 def merged(own: Tensor, received: Tensor) -> Tensor:
@@ -179,10 +171,10 @@ def task_accuracy(logits: Tensor, y: Tensor, classes: Sequence[int]) -> float:
     return int((picked == y).sum()) / len(y)
 
 
-def theta_old(B: Model, tasks: Mapping[int, Task], masked: bool = True) -> dict[int, Model]:
+def theta_old(B: Model, tasks: Mapping[int, Task]) -> dict[int, Model]:
     """Return B ⊙ σ(m_i) + A_i by position and layer: unpruned, without KB."""
     return {
-        i: {name: effective(B[name], task.m[name], task.A[name], masked=masked) for name in B}
+        i: {name: effective(B[name], task.m[name], task.A[name]) for name in B}
         for i, task in tasks.items()
     }
 
@@ -196,8 +188,8 @@ def loss_terms(
     x: Tensor,
     y: Tensor,
     o: Mapping[str, Any],
-) -> Terms:
-    """Return every term of one batch's loss, with its factor: "ce", "A", "m", "drift", "decay".
+) -> Model:
+    """Return every term of one batch's loss, with its factor: "ce", "A", "m", "drift".
 
     Args:
         forward: The net.
@@ -213,36 +205,28 @@ def loss_terms(
     now, zero = tasks[position], torch.zeros((), dtype=torch.float64)
     weights = dict(now.rest)
     for name in B:
-        m = now.m[name] if o["mask_gradient"] else now.m[name].detach()
         kb = [other[name] for other in now.kb]
-        weights[name] = effective(B[name], m, now.A[name], now.a[name], kb, o["masked"])
+        weights[name] = effective(B[name], now.m[name], now.A[name], now.a[name], kb)
     terms = {"ce": task_ce(forward(weights, x), y, now.classes)}
-    lam_mask = o["lam1"] if o["lam_mask"] is None else o["lam_mask"]
     terms["A"] = o["lam1"] * sum(
         (task.A[name].abs().sum() for task in tasks.values() for name in B), zero
     )
-    terms["m"] = lam_mask * sum((now.m[name].abs().sum() for name in B), zero)
-    restored = theta_old(B, {i: tasks[i] for i in old}, o["masked"])
-    terms["drift"] = (o["lam2"] * (0.5 if o["half_drift"] else 1.0)) * sum(
+    terms["m"] = o["lam1"] * sum((now.m[name].abs().sum() for name in B), zero)
+    restored = theta_old(B, {i: tasks[i] for i in old})
+    terms["drift"] = o["lam2"] * sum(
         (((restored[i][name] - old[i][name]) ** 2).sum() for i in old for name in B), zero
     )
-    squares = [(now.A[name] ** 2).sum() + (now.m[name] ** 2).sum() for name in B]
-    squares += [(B[name] ** 2).sum() for name in B] if position == 0 else []
-    terms["decay"] = o["decay"] / 2 * sum(squares, zero)
     return terms
 
 
-def parameters(client: Client, position: int, o: Mapping[str, Any]) -> Model:
+def parameters(client: Client, position: int) -> Model:
     """Return what is trained at a position, under one flat name each."""
     now = client.tasks[position]
     groups: dict[str, Model] = {"B": client.B, "m": now.m, "a": now.a, "rest": now.rest}
-    for i, task in client.tasks.items():
-        if i == position or o["train_old"]:
-            groups[f"A{i}"] = task.A
+    groups |= {f"A{i}": task.A for i, task in client.tasks.items()}
     return {
         f"{group}/{name}": value
         for group, values in groups.items()
-        if group.rstrip("0123456789") not in o["freeze"]
         for name, value in values.items()
         if value.numel()
     }
@@ -271,36 +255,28 @@ def local_training(
     data: Data,
     batches: Iterable[Tensor],
     o: Mapping[str, Any],
-) -> tuple[Client, list[dict[str, float]]]:
-    """Return the client after one step per batch, and every batch's terms before its step."""
-    history = []
+) -> Client:
+    """Return the client after one step per batch."""
     assert client.optimizer is not None
     for batch in batches:
-        values = parameters(client, position, o)
-        leaves = {name: value.detach().clone().requires_grad_() for name, value in values.items()}
+        values = parameters(client, position)
+        leaves = leaves_of(values)
         live = with_parameters(client, position, leaves)
         x, y = data[0][batch].double(), data[1][batch]
         terms = loss_terms(forward, live.B, live.tasks, position, live.old, x, y, o)
-        found = torch.autograd.grad(
-            sum(terms.values()), list(leaves.values()), allow_unused=True, materialize_grads=True
-        )
-        grads = dict(zip(leaves, found, strict=True))
+        grads = gradients(sum(terms.values()), leaves)
         client = with_parameters(client, position, client.optimizer.step(values, grads))
-        history.append({name: term.item() for name, term in terms.items()})
-    return client, history
+    return client
 
 
-def evaluated(
-    client: Client, B: Model, o: Mapping[str, Any], prune: bool = True
-) -> dict[int, Model]:
+def evaluated(client: Client, B: Model, lam1: float) -> dict[int, Model]:
     """Return the whole state of the net for every task begun, by position, with that B."""
     states = {}
     for i, task in client.tasks.items():
         states[i] = dict(task.rest)
         for name in B:
-            A = pruned(task.A[name], o["lam1"]) if prune else task.A[name]
-            kb = [other[name] for other in task.kb]
-            states[i][name] = effective(B[name], task.m[name], A, task.a[name], kb, o["masked"])
+            A, kb = pruned(task.A[name], lam1), [other[name] for other in task.kb]
+            states[i][name] = effective(B[name], task.m[name], A, task.a[name], kb)
     return states
 
 
@@ -312,8 +288,6 @@ def forgetting(a: Sequence[Sequence[float]]) -> float:
 
     """
     last = len(a) - 1
-    if last < 1:
-        raise ValueError("nothing can be forgotten before the second task")
     return sum(max(a[t][i] for t in range(i, last + 1)) - a[last][i] for i in range(last)) / last
 
 
@@ -328,7 +302,7 @@ def run(
     rounds_per_task: int,
     batches: Callable[[int, int], Iterable[Tensor]],
     init: Callable[[int, int, int], Mapping[str, Model]],
-    test: Data | None = None,
+    test: Data,
     **settings: Any,
 ) -> dict[str, list[Any]]:
     """Run whole rounds.
@@ -342,24 +316,18 @@ def run(
         orders: Client → position → classes of that task.
         rounds_per_task: Round r, from 1, is at position (r - 1) // rounds_per_task.
         batches: (round from 1, client) → index tensors into its data, rows of that round's task.
-        init: (client, position, size of KB) → {"m": layer → (out,), "a": layer → (size,)}, and
-            "A" or "rest" if they are not to begin at a_scale · B_0 and at w0.
+        init: (client, position, size of KB) → {"m": layer → (out,), "a": layer → (size,)}.
         test: (x, y) of the server, of all classes.
-        **settings: Of `SETTINGS`. freeze: any of "B", "m", "A", "a", "rest".
+        **settings: Of `SETTINGS`.
 
     Returns:
-        One entry per round in each: "B" (the server's, after it), "received" (client → B after
-        merging, before training), "clients" (client → a copy of its state after training: B, tasks,
-        old), "losses" (client → terms of every batch), "sent" (client → layer → (B̂, mask)),
-        "A_sent" (client → layer → pruned A; empty but in a position's last round), "kb" (list of
-        what is handed out at this position), "thetas", "thetas_own" (client → position → state; of
-        all that have trained), "accuracy" (client → position → of "thetas"; empty without test).
+        One entry per round in each: "B" (the server's, after it), "clients" (client → a copy of its
+        state after training: B, tasks, old), "A_sent" (client → layer → pruned A; empty but in a
+        position's last round), "thetas" (client → position → state; of all that have trained),
+        "accuracy" (client → position → of "thetas").
 
     """
-    o = SETTINGS | settings
-    if o.keys() != SETTINGS.keys() or o["unsent"] not in ("stays", "zero"):
-        raise TypeError(f"FedWeIT does not take these settings: {settings}")
-    start = {name: value.detach().clone().double() for name, value in w0.items()}
+    o, start = complete(SETTINGS, settings), copied(w0)
     B = {name: start[name] for name in layers}
     others = {name: value for name, value in start.items() if name not in layers}
     states = {k: Client(dict(B)) for k in range(len(clients))}
@@ -368,55 +336,38 @@ def run(
 
     for t, cohort in enumerate(cohorts, start=1):
         position, ends = (t - 1) // rounds_per_task, t % rounds_per_task == 0
-        row: dict[str, Any] = {"kb": list(shelf[position]), "A_sent": {}, "sent": {}}
-        row |= {"received": {}, "losses": {}, "clients": {}}
+        row: dict[str, Any] = {"A_sent": {}, "clients": {}, "thetas": {}, "accuracy": {}}
+        sent: dict[str, list[Any]] = {name: [] for name in layers}
         for k in cohort:
             begins = position not in states[k].tasks
             if begins:
-                states[k].old = theta_old(states[k].B, states[k].tasks, o["masked"])
+                states[k].old = theta_old(states[k].B, states[k].tasks)
             states[k].B = {name: merged(states[k].B[name], B[name]) for name in layers}
-            row["received"][k] = states[k].B
             if begins:
                 kb = list(shelf[position])
-                first = {
-                    group: {name: value.detach().clone().double() for name, value in own.items()}
-                    for group, own in init(k, position, len(kb)).items()
-                }
-                new_A = first.get("A", {name: o["a_scale"] * start[name] for name in layers})
-                a = first["a"] if kb else {name: torch.zeros(0).double() for name in layers}
-                rest = first.get("rest", dict(others))
-                task = Task(tuple(orders[k][position]), first["m"], new_A, a, rest, kb)
+                m, a = (copied(init(k, position, len(kb))[group]) for group in ("m", "a"))
+                A = {name: start[name] / 3 for name in layers}
+                task = Task(tuple(orders[k][position]), m, A, a, dict(others), kb)
                 states[k].tasks = states[k].tasks | {position: task}
                 states[k].optimizer = Optimizer(o["optimizer"], o["lr"], o["clip"], o["momentum"])
-            states[k], row["losses"][k] = local_training(
-                forward, states[k], position, clients[k], batches(t, k), o
-            )
+            states[k] = local_training(forward, states[k], position, clients[k], batches(t, k), o)
             now = states[k].tasks[position]
-            row["sent"][k] = {}
             for name in layers:
-                keep = upload_mask(now.m[name], o["sparsity"])
-                keep = keep if o["masked"] else torch.ones_like(keep)
-                shape = (len(keep),) + (1,) * (B[name].dim() - 1)
-                row["sent"][k][name] = (states[k].B[name] * keep.reshape(shape), keep)
+                keep = upload_mask(now.m[name])
+                sent[name].append((states[k].B[name] * by_channel(keep, B[name]), keep))
             if ends:
                 row["A_sent"][k] = {name: pruned(now.A[name], o["lam1"]) for name in layers}
             row["clients"][k] = copy.copy(states[k])
-        sent = row["sent"].values()
-        if sent:
-            B = {
-                name: masked_mean([each[name] for each in sent], B[name], o["unsent"])
-                for name in layers
-            }
+        B = {name: masked_mean(sent[name]) for name in layers}
         shelf[position + 1] = [row["A_sent"][k] for k in sorted(row["A_sent"])]
-        row |= {"B": B, "thetas": {}, "thetas_own": {}, "accuracy": {}}
+        row["B"] = B
         for k, client in states.items():
             if not client.tasks:
                 continue
             following = {name: merged(client.B[name], B[name]) for name in layers}
-            row["thetas"][k] = evaluated(client, following, o)
-            row["thetas_own"][k] = evaluated(client, client.B, o)
+            row["thetas"][k] = evaluated(client, following, o["lam1"])
             row["accuracy"][k] = {}
-            for i, state in row["thetas"][k].items() if test is not None else ():
+            for i, state in row["thetas"][k].items():
                 rows = torch.isin(test[1], torch.tensor(client.tasks[i].classes))
                 logits = forward(state, test[0][rows].double())
                 share = task_accuracy(logits, test[1][rows], client.tasks[i].classes)

@@ -13,6 +13,7 @@ The net is an MLP, a dict of tensors under the names of its ``state_dict``::
 Gradients come from autograd; everything around them (SGD, averages, buffers, reports) is spelt out.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,20 +21,64 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+BETA_1, BETA_2, ADAM_EPS = 0.9, 0.999, 1e-8
 Model = dict[str, Tensor]
 Data = tuple[Tensor, Tensor]  # x (n, ...), y (n,) integer labels
 Report = tuple[Tensor, Tensor]  # per-label mean logits (classes, classes), held labels (classes,)
 
-# The settings each method of `run` takes, with FACTS' value; None where that depends on the data.
-SETTINGS: dict[str, dict[str, float | None]] = {
-    "fedavg": {},
-    "fedprox": {"mu": None},
-    "fedgkd": {"gamma": 0.2},
-    "vote": {"lam": 0.1},
-    "moon": {"mu": None, "tau": 0.5},
-    "distill": {"coefficient": 0.1},
-    "distill+": {"coefficient": 0.1},
-}
+
+class Optimizer:
+    """SGD or Adam, as torch has them, behind a clip; a new one for a new state.
+
+    The gradient of all tensors together is multiplied by min(1, clip / (norm + 1e-6)), then
+    weight_decay · w is added. SGD: v ← momentum · v + g, the first v being g; w ← w - lr · v. Adam:
+    w ← w - lr · m̂ / (√v̂ + ε), with the moments m̂, v̂ corrected for their start at zero.
+    """
+
+    def __init__(self, kind: str, lr: float, clip: float | None, rho: float = 0, wd: float = 0):
+        self.kind, self.lr, self.clip, self.momentum, self.weight_decay = kind, lr, clip, rho, wd
+        self.steps, self.m, self.v = 0, Model(), Model()
+
+    def step(self, w: Model, grads: Model) -> Model:
+        self.steps += 1
+        norm = math.sqrt(sum(float((g**2).sum()) for g in grads.values()))
+        factor = 1.0 if self.clip is None else min(1.0, self.clip / (norm + 1e-6))
+        new = Model()
+        for name, value in w.items():
+            g = factor * grads[name] + self.weight_decay * value
+            if self.kind == "sgd":
+                self.v[name] = g if self.steps == 1 else self.momentum * self.v[name] + g
+                new[name] = value - self.lr * self.v[name]
+                continue
+            self.m[name] = BETA_1 * self.m.get(name, 0 * g) + (1 - BETA_1) * g
+            self.v[name] = BETA_2 * self.v.get(name, 0 * g) + (1 - BETA_2) * g**2
+            m_hat = self.m[name] / (1 - BETA_1**self.steps)
+            v_hat = self.v[name] / (1 - BETA_2**self.steps)
+            new[name] = value - self.lr * m_hat / (v_hat.sqrt() + ADAM_EPS)
+        return new
+
+
+def leaves_of(w: Model) -> Model:
+    """Return copies that gradients are taken of."""
+    return {name: value.detach().clone().requires_grad_() for name, value in w.items()}
+
+
+def gradients(loss: Tensor, leaves: Model) -> Model:
+    """Return ∂loss/∂leaves, zero for those that the loss does not depend on."""
+    found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+    return dict(zip(leaves, found, strict=True))
+
+
+def copied(w: Model) -> Model:
+    """Return the state in float64, detached."""
+    return {name: value.detach().clone().double() for name, value in w.items()}
+
+
+def complete(defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings, complete; raise on foreign ones."""
+    if foreign := given.keys() - defaults.keys():
+        raise TypeError(f"no such settings: {sorted(foreign)}")
+    return defaults | given
 
 
 def _linear(w: Model, name: str, x: Tensor) -> Tensor:
@@ -134,12 +179,11 @@ def local_loss(method: str, w: Model, x: Tensor, y: Tensor, **context: Any) -> T
         return loss
     if method == "moon":
         return loss + _contrast(z, x, **context)
-    if method in ("distill", "distill+"):
-        return loss + _toward_labels(logits, y, **context)
-    raise ValueError(f"unknown method {method!r}")
+    assert method in ("distill", "distill+")
+    return loss + _toward_labels(logits, y, **context)
 
 
-def vote_coefficients(losses: Sequence[float], capacity: int, lam: float = 0.1) -> list[float]:
+def vote_coefficients(losses: Sequence[float], capacity: int, lam: float) -> list[float]:
     """Return γ_m/2 = λ·softmax_m(-L_m/β) with β = 1/capacity, in the order of the losses.
 
     Args:
@@ -148,10 +192,6 @@ def vote_coefficients(losses: Sequence[float], capacity: int, lam: float = 0.1) 
         lam: λ, the sum of the coefficients.
 
     """
-    if len(losses) > capacity:
-        raise ValueError(f"{len(losses)} losses for a buffer of {capacity}")
-    if not losses:
-        return []
     scores = -capacity * torch.tensor([float(loss) for loss in losses], dtype=torch.float64)
     return (lam * scores.softmax(0)).tolist()
 
@@ -195,21 +235,15 @@ def local_update(
     classes = len(w["classifier.bias"])
     sums = torch.zeros(classes, classes, dtype=torch.float64)
     seen = torch.zeros(classes, dtype=torch.float64)
-    velocity: Model = {}
+    sgd = Optimizer("sgd", lr, None, momentum)
     for batch in batches:
         x, y = data[0][batch], data[1][batch]
         for label, row in zip(y.tolist(), _constant(w, x)[1], strict=True):
             sums[label] += row
             seen[label] += 1
 
-        leaves = {name: value.detach().clone().requires_grad_() for name, value in w.items()}
-        loss = local_loss(method, leaves, x, y, **context)
-        grads = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
-        if velocity:
-            velocity = {name: momentum * velocity[name] + grads[name] for name in w}
-        else:
-            velocity = grads
-        w = {name: w[name] - lr * velocity[name] for name in w}
+        leaves = leaves_of(w)
+        w = sgd.step(w, gradients(local_loss(method, leaves, x, y, **context), leaves))
     return w, (sums / seen.clamp(min=1)[:, None], seen > 0)
 
 
@@ -232,18 +266,6 @@ def others_targets(reports: dict[int, Report], client: int, classes: int) -> Rep
             targets[label] = sum(rows) / len(rows)
             known[label] = True
     return targets, known
-
-
-def _settings(method: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the method's settings, complete; raise on foreign or missing ones."""
-    if method not in SETTINGS:
-        raise ValueError(f"unknown method {method!r}")
-    foreign = given.keys() - SETTINGS[method].keys()
-    merged = SETTINGS[method] | given
-    missing = [name for name, value in merged.items() if value is None]
-    if foreign or missing:
-        raise TypeError(f"{method}: does not take {sorted(foreign)}, lacks {missing}")
-    return merged
 
 
 def run(
@@ -283,38 +305,24 @@ def run(
         momentum: SGD's momentum, from zero for every client and round.
         val: The server's (x, y), for "vote".
         buffer_size: M, for "fedgkd" and "vote".
-        **settings: The method's own, see `SETTINGS`.
+        **settings: The method's own, see `local_loss` and `vote_coefficients`.
 
     Returns:
-        A dict with
-
-        - "models": the global model after each round;
-        - "coefficients": per round the γ_m/2 used in it, oldest model first (empty lists unless
-          "vote", and in round 1);
-        - "locals": client → its model at the end of its last participation; with "distill" every
-          client is there, those that never took part with w_0;
-        - "reports": client → its newest (mean logits, held labels).
+        "models": the global model after each round.
 
     """
-    options = _settings(method, settings)
-    if method == "vote" and val is None:
-        raise ValueError("vote needs val")
-    if buffer_size < 1:
-        raise ValueError(f"buffer_size must be at least 1, not {buffer_size}")
-    w = {name: value.detach().clone().double() for name, value in w0.items()}
+    w = copied(w0)
     classes = len(w["classifier.bias"])
     own: dict[int, Model] = dict.fromkeys(range(len(clients)), w) if method == "distill" else {}
     reports: dict[int, Report] = {}
     models: list[Model] = []
-    coefficients: list[list[float]] = []
 
     for t, cohort in enumerate(cohorts, start=1):
         buffer = models[-buffer_size:]
         factors: list[float] = []
         if method == "vote":
             losses = [float(F.cross_entropy(_constant(m, val[0])[1], val[1])) for m in buffer]
-            factors = vote_coefficients(losses, buffer_size, options["lam"])
-        coefficients.append(factors)
+            factors = vote_coefficients(losses, buffer_size, **settings)
 
         trained: dict[int, Model] = {}
         sent: dict[int, Report] = {}
@@ -322,17 +330,17 @@ def run(
             start = own[k] if method == "distill" else w
             context: dict[str, Any] = {}
             if method == "fedprox":
-                context = {"start": w, **options}
+                context = {"start": w, **settings}
             elif method == "fedgkd":
                 teacher = aggregate(buffer, [1] * len(buffer)) if buffer else None
-                context = {"teacher": teacher, **options}
+                context = {"teacher": teacher, **settings}
             elif method == "vote":
                 context = {"teachers": buffer, "coefficients": factors}
             elif method == "moon":
-                context = {"start": w, "previous": own.get(k), **options}
+                context = {"start": w, "previous": own.get(k), **settings}
             elif method in ("distill", "distill+"):
                 targets, known = others_targets(reports, k, classes)
-                context = {"targets": targets, "known": known, **options}
+                context = {"targets": targets, "known": known, **settings}
             trained[k], sent[k] = local_update(
                 method, start, clients[k], batches(t, k), lr=lr, momentum=momentum, **context
             )
@@ -342,4 +350,4 @@ def run(
         w = aggregate([trained[k] for k in cohort], [len(clients[k][1]) for k in cohort])
         models.append(w)
 
-    return {"models": models, "coefficients": coefficients, "locals": own, "reports": reports}
+    return {"models": models}

@@ -17,13 +17,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.oracles.oracle_methods import Data, Model, aggregate, forward
+from tests.oracles.oracle_methods import (
+    Data,
+    Model,
+    Optimizer,
+    aggregate,
+    complete,
+    copied,
+    forward,
+    gradients,
+    leaves_of,
+)
 
-Table = dict[str, dict[str, Any]]
-
-# The settings of each method, local cross-entropy and server optimizer, with the sources' value;
-# None: has to be given. "uniform" makes p_k = 1/|S| instead of n_k / Σ n.
-SETTINGS: Table = {
+# The settings of each method and server optimizer, with the sources' value; None: has to be given.
+# "uniform" makes p_k = 1/|S| instead of n_k / Σ n.
+SETTINGS: dict[str, dict[str, Any]] = {
     "fedavg": {"uniform": False},
     "scaffold": {"uniform": False},
     "feddyn": {"uniform": True, "alpha": None, "server_term": True},
@@ -34,23 +42,12 @@ SETTINGS: Table = {
     "fedgmt": {"uniform": False, "gamma": 1.0, "tau": 3.0, "alpha": 0.95, "beta": 10.0}
     | {"server_term": True, "bias_corrected": False, "prox": False},
 }
-PRIORS: Table = {"prior": {"tau": 1.0}, "fedlc": {"tau": 1.0}, "fedrs": {"alpha": 0.5}}
-SERVERS: Table = {
+SERVERS: dict[str, dict[str, Any]] = {
     "avgm": {"lr": 1.0, "beta": 0.9},
     "adagrad": {"lr": None, "b1": None, "tau": 1e-3},
     "yogi": {"lr": None, "b1": 0.9, "b2": 0.99, "tau": 1e-3},
     "adam": {"lr": None, "b1": 0.9, "b2": 0.99, "tau": 1e-3},
 }
-PLAIN_MEAN = ("fedavg", "scaffold", "fedlsd", "fedntd")  # what a server optimizer can follow
-
-
-def complete(table: Table, kind: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of one kind, complete; raise on foreign or missing ones."""
-    merged, foreign = table[kind] | given, given.keys() - table[kind].keys()
-    missing = [name for name, value in merged.items() if value is None]
-    if foreign or missing:
-        raise TypeError(f"{kind}: does not take {sorted(foreign)}, lacks {missing}")
-    return merged
 
 
 def plus(a: Model, b: Model, factor: float = 1.0) -> Model:
@@ -68,7 +65,9 @@ def squared(a: Model) -> Tensor:
     return torch.stack([(value**2).sum() for value in a.values()]).sum()
 
 
-def adjusted_logits(logits: Tensor, counts: Tensor, kind: str, **given: float) -> Tensor:
+def adjusted_logits(
+    logits: Tensor, counts: Tensor, kind: str, tau: float = 1.0, alpha: float = 0.5
+) -> Tensor:
     """Return the logits (batch, classes) that the local cross-entropy sees.
 
     counts holds n_c, how often the client's whole training data has class c; absent: n_c = 0.
@@ -77,13 +76,12 @@ def adjusted_logits(logits: Tensor, counts: Tensor, kind: str, **given: float) -
     - "fedlc": s_c - τ·n_c^(-1/4); absent classes -inf.
     - "fedrs": s_c of held, α·s_c of absent classes. Not a mask, even with α = 0.
     """
-    options = complete(PRIORS, kind, given)
     held, n = counts > 0, counts.double()
     if kind == "fedrs":
-        return logits * torch.where(held, torch.ones_like(n), options["alpha"])
+        return logits * torch.where(held, torch.ones_like(n), alpha)
     some = n.clamp(min=1)  # the absent ones are masked below, whatever τ is
     shift = (some / n.sum()).log() if kind == "prior" else -(some**-0.25)
-    return (logits + options["tau"] * shift).masked_fill(~held, -math.inf)
+    return (logits + tau * shift).masked_fill(~held, -math.inf)
 
 
 def cross_entropy(
@@ -100,7 +98,7 @@ def soft_cross_entropy(teacher: Tensor, student: Tensor, tau: float) -> Tensor:
     return -((teacher / tau).softmax(1) * (student / tau).log_softmax(1)).sum(1).mean()
 
 
-def kl(teacher: Tensor, student: Tensor, tau: float) -> Tensor:
+def kl(teacher: Tensor, student: Tensor, tau: float = 1.0) -> Tensor:
     """Return KL(p ‖ q), p and q at temperature τ, mean over the batch; no τ²."""
     log_p, log_q = (teacher / tau).log_softmax(1), (student / tau).log_softmax(1)
     return (log_p.exp() * (log_p - log_q)).sum(1).mean()
@@ -150,37 +148,25 @@ def local_loss(method: str, w: Model, x: Tensor, y: Tensor, **context: Any) -> T
         return loss + beta * tau**2 * kl(non_true(target, y), non_true(logits, y), tau)
     if context["form"] == "convex":
         return (1 - beta) * loss + beta * tau**2 * soft_cross_entropy(target, logits, tau)
-    if context["form"] == "additive":
-        return loss + beta * tau**2 * kl(target, logits, tau)
-    raise ValueError(f"unknown form of FedLSD {context['form']!r}")
-
-
-def clipped(grads: Model, clip: float) -> Model:
-    """Return g · min(1, clip / (‖g‖ + 1e-6)), the norm over all tensors."""
-    factor = min(1.0, clip / (squared(grads).sqrt().item() + 1e-6))
-    return {name: factor * value for name, value in grads.items()}
+    return loss + beta * tau**2 * kl(target, logits, tau)
 
 
 def local_update(
     method: str, w: Model, data: Data, batches: Sequence[Tensor], **context: Any
-) -> tuple[Model, list[float]]:
-    """Train one client for one round from a fresh optimizer; return its net and batch losses.
+) -> Model:
+    """Train one client for one round from a fresh optimizer; return its net.
 
     One step per batch: g ← ∇L + correction (c - c_k, or zeros); clip g; g ← g + weight_decay·θ;
     v ← momentum·v + g, the first v being g; θ ← θ - lr·v. The context holds what is named here (no
     clip or None: no clipping) and that of `local_loss` but start, which is w.
     """
-    theta, velocity, losses = w, zeros(w), []
-    clip = math.inf if context.get("clip") is None else context["clip"]
+    theta, names = w, ("lr", "clip", "momentum", "weight_decay")
+    sgd = Optimizer("sgd", *(context[name] for name in names))
     for batch in batches:
-        leaves = {name: value.detach().clone().requires_grad_() for name, value in theta.items()}
+        leaves = leaves_of(theta)
         loss = local_loss(method, leaves, data[0][batch], data[1][batch], start=w, **context)
-        grads = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
-        grads = clipped(plus(grads, context["correction"]), clip)
-        velocity = plus(plus(grads, theta, context["weight_decay"]), velocity, context["momentum"])
-        theta = plus(theta, velocity, -context["lr"])
-        losses.append(loss.item())
-    return theta, losses
+        theta = sgd.step(theta, plus(gradients(loss, leaves), context["correction"]))
+    return theta
 
 
 def effective_steps(rho: float, lr: float, steps: int) -> float:
@@ -199,13 +185,13 @@ def nova_normaliser(steps: int, rho: float = 0.0, lr: float = 0.0, mu: float = 0
 
 def nova_step(
     w: Model, trained: Sequence[Model], weights: Sequence[float], normalisers: Sequence[float]
-) -> tuple[Model, float]:
-    """Return (w - τ_eff Σ p_k (w - θ_k)/a_k, τ_eff) with τ_eff = Σ p_k a_k."""
+) -> Model:
+    """Return w - τ_eff Σ p_k (w - θ_k)/a_k with τ_eff = Σ p_k a_k."""
     tau = sum(p * a for p, a in zip(weights, normalisers, strict=True))
     new = w
     for theta, p, a in zip(trained, weights, normalisers, strict=True):
         new = plus(new, plus(w, theta, -1), -tau * p / a)
-    return new, tau
+    return new
 
 
 def exp_step(deltas: Sequence[Model], weights: Sequence[float], eps: float) -> float:
@@ -226,7 +212,7 @@ def server_step(
       v ← v - (1-b2)·Δ²·sign(v - Δ²), or v ← b2·v + (1-b2)·Δ²; w ← w + lr·m/(√v + τ).
       m from 0, v from τ²; no bias correction.
     """
-    o = complete(SERVERS, kind, given)
+    o = complete(SERVERS[kind], given)
     delta = plus(mean, w, -1)
     if kind == "avgm":
         v = plus(delta, state["v"], o["beta"]) if state else delta
@@ -256,7 +242,6 @@ def run(
     momentum: float = 0.0,
     weight_decay: float = 0.0,
     clip: float | None = None,
-    num_clients: int | None = None,
     prior: Mapping[str, Any] | None = None,
     server: Mapping[str, Any] | None = None,
     **settings: Any,
@@ -275,28 +260,19 @@ def run(
         method, w0, clients, cohorts, batches, momentum: As of `oracle_methods.run`.
         lr: η, or round from 1 → η of that round.
         weight_decay, clip: Of the local SGD, see `local_update`.
-        num_clients: N, if not the number of clients given.
-        prior: The local cross-entropy: {"kind": ..., its settings}, see `PRIORS`.
-        server: {"kind": ..., its settings}, see `SERVERS`; methods of `PLAIN_MEAN` only.
+        prior: The local cross-entropy: {"kind": ..., its settings}, see `adjusted_logits`.
+        server: {"kind": ..., its settings}, see `SERVERS`; of methods without a server step.
         **settings: The method's own, see `SETTINGS`.
 
     Returns:
-        Per round: "models" (w after it), "losses" (client → loss of every batch), "teachers" (the
-        model that taught), "ema" (e after it, not bias-corrected), "normalisers" (client → a_k, or
-        A with "scaffold"), "server_steps" (η_g or τ_eff); at the end: "locals" (client → its last
-        θ_k), "controls" (client → c_k), "server_control" (c), "duals" (client → d_k),
-        "server_state" (m, v). What the method does not have is None, zero or empty.
+        "models": w after every round.
 
     """
-    options = complete(SETTINGS, method, settings)
-    uniform = options.pop("uniform")
-    if server is not None and method not in PLAIN_MEAN:
-        raise ValueError(f"{method} has a server step of its own")
-    total = len(clients) if num_clients is None else num_clients
-    w = {name: value.detach().clone().double() for name, value in w0.items()}
+    options = complete(SETTINGS[method], settings)
+    uniform, total, w = options.pop("uniform"), len(clients), copied(w0)
     ema = zeros(w) if options.get("bias_corrected") else w if method == "fedgmt" else None
     control, controls = zeros(w), {k: zeros(w) for k in range(len(clients))}
-    duals, state, last, history = dict(controls), {}, {}, []
+    duals, state, models = dict(controls), {}, []
     for t, cohort in enumerate(cohorts, start=1):
         eta = lr(t) if callable(lr) else lr
         teacher = w if method in ("fedlsd", "fedntd") else ema
@@ -304,18 +280,18 @@ def run(
             scale = 1 - options["alpha"] ** (t - 1)
             teacher = {name: e / scale for name, e in ema.items()} if t > 1 else None
         steps = {k: batches(t, k) for k in cohort}
-        trained, losses = {}, {}
+        trained = {}
         sgd = {"lr": eta, "momentum": momentum, "weight_decay": weight_decay, "clip": clip}
         for k in cohort:
             context = {"teacher": teacher, "dual": duals[k], "prior": prior, **options, **sgd}
             context["counts"] = clients[k][1].bincount(minlength=len(w["classifier.bias"]))
             context["correction"] = plus(control, controls[k], -1)  # zero but for SCAFFOLD
-            trained[k], losses[k] = local_update(method, w, clients[k], steps[k], **context)
+            trained[k] = local_update(method, w, clients[k], steps[k], **context)
 
         counts = [1 if uniform else len(clients[k][1]) for k in cohort]
         weights = [n / sum(counts) for n in counts]
         results = [trained[k] for k in cohort]
-        new, a, step = aggregate(results, counts), None, None
+        new = aggregate(results, counts)
         if server is not None:
             new, state = server_step(w, new, state, **server)
         if method == "scaffold":
@@ -332,7 +308,7 @@ def run(
                 new = plus(new, dual, 1 / total)
         elif method == "fednova":
             a = {k: nova_normaliser(len(steps[k]), momentum, eta, options["mu"]) for k in cohort}
-            new, step = nova_step(w, results, weights, [a[k] for k in cohort])
+            new = nova_step(w, results, weights, [a[k] for k in cohort])
         elif method == "fedexp":
             step = exp_step([plus(theta, w, -1) for theta in results], weights, options["eps"])
             new = plus(w, plus(new, w, -1), step)
@@ -340,10 +316,5 @@ def run(
             alpha = options["alpha"]
             ema = {name: alpha * ema[name] + (1 - alpha) * new[name] for name in w}
         w = new
-        history.append((w, losses, teacher, ema, a, step))
-        last |= trained
-
-    names = ("models", "losses", "teachers", "ema", "normalisers", "server_steps")
-    out = {name: [row[i] for row in history] for i, name in enumerate(names)} | {"locals": last}
-    out |= {"controls": controls, "server_control": control, "duals": duals}
-    return out | {"server_state": state}
+        models.append(w)
+    return {"models": models}

@@ -8,7 +8,7 @@ What the sources leave open, and what is done here:
 
 FedMD (Li & Wang 2019), of which T rounds are T + 1 of ours.
 
-- d_t is given (`rows`), not drawn. `stratum_gaps` says how far a draw is from a stratified one.
+- d_t is given (`rows`), not drawn.
 - A client's first round, whenever it is: public start, private start, nothing digested, even if
   there is a consensus. Adam is new between the two starts. The private optimizer goes on in all
   later rounds of the client, the digest's Adam too; neither sees the other's steps.
@@ -18,7 +18,6 @@ FedMD (Li & Wang 2019), of which T rounds are T + 1 of ours.
 - |z - target| has gradient 0 where it is 0. A target that *is* the own output up to rounding (a
   cohort of one client, or equal parties) makes that the sign of a rounding error, and Adam makes it
   a whole step: whole rounds can be compared only where two clients that differ teach.
-- `clip` is of the private training only; public_clip and digest_clip are None by default.
 - Bytes: rows · classes · itemsize (4, whatever the precision); the rows' numbers come from the seed
   and cost nothing. Down: in every round with a consensus, to each client of the cohort, also to one
   that does not digest it. The start's public data is not counted.
@@ -41,6 +40,7 @@ FedDF with prototypes (Lin et al. 2020).
 Every tensor of a state is a parameter: no buffers, no dropout. Train and eval mode are then alike.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -49,18 +49,26 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tests.oracles.oracle_methods import Data, Model, aggregate
-from tests.oracles.oracle_server import Optimizer, ce, cosine_lr, kl, mixed_logits, take
+from tests.oracles.oracle_methods import (
+    Data,
+    Model,
+    Optimizer,
+    aggregate,
+    complete,
+    copied,
+    gradients,
+    leaves_of,
+)
+from tests.oracles.oracle_server import ce, kl, mixed_logits, take
 
 Loss = Callable[[Tensor, Tensor, Model], Tensor]  # (target, logits, the trained state) → scalar
 
 # The settings of each method, with their defaults.
 FEDMD: dict[str, Any] = {"public_lr": 1e-3, "distil_lr": 1e-3, "digest_decay": 1e-3}
-FEDMD |= {"public_clip": None, "digest_clip": None, "itemsize": 4}
+FEDMD |= {"itemsize": 4}
 FEDDF: dict[str, Any] = {"steps": 10_000, "distil_lr": 1e-3, "distil_clip": 5.0, "tau": 1.0}
 FEDDF |= {"validate_every": 100, "patience": 1000, "weighted": False, "itemsize": 4}
 LOCAL: dict[str, Any] = {"optimizer": "adam", "lr": 1e-3, "momentum": 0.0}
-LOCAL |= {"weight_decay": 0.0, "clip": None}
 
 # METHODS.md's numbers: two parties' logits, their mean, MAE of the first from it, its gradient.
 FEDMD_LOGITS = ((2.0, 0.0, -1.0), (0.0, 4.0, 1.0))
@@ -68,7 +76,6 @@ FEDMD_MEAN, FEDMD_MAE = (1.0, 2.0, 0.0), 4 / 3
 FEDMD_GRADIENT = (1 / 3, -1 / 3, -1 / 3)
 # Three parties of which the logits' mean picks class 0, the probabilities' mean class 1.
 FEDMD_VOTES, FEDMD_PROBABILITIES = ((10.0, 0.0), (-4.0, 0.0), (-4.0, 0.0)), (0.345, 0.655)
-FEDMD_BYTES = (5000, 16, 320_000)  # rows, classes, bytes each way
 
 
 class Net(NamedTuple):
@@ -97,11 +104,6 @@ def mlp(*layers: str) -> Net:
     return Net(forward, f"{layers[-1]}.weight")
 
 
-def copied(w: Model) -> Model:
-    """Return the state in float64, detached."""
-    return {name: value.detach().clone().double() for name, value in w.items()}
-
-
 def logits_of(net: Net, w: Model, x: Tensor) -> Tensor:
     """Return the logits of a model that is not being trained."""
     with torch.no_grad():
@@ -114,34 +116,15 @@ def accuracy(net: Net, w: Model, data: Data) -> float:
     return int(hits.sum()) / len(data[1])
 
 
-def ensemble(
-    nets: Sequence[Net], models: Sequence[Model], trained: Iterable[int], x: Tensor
-) -> Tensor:
-    """Return the mean logits of the members that have trained; of all members, if none has.
-
-    Args:
-        nets: One per member (FedMD: per client, FedDF: per architecture).
-        models: Their states.
-        trained: Numbers of those that have trained so far.
-        x: Inputs.
-
-    """
-    members = sorted(trained) or range(len(models))
-    return mixed_logits([logits_of(nets[i], models[i], x.double()) for i in members])
-
-
 def train(
     net: Net, w: Model, x: Tensor, target: Tensor, batches: Iterable[Tensor], loss: Loss, by: Any
-) -> tuple[Model, list[float]]:
-    """Return w after one step per batch, and every batch's loss before its step."""
-    losses = []
+) -> Model:
+    """Return w after one step per batch."""
     for batch in batches:
-        leaves = {name: value.detach().clone().requires_grad_() for name, value in w.items()}
+        leaves = leaves_of(w)
         value = loss(target[batch], net.forward(leaves, x[batch]), leaves)
-        grads = dict(zip(leaves, torch.autograd.grad(value, list(leaves.values())), strict=True))
-        w = by.step(w, grads)
-        losses.append(value.item())
-    return w, losses
+        w = by.step(w, gradients(value, leaves))
+    return w
 
 
 def mae(target: Tensor, logits: Tensor) -> Tensor:
@@ -159,25 +142,9 @@ def digest_loss(last: str, decay: float, target: Tensor, logits: Tensor, w: Mode
     return mae(target, logits) + decay * (w[last] ** 2).sum()
 
 
-def complete(defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings, complete; raise on foreign ones."""
-    if foreign := given.keys() - defaults.keys():
-        raise TypeError(f"no such settings: {sorted(foreign)}")
-    return defaults | given
-
-
 def private_optimizer(o: dict[str, Any]) -> Optimizer:
     """Return a new optimizer of the clients' own data."""
-    return Optimizer(o["optimizer"], o["lr"], o["clip"], o["momentum"], o["weight_decay"])
-
-
-def stratum_gaps(labels: Tensor, rows: Tensor) -> Tensor:
-    """Return, per class, |its count among the rows - rows · its share of all labels|.
-
-    A stratified draw has all of them below 1, however it rounds.
-    """
-    share = labels.bincount().double() / len(labels)
-    return (labels[rows].bincount(minlength=len(share)) - len(rows) * share).abs()
+    return Optimizer(o["optimizer"], o["lr"], None, o["momentum"])
 
 
 def run_fedmd(
@@ -211,11 +178,10 @@ def run_fedmd(
 
     Returns:
         One entry per round in each: "models" (every client's state, a list), "trained" (those that
-        have trained so far), "rows" (d_t), "logits" (client → its own on d_t), "consensus" (their
-        mean, or None: what the next round digests), "stages" (client → phase → state after it),
-        "losses" (client → phase → loss of every batch), "mae" (client → distance from the consensus
-        on all of d_{t-1}, before digesting it), "optimizers" (client → "private", "digest" →
-        (steps, m, v)), "bytes_up", "bytes_down" (client → bytes).
+        have trained so far), "consensus" (the mean of their logits: what the next round digests),
+        "mae" (client → distance from the consensus on all of d_{t-1}, before digesting it),
+        "optimizers" (client → "private", "digest" → (steps, m, v)), "bytes_up", "bytes_down"
+        (client → bytes).
 
     """
     o = complete(FEDMD | LOCAL, settings)
@@ -229,8 +195,6 @@ def run_fedmd(
 
     for t, cohort in enumerate(cohorts, start=1):
         now, logits = rows(t), {}
-        stages: dict[int, dict[str, Model]] = {k: {} for k in cohort}
-        losses: dict[int, dict[str, list[float]]] = {k: {} for k in cohort}
         before, bytes_down = {}, dict.fromkeys(cohort, 0)
         for k in cohort:
             net, x, y = net_of[k], clients[k][0].double(), clients[k][1]
@@ -239,9 +203,9 @@ def run_fedmd(
                 bytes_down[k] = consensus.numel() * o["itemsize"]
             if k not in kept:
                 kept[k] = {"private": private_optimizer(o)}
-                kept[k]["digest"] = Optimizer("adam", o["distil_lr"], o["digest_clip"])
+                kept[k]["digest"] = Optimizer("adam", o["distil_lr"], None)
                 if labels is not None:
-                    adam = Optimizer("adam", o["public_lr"], o["public_clip"])
+                    adam = Optimizer("adam", o["public_lr"], None)
                     phases.append(("public", x_public, labels, private_loss, adam))
                 phases.append(("start", x, y, private_loss, kept[k]["private"]))
             else:
@@ -251,18 +215,16 @@ def run_fedmd(
                     phases.append(("digest", x_d, consensus, loss, kept[k]["digest"]))
                 phases.append(("revisit", x, y, private_loss, kept[k]["private"]))
             for name, inputs, target, loss, by in phases:
-                models[k], losses[k][name] = train(
-                    net, models[k], inputs, target, batches(t, k, name), loss, by
-                )
-                stages[k][name] = models[k]
+                steps = batches(t, k, name)
+                models[k] = train(net, models[k], inputs, target, steps, loss, by)
             logits[k] = logits_of(net, models[k], x_public[now])
-        consensus, d = (mixed_logits(list(logits.values())) if logits else None), now
+        consensus, d = mixed_logits(list(logits.values())), now
         moments = {
             k: {name: (by.steps, dict(by.m), dict(by.v)) for name, by in own.items()}
             for k, own in kept.items()
         }
-        row = {"models": list(models), "trained": sorted(kept), "rows": now, "logits": logits}
-        row |= {"consensus": consensus, "stages": stages, "losses": losses, "mae": before}
+        row = {"models": list(models), "trained": sorted(kept), "mae": before}
+        row |= {"consensus": consensus}
         row |= {"optimizers": moments, "bytes_down": bytes_down}
         row |= {"bytes_up": {k: z.numel() * o["itemsize"] for k, z in logits.items()}}
         for name, value in row.items():
@@ -271,9 +233,9 @@ def run_fedmd(
 
 
 def distil(
-    net: Net, w: Model, x: Tensor, target: Tensor, batches: Any, val: Data | None, o: Any
-) -> tuple[Model, list[tuple[int, float]], int]:
-    """Train one student of FedDF; return it, (step, accuracy) of every evaluation, steps made."""
+    net: Net, w: Model, x: Tensor, target: Tensor, batches: Any, val: Data, o: Any
+) -> tuple[Model, int]:
+    """Train one student of FedDF; return it and the steps made."""
     adam, made = Optimizer("adam", o["distil_lr"], o["distil_clip"]), 0
     candidates: list[tuple[int, float, Model]] = []
 
@@ -281,16 +243,15 @@ def distil(
         return kl(target, logits, o["tau"])
 
     for made, batch in enumerate(take(batches, o["steps"]), start=1):
-        adam.lr = cosine_lr(o["distil_lr"], made - 1, o["steps"])
-        w, _ = train(net, w, x, target, [batch], loss, adam)
-        if val is None or made % o["validate_every"]:
+        adam.lr = o["distil_lr"] / 2 * (1 + math.cos(math.pi * (made - 1) / o["steps"]))
+        w = train(net, w, x, target, [batch], loss, adam)
+        if made % o["validate_every"]:
             continue
         candidates.append((made, accuracy(net, w, val), w))
         best = max(candidates, key=lambda each: each[1])  # the first of equals
         if made - best[0] >= o["patience"]:
             break
-    evaluations = [(step, share) for step, share, _ in candidates]
-    return (best[2] if candidates else w), evaluations, made
+    return (best[2] if candidates else w), made
 
 
 def run_feddf(
@@ -302,7 +263,7 @@ def run_feddf(
     public: Tensor,
     batches: Callable[[int, int], Iterable[Tensor]],
     public_batches: Callable[[int, int], Iterable[Tensor]],
-    val: Data | None = None,
+    val: Data,
     nets_of: Sequence[int] | None = None,
     **settings: Any,
 ) -> dict[str, list[Any]]:
@@ -314,14 +275,13 @@ def run_feddf(
         public: Public inputs.
         batches: (round from 1, client) → index tensors of its steps, of its own data.
         public_batches: (round from 1, architecture) → index tensors of its student's steps.
-        val: (x, y) of the server; None: nothing is evaluated.
+        val: (x, y) of the server.
         **settings: Of `FEDDF` and `LOCAL`.
 
     Returns:
         One entry per round in each: "models" (every architecture's, a list), "trained"
-        (architectures that have been in a cohort so far), "locals" (client → state), "target"
-        (mean logits on all public inputs), and by architecture present: "means" (students before
-        distillation), "evaluations", "steps"; "bytes_up", "bytes_down" (client → bytes).
+        (architectures that have been in a cohort so far), and by architecture present: "means"
+        (students before distillation), "steps"; "bytes_up", "bytes_down" (client → bytes).
 
     """
     o = complete(FEDDF | LOCAL, settings)
@@ -335,20 +295,19 @@ def run_feddf(
         for k in cohort:
             x, y = clients[k][0].double(), clients[k][1]
             by, own = private_optimizer(o), nets[kinds[k]]
-            local[k], _ = train(own, models[kinds[k]], x, y, batches(t, k), private_loss, by)
+            local[k] = train(own, models[kinds[k]], x, y, batches(t, k), private_loss, by)
         target = mixed_logits([logits_of(nets[kinds[k]], local[k], x_public) for k in cohort])
-        means, evaluations, steps = {}, {}, {}
+        means, steps = {}, {}
         for kind in sorted({kinds[k] for k in cohort}):
             group = [k for k in cohort if kinds[k] == kind]
             counts = [len(clients[k][1]) if o["weighted"] else 1 for k in group]
             means[kind] = aggregate([local[k] for k in group], counts)
-            models[kind], evaluations[kind], steps[kind] = distil(
+            models[kind], steps[kind] = distil(
                 nets[kind], means[kind], x_public, target, public_batches(t, kind), val, o
             )
             seen.add(kind)
         sizes = {k: o["itemsize"] * sum(v.numel() for v in local[k].values()) for k in cohort}
-        row = {"models": list(models), "trained": sorted(seen), "locals": local, "target": target}
-        row |= {"means": means, "evaluations": evaluations, "steps": steps}
+        row = {"models": list(models), "trained": sorted(seen), "means": means, "steps": steps}
         for name, value in (row | {"bytes_up": sizes, "bytes_down": sizes}).items():
             out[name].append(value)
     return dict(out)

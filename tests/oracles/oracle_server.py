@@ -1,4 +1,4 @@
-"""Reference rounds, functional torch, float64, with public data at the server: FedDF, CFD, FedAUX.
+"""Reference rounds, functional torch, float64, with public data at the server: CFD, FedAUX.
 
 Written from ``FACTS.md`` and ``METHODS.md`` alone; nothing is imported from the package, so that
 agreement means something. The net is the MLP of `oracle_methods`. Gradients come from autograd;
@@ -7,7 +7,7 @@ SGD, Adam, schedule, quantiser, code lengths, scores and rounds are spelt out.
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,60 +15,30 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.oracles.oracle_methods import Data, Model, aggregate, forward
+from tests.oracles.oracle_methods import (
+    Data,
+    Model,
+    Optimizer,
+    aggregate,
+    complete,
+    copied,
+    forward,
+    gradients,
+    leaves_of,
+)
+from tests.oracles.oracle_more import kl
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # (target, the trained model's logits) → scalar
-Options = Mapping[str, Any]
 
-BETA_1, BETA_2, ADAM_EPS = 0.9, 0.999, 1e-8
 P_MIN = 1e-7  # CFD: a smaller probability counts as this one in the logarithm
 XI = 1e-8  # FedAUX: added to every score
 
 # The settings each method of `run` takes, with their defaults.
 SETTINGS: dict[str, dict[str, Any]] = {
-    "feddf": {"steps": 10_000, "distil_lr": 1e-3, "distil_clip": 5.0, "tau": 1.0}
-    | {"validate_every": 100, "patience": 1000, "weighted": False, "optimizer": "sgd"},
     "cfd": {"client_steps": 2000, "server_steps": 1000, "bits_up": 1, "bits_down": 1}
-    | {"delta": True, "distil_lr": 1e-3, "distil_clip": None, "optimizer": "sgd"},
-    "fedaux": {"negatives": None, "lam": 0.01, "noise": None, "epochs": 1, "steps": None}
-    | {"distil_lr": 5e-5, "distil_clip": None, "optimizer": "sgd"},
+    | {"distil_lr": 1e-3},
+    "fedaux": {"negatives": None, "lam": 0.01, "noise": None, "epochs": 1, "distil_lr": 5e-5},
 }
-
-
-class Optimizer:
-    """SGD or Adam, as torch has them, behind a clip; a new one for a new state.
-
-    The gradient of all tensors together is multiplied by min(1, clip / (norm + 1e-6)), then
-    weight_decay · w is added. SGD: v ← momentum · v + g, the first v being g; w ← w - lr · v. Adam:
-    w ← w - lr · m̂ / (√v̂ + ε), with the moments m̂, v̂ corrected for their start at zero.
-    """
-
-    def __init__(self, kind: str, lr: float, clip: float | None, rho: float = 0, wd: float = 0):
-        self.kind, self.lr, self.clip, self.momentum, self.weight_decay = kind, lr, clip, rho, wd
-        self.steps, self.m, self.v = 0, Model(), Model()
-
-    def step(self, w: Model, grads: Model) -> Model:
-        self.steps += 1
-        norm = math.sqrt(sum(float((g**2).sum()) for g in grads.values()))
-        factor = 1.0 if self.clip is None else min(1.0, self.clip / (norm + 1e-6))
-        new = Model()
-        for name, value in w.items():
-            g = factor * grads[name] + self.weight_decay * value
-            if self.kind == "sgd":
-                self.v[name] = g if self.steps == 1 else self.momentum * self.v[name] + g
-                new[name] = value - self.lr * self.v[name]
-                continue
-            self.m[name] = BETA_1 * self.m.get(name, 0 * g) + (1 - BETA_1) * g
-            self.v[name] = BETA_2 * self.v.get(name, 0 * g) + (1 - BETA_2) * g**2
-            m_hat = self.m[name] / (1 - BETA_1**self.steps)
-            v_hat = self.v[name] / (1 - BETA_2**self.steps)
-            new[name] = value - self.lr * m_hat / (v_hat.sqrt() + ADAM_EPS)
-        return new
-
-
-def cosine_lr(lr: float, i: int, steps: int) -> float:
-    """Return the rate of step i, counted from 0: it falls from lr towards 0 over the steps."""
-    return lr / 2 * (1 + math.cos(math.pi * i / steps))
 
 
 def ce(target: Tensor, logits: Tensor) -> Tensor:
@@ -81,21 +51,14 @@ def soft_ce(target: Tensor, logits: Tensor) -> Tensor:
     return -(target * logits.softmax(1).clamp(min=P_MIN).log()).sum(1).mean()
 
 
-def kl(target: Tensor, logits: Tensor, tau: float = 1.0) -> Tensor:
-    """Return KL(softmax(target/τ) ‖ softmax(logits/τ)), mean over the rows; no factor τ²."""
-    log_p, log_q = (target / tau).log_softmax(1), (logits / tau).log_softmax(1)
-    return (log_p.exp() * (log_p - log_q)).sum(1).mean()
-
-
 def train(
     w: Model, x: Tensor, target: Tensor, batches: Iterable[Tensor], loss: Loss, by: Optimizer
 ) -> Model:
     """Return w after one step per batch on loss(target, logits of x), local or distillation."""
     for batch in batches:
-        leaves = {name: value.detach().clone().requires_grad_() for name, value in w.items()}
+        leaves = leaves_of(w)
         value = loss(target[batch], forward(leaves, x[batch])[1])
-        grads = dict(zip(leaves, torch.autograd.grad(value, list(leaves.values())), strict=True))
-        w = by.step(w, grads)
+        w = by.step(w, gradients(value, leaves))
     return w
 
 
@@ -123,33 +86,6 @@ def mixed_logits(logits: Sequence[Tensor], weights: Sequence[Tensor] | None = No
     return total / sum(weights)[:, None]
 
 
-def distil_feddf(
-    w: Model, x: Tensor, target: Tensor, batches: Iterable[Tensor], val: Data | None, o: Options
-) -> tuple[Model, list[tuple[int, float]], int]:
-    """Train FedDF's student w with a new Adam; keep the best of the evaluated models.
-
-    Evaluations come after every validate_every steps; the start is no candidate. Only a strictly
-    better accuracy makes a new best; training stops at the first evaluation that lies `patience`
-    or more steps behind the best one. Without any evaluation (no val, or too few steps) the final
-    student is kept. Returns it, (step, accuracy) of every evaluation, and the steps made.
-    """
-    adam, best, made = Optimizer("adam", o["distil_lr"], o["distil_clip"]), None, 0
-    best_step, best_accuracy = 0, -1.0
-    evaluations: list[tuple[int, float]] = []
-    for made, batch in enumerate(take(batches, o["steps"]), start=1):
-        adam.lr = cosine_lr(o["distil_lr"], made - 1, o["steps"])
-        w = train(w, x, target, [batch], partial(kl, tau=o["tau"]), adam)
-        if val is None or made % o["validate_every"]:
-            continue
-        correct = int((logits_of(w, val[0].double()).argmax(1) == val[1]).sum())
-        evaluations.append((made, correct / len(val[1])))
-        if evaluations[-1][1] > best_accuracy:
-            best, (best_step, best_accuracy) = w, evaluations[-1]
-        elif made - best_step >= o["patience"]:
-            break
-    return (w if best is None else best), evaluations, made
-
-
 def quantise(p: Tensor, bits: int) -> Tensor:
     """Return the nearest rows, in the sum of absolute differences, of multiples of 1/(2^bits - 1).
 
@@ -163,8 +99,6 @@ def quantise(p: Tensor, bits: int) -> Tensor:
     units = scaled.floor()
     for row, rest in zip(units, scaled - units, strict=True):
         left = 2**bits - 1 - int(row.sum())
-        if left < 0:
-            raise ValueError("a row sums to more than one")
         row[rest.argsort(descending=True, stable=True)[:left]] += 1
     return units / (2**bits - 1)
 
@@ -212,8 +146,8 @@ def logistic_regression(h: Tensor, y: Tensor, lam: float) -> Tensor:
 
 def scores(
     local: Tensor, negatives: Tensor, distil: Tensor, lam: float, noise: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Return (w, s) of a client: its separator, noise added, and s = sigmoid(w·h) + 1e-8.
+) -> Tensor:
+    """Return s = sigmoid(w·h) + 1e-8 of a client, w its separator, noise added.
 
     The inputs are the initial net's features: of the client's own rows (label 1), of D- (label 0),
     of D_distill. All three are divided by the largest norm in the first two.
@@ -223,7 +157,7 @@ def scores(
     y = torch.cat([torch.ones(len(local)), torch.zeros(len(negatives))])
     w = logistic_regression(both / scale, y, lam)
     w = w if noise is None else w + noise
-    return w, (distil / scale @ w).sigmoid() + XI
+    return (distil / scale @ w).sigmoid() + XI
 
 
 def run(
@@ -235,24 +169,19 @@ def run(
     batches: Callable[[int, int], Sequence[Tensor]],
     public: Tensor,
     public_batches: Callable[[int, int | str], Iterable[Tensor]],
-    val: Data | None = None,
     lr: float,
     momentum: float = 0.0,
-    weight_decay: float = 0.0,
-    clip: float | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
     """Run whole rounds of one method; its settings and their defaults are in `SETTINGS`.
 
-    - "feddf": from the cohort's mean, `distil_feddf` towards the uniform mean of its logits.
-      weighted: the models' mean (not the logits') by n_k.
     - "cfd": clients start at w_0, from round 2 on after client_steps towards the last labels down,
       with a new Adam; the labels up are averaged, and the server's own model, w_0 at first, makes
-      server_steps with one Adam for all rounds. delta: a message is coded against the last one of
-      (down: to) that client; 32 bits are never coded and count rows · classes · 32.
+      server_steps with one Adam for all rounds. A message is coded against the last one of (down:
+      to) that client; 32 bits are never coded and count rows · classes · 32.
     - "fedaux": the first `negatives` public rows (None: a fifth, rounded down) are D-, the others
       D_distill. From the cohort's uniform mean, one Adam for all rounds goes towards the score-
-      weighted mean of its logits, for `epochs` passes counted in rows, or `steps` steps if given.
+      weighted mean of its logits, for `epochs` passes counted in rows.
       noise: client → vector.
 
     Args:
@@ -264,25 +193,18 @@ def run(
         public: Public inputs (n, d).
         public_batches: (round from 1, "server" or, in "cfd", a client id) → one index tensor per
             distillation step, of rows of `public`; in "fedaux" of rows of D_distill, from 0.
-        val: (x, y) for "feddf"; None: nothing is evaluated and the last student kept.
-        lr: Of local training, as momentum, weight_decay, clip and the setting optimizer ("sgd" or
-            "adam", new for every client and round): distillation has its own.
+        lr: Of local training, as momentum: distillation has its own.
         **settings: The method's own.
 
     Returns:
-        One entry per round in each: "models" (evaluated), "locals" (client → model after local
-        training), "targets" (on all inputs distilled on: logits; in "cfd" mean labels), "means"
-        (not "cfd"). "feddf": "evaluations", "steps". "cfd": "starts", "labels_up", "bits_up",
-        "bits_down" (all client → ...; no bits down in round 1), "labels_down". By client instead
-        of by round, "fedaux": "scores", "separators".
+        One entry per round in each: "models" (evaluated), "means" (not "cfd"), in "cfd" "bits_up",
+        "bits_down" (client → bits; none down in round 1) and "labels_down".
 
     """
-    o = SETTINGS[method] | settings
-    if o.keys() != SETTINGS[method].keys() or o["optimizer"] not in ("sgd", "adam"):
-        raise TypeError(f"{method} does not take these settings: {settings}")
-    w = start = {name: value.detach().clone().double() for name, value in w0.items()}
+    o = complete(SETTINGS[method], settings)
+    w = start = copied(w0)
     x = public.double()
-    adam = partial(Optimizer, "adam", o["distil_lr"], o["distil_clip"])
+    adam = partial(Optimizer, "adam", o["distil_lr"], None)
     server_adam = adam()
     out: dict[str, Any] = defaultdict(list)
     last: dict[tuple[str, int], Tensor] = {}  # "cfd": newest labels by direction and client
@@ -291,16 +213,16 @@ def run(
         previous, last[way, k] = last.get((way, k)), labels
         if o[f"bits_{way}"] == 32:
             return 32.0 * labels.numel()
-        return coded_bits(labels, previous if o["delta"] else None)
+        return coded_bits(labels, previous)
 
     if method == "fedaux":
         cut = len(x) // 5 if o["negatives"] is None else o["negatives"]
         negatives, x = x[:cut], x[cut:]
-        out |= {"separators": {}, "scores": {}}
+        certain = {}
         for k, (own, _) in enumerate(clients):
             h = [forward(start, part)[0] for part in (own.double(), negatives, x)]
             noise = None if o["noise"] is None else o["noise"][k]
-            out["separators"][k], out["scores"][k] = scores(*h, o["lam"], noise)
+            certain[k] = scores(*h, o["lam"], noise)
 
     for t, cohort in enumerate(cohorts, start=1):
         starts = dict.fromkeys(cohort, start if method == "cfd" else w)
@@ -311,38 +233,26 @@ def run(
                 out["bits_down"][-1][k] = bits("down", k, down)
                 steps = take(public_batches(t, k), o["client_steps"])
                 starts[k] = train(start, x, down, steps, soft_ce, adam())
-            out["starts"].append(starts)
 
         trained = {}
         for k, (own, y) in ((k, clients[k]) for k in cohort):
-            new = Optimizer(o["optimizer"], lr, clip, momentum, weight_decay)
+            new = Optimizer("sgd", lr, None, momentum)
             trained[k] = train(starts[k], own.double(), y, batches(t, k), ce, new)
-        out["locals"].append(trained)
         logits = {k: logits_of(model, x) for k, model in trained.items()}
 
         steps = public_batches(t, "server")
         if method == "cfd":
             up = {k: quantise(z.softmax(1), o["bits_up"]) for k, z in logits.items()}
-            out["labels_up"].append(up)
             out["bits_up"].append({k: bits("up", k, labels) for k, labels in up.items()})
             target = sum(up.values()) / len(up)
             steps = take(steps, o["server_steps"])
             w = train(w, x, target, steps, soft_ce, server_adam)
             out["labels_down"].append(quantise(logits_of(w, x).softmax(1), o["bits_down"]))
         else:
-            counts = [len(clients[k][1]) if o.get("weighted") else 1 for k in cohort]
-            w = aggregate(list(trained.values()), counts)
+            w = aggregate(list(trained.values()), [1] * len(cohort))
             out["means"].append(w)
-        if method == "feddf":
-            target = mixed_logits(list(logits.values()))
-            w, evaluations, made = distil_feddf(w, x, target, steps, val, o)
-            out["evaluations"].append(evaluations)
-            out["steps"].append(made)
-        elif method == "fedaux":
-            target = mixed_logits(list(logits.values()), [out["scores"][k] for k in cohort])
-            rows = o["steps"] is None
-            steps = take(steps, o["epochs"] * len(x) if rows else o["steps"], rows)
+            target = mixed_logits(list(logits.values()), [certain[k] for k in cohort])
+            steps = take(steps, o["epochs"] * len(x), rows=True)
             w = train(w, x, target, steps, kl, server_adam)
-        out["targets"].append(target)
         out["models"].append(w)
     return dict(out)

@@ -1,10 +1,7 @@
 """Sound data files, and texts without a checksum."""
 
 import io
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fedgkd_pl import SST5, AGNews
@@ -38,20 +35,3 @@ def image(size: tuple[int, int] = (64, 64), form: str = "JPEG") -> bytes:
     out = io.BytesIO()
     Image.effect_noise(size, 50).save(out, form)
     return out.getvalue()
-
-
-def as_texts(name: str, content: bytes, folder: Path) -> None:
-    (folder / name).write_bytes(content)
-    data = sst5(folder) if name.startswith("sst5") else ag_news(folder)
-    texts, labels = data.texts()["test"]
-    assert len(texts) == len(labels) and all(label in range(data.num_classes) for label in labels)
-
-
-Parse = Callable[[bytes, Path], Any]
-FORMATS: dict[str, tuple[Callable[[], bytes], Parse]] = {  # for tests.support.fuzz
-    "trees": (lambda: TREE * 20, partial(as_texts, "sst5/test.txt")),
-    "rows": (
-        lambda: b'"1","The ""news""","a film\\is, good"\n' * 20,
-        partial(as_texts, "ag_news/test.csv"),
-    ),
-}

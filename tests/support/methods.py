@@ -1,26 +1,18 @@
 """Every method on a table that the oracles can follow."""
 
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import count, islice
 from typing import Any
 
 import fedgkd_pl
 import numpy as np
 import torch
-from fedgkd_pl import (
-    MLP,
-    MOON,
-    FedAvg,
-    FedDistill,
-    FedDistillPlus,
-    FedGKD,
-    FedGKDPlus,
-    FedGKDVote,
-    FedProx,
-    LocalEngine,
-)
-from fedgkd_pl.data.examples import Examples
+from fedgkd_pl import MLP, FedAvg, LocalEngine
+from fedgkd_pl.data.examples import Batches, Examples
 from fedgkd_pl.data.public import PublicData, unlabelled
 from fedgkd_pl.methods import discover
+from fedgkd_pl.seeds import derive
 from torch.optim import SGD
 
 from tests.conftest import Table
@@ -30,11 +22,11 @@ def batches_of(data: Table, epochs: int) -> Any:
     """The rows of every batch, found by their values."""
     clients = data.arrays()
 
-    def batches(round: int, client: int) -> list[np.ndarray]:
-        x = clients[client][0]
+    def batches(round: int, client: int) -> list[torch.Tensor]:
+        x = torch.from_numpy(clients[client][0])
         loader = data.client_data.batches(client, round)
         return [
-            np.array([int(np.where((x == row.numpy()).all(1))[0][0]) for row in rows])
+            torch.cat([(x == row).all(1).nonzero()[0] for row in rows])
             for _ in range(epochs)
             for rows, _ in loader
         ]
@@ -43,81 +35,62 @@ def batches_of(data: Table, epochs: int) -> Any:
 
 
 LOCAL: dict[str, Any] = {"lr": 0.3, "momentum": 0.9}
-# name: (class, its settings, the oracle's name, the oracle's settings, projection)
-METHODS: dict[str, tuple[Any, dict[str, Any], str, dict[str, Any], int | None]] = {
-    "FedProx": (FedProx, {"mu": 0.4}, "fedprox", {"mu": 0.4}, None),
-    "FedGKD": (
-        *(FedGKD, {"gamma": 0.8, "buffer_size": 2}),
-        *("fedgkd", {"gamma": 0.8, "buffer_size": 2}, None),
-    ),
-    "FedGKD+": (
-        *(FedGKDPlus, {"gamma": 0.8, "buffer_size": 3}),
-        *("fedgkd", {"gamma": 0.8, "buffer_size": 3}, 5),
-    ),
-    "FedGKD-Vote": (
-        *(FedGKDVote, {"lam": 0.5, "buffer_size": 3}),
-        *("vote", {"lam": 0.5, "buffer_size": 3}, None),
-    ),
-    "MOON": (MOON, {"mu": 2.0, "tau": 0.5}, "moon", {"mu": 2.0, "tau": 0.5}, 5),
-    "FedDistill+": (FedDistillPlus, {"coefficient": 0.7}, "distill+", {"coefficient": 0.7}, None),
-    "FedDistill": (FedDistill, {"coefficient": 0.7}, "distill", {"coefficient": 0.7}, None),
+Row = tuple[dict[str, Any], str, dict[str, Any]]
+
+
+def row(reference: str, theirs: dict[str, Any] | None = None, **settings: Any) -> Row:
+    """A method's settings, the oracle's name for it and the oracle's settings, if other ones."""
+    return settings, reference, settings if theirs is None else theirs
+
+
+PROJECTION = {"FedGKD+": 5, "MOON": 5}
+METHODS: dict[str, Row] = {  # of oracle_methods
+    "FedProx": row("fedprox", mu=0.4),
+    "FedGKD": row("fedgkd", gamma=0.8, buffer_size=2),
+    "FedGKD+": row("fedgkd", gamma=0.8, buffer_size=3),
+    "FedGKD-Vote": row("vote", lam=0.5, buffer_size=3),
+    "MOON": row("moon", mu=2.0, tau=0.5),
+    "FedDistill+": row("distill+", coefficient=0.7),
+    "FedDistill": row("distill", coefficient=0.7),
 }
-# name: (its settings, the oracle's name, the oracle's settings), of oracle_more
-MORE: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
-    "SCAFFOLD": ({}, "scaffold", {}),
-    "FedDyn": ({"alpha": 0.3}, "feddyn", {"alpha": 0.3}),
-    "FedLSD": (
-        {"beta": 0.4, "tau": 2.0, "form": "convex"},
-        *("fedlsd", {"beta": 0.4, "tau": 2.0, "form": "convex"}),
-    ),
-    "FedNTD": ({"beta": 0.7, "tau": 1.5}, "fedntd", {"beta": 0.7, "tau": 1.5}),
-    "FedNova": ({"mu": 0.2}, "fednova", {"mu": 0.2}),
-    "FedExP": ({"epsilon": 0.01}, "fedexp", {"eps": 0.01, "uniform": True}),
-    "FedGMT": (
-        {"gamma": 0.6, "tau": 2.0, "alpha": 0.8, "beta": 4.0},
-        *("fedgmt", {"gamma": 0.6, "tau": 2.0, "alpha": 0.8, "beta": 4.0, "bias_corrected": True}),
-    ),
-    "FedAvgM": (
-        {"server_lr": 0.7, "server_momentum": 0.6},
-        *("fedavg", {"server": {"kind": "avgm", "lr": 0.7, "beta": 0.6}}),
-    ),
-    "FedAdam": ({"server_lr": 0.2}, "fedavg", {"server": {"kind": "adam", "lr": 0.2}}),
-    "FedYogi": ({"server_lr": 0.2}, "fedavg", {"server": {"kind": "yogi", "lr": 0.2}}),
-    "FedAdagrad": (
-        {"server_lr": 0.3, "server_momentum": 0.5},
-        *("fedavg", {"server": {"kind": "adagrad", "lr": 0.3, "b1": 0.5}}),
-    ),
+
+
+def fedopt(kind: str, lr: float, **settings: Any) -> dict[str, Any]:
+    return {"server": {"kind": kind, "lr": lr, **settings}}
+
+
+GMT = {"gamma": 0.6, "tau": 2.0, "alpha": 0.8, "beta": 4.0}
+MORE: dict[str, Row] = {  # of oracle_more
+    "SCAFFOLD": row("scaffold"),
+    "FedDyn": row("feddyn", alpha=0.3),
+    "FedLSD": row("fedlsd", beta=0.4, tau=2.0, form="convex"),
+    "FedNTD": row("fedntd", beta=0.7, tau=1.5),
+    "FedNova": row("fednova", mu=0.2),
+    "FedExP": row("fedexp", {"eps": 0.01, "uniform": True}, epsilon=0.01),
+    "FedGMT": row("fedgmt", GMT | {"bias_corrected": True}, **GMT),
+    "FedAvgM": row("fedavg", fedopt("avgm", 0.7, beta=0.6), server_lr=0.7, server_momentum=0.6),
+    "FedAdam": row("fedavg", fedopt("adam", 0.2), server_lr=0.2),
+    "FedYogi": row("fedavg", fedopt("yogi", 0.2), server_lr=0.2),
+    "FedAdagrad": row("fedavg", fedopt("adagrad", 0.3, b1=0.5), server_lr=0.3, server_momentum=0.5),
 }
-# name: (its settings, the oracle's name, the oracle's settings), of oracle_server
-SERVER: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
-    "FedDF": (
-        {"distil_steps": 7, "distil_lr": 0.02, "distil_batch_size": 4, "distil_clip": 0.3}
-        | {"temperature": 1.5, "validate_every": 2, "patience": 4},
-        "feddf",
-        {"steps": 7, "distil_lr": 0.02, "distil_clip": 0.3}
-        | {"tau": 1.5, "validate_every": 2, "patience": 4},
-    ),
-    "CFD": (
-        {"bits_up": 2, "bits_down": 3, "client_steps": 5, "server_steps": 6}
-        | {"distil_lr": 0.02, "distil_batch_size": 4},
-        *("cfd", {"bits_up": 2, "bits_down": 3, "client_steps": 5, "server_steps": 6}),
-    ),
-    "FedAUX": (
-        {"distil_epochs": 2, "distil_lr": 0.02, "distil_batch_size": 3, "epsilon": 50.0},
-        *("fedaux", {"negatives": 2, "epochs": 2}),
+CODED = {"bits_up": 2, "bits_down": 3, "client_steps": 5, "server_steps": 6, "distil_lr": 0.02}
+SERVER: dict[str, Row] = {  # of oracle_server
+    "CFD": row("cfd", CODED, distil_batch_size=4, **CODED),
+    "FedAUX": row(
+        *("fedaux", {"negatives": 2, "epochs": 2, "distil_lr": 0.02}),
+        **{"distil_epochs": 2, "distil_lr": 0.02, "distil_batch_size": 3, "epsilon": 50.0},
     ),
 }
-for row in (SERVER["CFD"], SERVER["FedAUX"]):
-    row[2]["distil_lr"] = 0.02
+FEDDF = {"distil_lr": 0.02, "distil_clip": 0.3, "validate_every": 2, "patience": 4}
+FEDDF_TOO = {"distil_steps": 7, "distil_batch_size": 4, "temperature": 1.5}  # by other names there
 FEDMD: dict[str, Any] = {"public_samples": 6, "public_epochs": 0, "start_epochs": 3}
 FEDMD |= {"digest_epochs": 2, "digest_batch_size": 4, "digest_decay": 0.01, "distil_lr": 0.02}
 FEDGEN = {"alpha": 0.8, "beta": 0.6, "decay": 0.9, "noise": 5, "hidden": 7}
 FEDGEN |= {"generator_steps": 6, "generator_lr": 0.05, "generator_batch_size": 8}
 # by title; one without settings of its own here has its defaults
 CLASSES = {info.title: getattr(fedgkd_pl, name) for name, info in discover().items()}
-SETTINGS: dict[str, dict[str, Any]] = {name: row[1] for name, row in METHODS.items()}
-SETTINGS |= {name: row[0] for name, row in (MORE | SERVER).items()} | {"FedGen": FEDGEN}
-SETTINGS["FedMD"] = FEDMD
+SETTINGS = {name: settings for name, (settings, *_) in (METHODS | MORE | SERVER).items()}
+SETTINGS |= {"FedGen": FEDGEN, "FedMD": FEDMD, "FedDF": FEDDF | FEDDF_TOO}
 OWN_OPTIMIZER = ("FedAvgM", "FedAdam", "FedYogi", "FedAdagrad")  # of the server
 EVERY = [title for title in CLASSES if title != "FedAvg"]
 
@@ -130,7 +103,7 @@ def net(projection: int | None = None) -> MLP:
 def build(name: str, workers: int = 1, **changes: Any) -> FedAvg:
     local = {"local_epochs": 2, "optimizer": partial(SGD, **LOCAL), "engine": LocalEngine(workers)}
     settings = local | SETTINGS.get(name, {}) | changes
-    model: FedAvg = CLASSES[name](net(METHODS[name][4] if name in METHODS else None), **settings)
+    model: FedAvg = CLASSES[name](net(PROJECTION.get(name)), **settings)
     return model
 
 
@@ -164,3 +137,42 @@ def cohorts(data: Table, rounds: int) -> list[list[int]]:
         sampler.set_epoch(epoch)
         drawn.append(sampler.cohort())
     return drawn
+
+
+def clients_of(data: Table) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [(torch.from_numpy(x).double(), torch.from_numpy(y)) for x, y in data.arrays()]
+
+
+def passes(length: int, size: int, seed: int, epochs: int | None = None) -> Iterator[torch.Tensor]:
+    """The rows of every batch of some passes, endless by default, found by drawing them again."""
+    rows = torch.arange(length)
+    numbered = Examples(rows, rows, lambda x, _: x)
+    batches = Batches(numbered, size, torch.Generator().manual_seed(seed))
+    return (batch for _ in islice(count(), epochs) for batch, _ in batches)
+
+
+def client_seed(round: int, client: int) -> int:
+    """That of the public batches of a client."""
+    torch.manual_seed(derive(0, "model", round, client))
+    return int(torch.randint(2**62, ()))
+
+
+def watched(model: FedAvg, see: Callable[[], Any] | None = None) -> list[Any]:
+    """What is to be seen after every server step, by default the global model."""
+    seen: list[Any] = []
+    step = model.server_step
+
+    def keep(mean: Any) -> None:
+        step(mean)
+        seen.append(see() if see else double(model.net.state_dict()))
+
+    model.server_step = keep  # type: ignore[method-assign]
+    return seen
+
+
+def agree(ours: Any, theirs: Any, atol: float = 1e-9) -> None:
+    """All numbers of every round are the oracle's, which may look at less."""
+    for round, (a, b) in enumerate(zip(ours, theirs, strict=True), 1):
+        for key in b:
+            message = f"{key} in round {round}"
+            torch.testing.assert_close(a[key], b[key], atol=atol, rtol=0, msg=message)
