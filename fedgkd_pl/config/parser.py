@@ -8,7 +8,7 @@ from fedgkd_pl.config import strict_yaml
 from fedgkd_pl.config.help import COMMON
 from fedgkd_pl.config.messages import argument_error, cut
 from fedgkd_pl.config.request import Request
-from fedgkd_pl.config.safety import check_names, confined
+from fedgkd_pl.config.safety import check_names, confined, import_parts, parts
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.errors import ArgumentError, SettingError, require
 from fedgkd_pl.federation.server import FederatedServer
@@ -148,6 +148,8 @@ class Parsed(LightningCLI):
     @override
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         parser.run = self.request.run  # type: ignore[attr-defined]
+        words = " ".join(self.request.argv)
+        import_parts(words if "help" not in words else " ".join(parts()))
         try:  # Lightning's own would warn that the process has arguments as well
             self.config = parser.parse_args(self.request.argv)
         except SettingError:

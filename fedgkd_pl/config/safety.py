@@ -5,6 +5,7 @@ anywhere, such as Lightning's ``TorchCheckpointIO``.
 """
 
 import logging
+import re
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,15 +21,7 @@ import torch
 import torchmetrics
 import yaml
 from fedgkd_pl.config import strict_yaml
-from fedgkd_pl.data.cohorts import Cohorts
-from fedgkd_pl.data.partition import Partition
-from fedgkd_pl.data.public import PublicData
-from fedgkd_pl.data.tasks import ClassTasks
-from fedgkd_pl.engines.base import Engine
 from fedgkd_pl.errors import SettingError
-from fedgkd_pl.federation.client import FederatedClient
-from fedgkd_pl.federation.losses import LocalLoss
-from fedgkd_pl.methods.fedaux import SimCLR
 from jsonargparse import (
     Namespace,
     _common,
@@ -37,7 +30,7 @@ from jsonargparse import (
     set_loader,
     set_parsing_settings,
 )
-from lightning.pytorch import Callback, LightningDataModule, callbacks, loggers, profilers
+from lightning.pytorch import callbacks, loggers, profilers
 from torch import nn
 from torch.optim import Optimizer, lr_scheduler
 from torchvision import models, transforms
@@ -45,6 +38,15 @@ from torchvision.transforms import v2
 
 log = logging.getLogger("fedgkd_pl")
 NOT_ALLOWED = "a config may not name it; your own classes come in with --import MODULE"
+# Where our parts of an experiment are, and what is none there.
+_PARTS = (
+    *("callbacks.", "data.", "engines.", "methods.", "models.", "runs.files"),
+    *("federation.callback", "federation.losses", "federation.server"),
+)
+_NO_PARTS = (
+    *("Adaptive", "Examples", "FedAvgClient", "FedGKDClient", "FederatedData", "Session"),
+    "Splits",
+)
 # sends a run to Lightning's cloud
 _NOT_LIGHTNINGS = ("LitLogger",)
 # Metrics of these packages load no pretrained nets from files or the network.
@@ -65,8 +67,6 @@ def our_rules(modules: Collection[str] = ()) -> Iterator[None]:
     Its settings belong to the process, where a LightningCLI of the user's may need them, so they
     are put back after.
     """
-    for name in fedgkd_pl.__all__:
-        getattr(fedgkd_pl, name)  # imported, so that a config may name a class without its module
     with ExitStack() as undo:
         for settings in (_common.parsing_settings, *(vars(_loaders_dumpers)[n] for n in _LOADERS)):
             undo.callback(settings.update, dict(settings))
@@ -85,7 +85,7 @@ def our_rules(modules: Collection[str] = ()) -> Iterator[None]:
             instantiate_subclass_spec_in_any=False,
             config_read_mode_fsspec_enabled=False,
         )
-        set_loader("yaml", strict_yaml.load, (yaml.YAMLError,))
+        set_loader("yaml", _load, (yaml.YAMLError,))
         yield
 
 
@@ -143,19 +143,31 @@ def _leads_away(value: str, home: Path, key: str) -> bool:
 @cache
 def allowed() -> frozenset[str]:
     """The dotted names that a config may use, of classes and of functions that make nets."""
-    return frozenset(path for thing in _things() for path in _paths(thing))
+    ours = {f"{home}.{name}" for name, module in parts().items() for home in ("fedgkd_pl", module)}
+    return frozenset(ours.union(path for thing in _theirs() for path in _paths(thing)))
 
 
-def _things() -> Iterator[Any]:
-    ours = (ClassTasks, Cohorts, Engine, LocalLoss, Partition, PublicData, SimCLR)
-    parts = (Callback, LightningDataModule, nn.Module, *ours)
-    for public in (getattr(fedgkd_pl, name) for name in fedgkd_pl.__all__):
-        if (
-            isclass(public)
-            and issubclass(public, parts)
-            and not issubclass(public, FederatedClient)
-        ):
-            yield public
+def parts() -> dict[str, str]:
+    """The modules of our public classes that a config may name, by the names of the classes."""
+    return {
+        name: module
+        for name, module in fedgkd_pl.MODULES.items()
+        if module.removeprefix("fedgkd_pl.").startswith(_PARTS) and name not in _NO_PARTS
+    }
+
+
+def import_parts(text: str) -> None:
+    """Imports those of them that a text names, so that it may name them without their module."""
+    for name in sorted(parts().keys() & set(re.findall(r"\w+", text))):
+        getattr(fedgkd_pl, name)
+
+
+def _load(text: str) -> Any:
+    import_parts(text)
+    return strict_yaml.load(text)
+
+
+def _theirs() -> Iterator[Any]:
     yield from _classes(nn, nn.Module, "torch.nn.modules.")
     yield from _classes(torch.optim, Optimizer, "torch.optim.")
     yield from _classes(lr_scheduler, lr_scheduler.LRScheduler, "torch.optim.lr_scheduler")
