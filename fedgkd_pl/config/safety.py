@@ -15,6 +15,7 @@ from os.path import isfile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import fedgkd_pl
 import torch
@@ -67,18 +68,16 @@ def our_rules(modules: Collection[str] = ()) -> Iterator[None]:
     Its settings belong to the process, where a LightningCLI of the user's may need them, so they
     are put back after.
     """
-    with ExitStack() as undo:
-        for settings in (_common.parsing_settings, *(vars(_loaders_dumpers)[n] for n in _LOADERS)):
-            undo.callback(settings.update, dict(settings))
-            undo.callback(settings.clear)
-        undo.callback(setattr, _optionals, "_config_read_mode", _optionals._config_read_mode)
-        representers = yaml.SafeDumper.yaml_multi_representers
-        undo.callback(setattr, yaml.SafeDumper, "yaml_multi_representers", dict(representers))
+    loaders = [vars(_loaders_dumpers)[name] for name in _LOADERS]
+    representers = yaml.SafeDumper.yaml_multi_representers
+    with ExitStack() as kept:
+        for values in (_common.parsing_settings, *loaders, representers):
+            kept.enter_context(patch.dict(values))
+        kept.enter_context(
+            patch.object(_optionals, "_config_read_mode", _optionals._config_read_mode)
+        )
         # Lightning's enumerations of texts, which may be a default, are written as those texts
-        yaml.SafeDumper.yaml_multi_representers = {
-            **representers,
-            str: lambda to, text: to.represent_data(str.__str__(text)),
-        }
+        representers[str] = lambda to, text: to.represent_data(str.__str__(text))
         set_parsing_settings(
             import_path_denylist=["*"],
             import_path_allowlist=[*sorted(allowed()), *modules],
@@ -112,32 +111,28 @@ def confined(value: Any, home: Path, key: str) -> Any:
 
     The run may be a stranger's. Folders become the run's; what else looks like a place is left out.
     """
-    if isinstance(value, Namespace):
-        inside = confined(vars(value), home, key)
-        if isinstance(inside, dict):
-            return Namespace(**inside)  # type: ignore[no-untyped-call]
-        return inside
-    if isinstance(value, dict):
-        service = str(value.get("class_path")).rpartition(".")[2]
+    name = key.rpartition(".")[2]
+    if isinstance(value, Namespace | dict):
+        inside = vars(value) if isinstance(value, Namespace) else value
+        service = str(inside.get("class_path")).rpartition(".")[2]
         if service not in SERVICES:
-            return {name: confined(each, home, f"{key}.{name}") for name, each in value.items()}
-        value = service
+            parts = {part: confined(each, home, f"{key}.{part}") for part, each in inside.items()}
+            return Namespace(**parts) if isinstance(value, Namespace) else parts
+        value, place = service, None
     elif isinstance(value, list | tuple):
-        parts = [confined(each, home, key) for each in value]
-        return [part for part in parts if part is not None]
-    elif not isinstance(value, str | Path) or not _leads_away(str(value), home, key):
+        kept = [confined(each, home, key) for each in value]
+        return [each for each in kept if each is not None]
+    elif isinstance(value, str | Path) and (name in PLACES or _is_place(str(value))):
+        place = str(home) if name in PLACES else None
+    else:
         return value
     log.warning("%s: %s of the run's own config is not used; give it as a flag", key, value)
-    return str(home) if key.rpartition(".")[2] in PLACES else None
+    return place
 
 
-def _leads_away(value: str, home: Path, key: str) -> bool:
-    path = Path(value.removeprefix("file:"))
-    is_place = key.rpartition(".")[2] in PLACES or path.is_absolute() or ".." in path.parts
-    is_place = is_place or isfile(path)  # which jsonargparse would read
-    if "://" in value or value.startswith(("~", "file:")) or "\0" in value:
-        return True
-    return is_place and not path.resolve().is_relative_to(home.resolve())
+def _is_place(value: str) -> bool:
+    is_file = isfile(value)  # which jsonargparse would read
+    return is_file or re.search(r"^[/~]|^file:|\.\.|://|\0", value) is not None
 
 
 @cache

@@ -65,7 +65,10 @@ def test_settings_are_files_mappings_and_overrides_later_ones_win(tmp_path: Path
     [
         ({"model.gama": 1}, "model.gama: no such setting, did you mean gamma?"),
         ({"rounds": 0}, "rounds: must be from 1 to 2147483647 (got 0)"),
-        ({"model.buffer_size": "many"}, "model.buffer_size: Expected a <class 'int'> (got many)"),
+        (
+            {"model.buffer_size": "many"},
+            "model.buffer_size: Expected a <class 'int'>. Got value: many",
+        ),
     ],
 )
 def test_a_wrong_setting_is_an_exception_not_an_exit(flags: dict[str, Any], text: str) -> None:

@@ -249,7 +249,7 @@ ELSEWHERE: list[tuple[str, Any, Any]] = [
     ("trainer.default_root_dir", "{top}", "{run}"),
     ("trainer.default_root_dir", "../elsewhere", "{run}"),
     ("trainer.logger.save_dir", "s3://bucket", "{run}"),
-    ("trainer.logger.save_dir", "{run}/logs", "{run}/logs"),
+    ("trainer.logger.save_dir", "{run}/logs", "{run}"),
     ("trainer.logger.name", "../../..", None),
     ("trainer.logger.version", "{top}", None),
     ("trainer.logger", {"class_path": "x.WandbLogger"}, None),
