@@ -10,7 +10,6 @@ from typing import Any
 
 import yaml
 from fedgkd_pl.callbacks.dashboard import Dashboard
-from fedgkd_pl.callbacks.profile import RoundProfile
 from fedgkd_pl.callbacks.progress import RoundProgress
 from fedgkd_pl.config.experiment import Experiment, Start
 from fedgkd_pl.config.messages import setting_error
@@ -217,6 +216,8 @@ class _Objects(_Instantiated):
         if self.keeps_files:
             callbacks.append(RunFiles(config=self.fixed))
         if self.request.command == "fit" and self.config.profile:
+            from fedgkd_pl.callbacks.profile import RoundProfile
+
             callbacks.append(RoundProfile())
         if config["enable_progress_bar"] is not False and not has(ProgressBar):
             callbacks.append(RoundProgress())

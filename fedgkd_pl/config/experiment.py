@@ -11,17 +11,16 @@ from shlex import quote
 from typing import Any
 
 import torch
-from fedgkd_pl.callbacks.profile import RoundProfile
 from fedgkd_pl.config import strict_yaml
 from fedgkd_pl.config.messages import setting_error
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.federation.callback import FederatedCallback
 from fedgkd_pl.federation.checks import SCORES, check_resumed
 from fedgkd_pl.federation.own_module import is_own_module
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.methods import title_of_class
 from fedgkd_pl.processes.signals import Interrupted, Stopped, stop_behind
-from fedgkd_pl.runs.files import RunFiles
 from fedgkd_pl.runs.folder import PREDICTIONS, RunFolder, how_to_look
 from fedgkd_pl.runs.resume import BestRound, LastRound, check_net, check_settings, compare_settings
 from fedgkd_pl.runs.settings import fixed_settings, flatten
@@ -212,7 +211,7 @@ class Experiment:
         folder = start.folder
         write_text(folder.config, self.text)
         for callback in self.callbacks:
-            if isinstance(callback, RunFiles | RoundProfile):
+            if isinstance(callback, FederatedCallback) and hasattr(callback, "folder"):
                 callback.folder = callback.folder or str(folder.path)
             if isinstance(callback, BestRound | LastRound):
                 callback.dirpath = callback.dirpath or str(folder.checkpoints)

@@ -117,7 +117,8 @@ def confined(value: Any, home: Path, key: str) -> Any:
         service = str(inside.get("class_path")).rpartition(".")[2]
         if service not in SERVICES:
             parts = {part: confined(each, home, f"{key}.{part}") for part, each in inside.items()}
-            return Namespace(**parts) if isinstance(value, Namespace) else parts
+            made: Any = type(value)
+            return made(**parts)
         value, place = service, None
     elif isinstance(value, list | tuple):
         kept = [confined(each, home, key) for each in value]

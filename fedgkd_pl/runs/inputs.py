@@ -61,7 +61,7 @@ def inputs_files(server: FederatedServer, data: FederatedDataModule) -> dict[str
         "net": {"shape": shape, "dtype": str(inputs.dtype).removeprefix("torch.")},
         "raw": describe_inputs(data),
     }
-    config = getattr(getattr(server.net, "encoder", None), "config", None)
+    config: Any = getattr(getattr(server.net, "encoder", None), "config", None)
     if hasattr(config, "to_json_string"):  # a TextClassifier's
         content["encoder"] = json.loads(config.to_json_string())
     files = {INPUTS: json.dumps(content) + "\n"}
