@@ -92,7 +92,7 @@ def run_keepers(clients: int) -> None:
     """Trains SCAFFOLD until every client has a state; prints memory and the commits' seconds."""
     import torch
     from fedgkd_pl import SCAFFOLD, Arrays, CyclicCohorts, LocalEngine
-    from fedgkd_pl.runs.keep import LastRound
+    from fedgkd_pl.runs.resume import LastRound
     from fedgkd_pl.storage.checkpoint_io import SafeCheckpointIO
     from lightning.pytorch import Trainer
     from torch import nn

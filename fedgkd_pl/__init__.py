@@ -8,23 +8,29 @@ those of ``__init__.pyi``, and every method that has a file in ``fedgkd_pl/metho
 its client half (``FedProxClient``).
 """
 
+import re
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
-import lazy_loader
 from fedgkd_pl import _torchvision
 from fedgkd_pl.methods import discover
 
 __version__ = "0.1.0"
 
 _torchvision.install()
-_import_listed, _, _listed = lazy_loader.attach_stub(__name__, __file__)
-__all__ = sorted({"__version__", *_listed, *discover()})
+_stub = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
+_listed = re.findall(r"^from \.(\S+) import (\w+)", _stub, re.MULTILINE)
+MODULES = {name: f"{__name__}.{module}" for module, name in _listed}
+MODULES |= {name: method.module for name, method in discover().items()}
+__all__ = sorted({"__version__", *MODULES})
 
 
 def __getattr__(name: str) -> Any:
-    method = discover().get(name) or discover().get(name.removesuffix("Client"))
-    return getattr(import_module(method.module), name) if method else _import_listed(name)
+    module = MODULES.get(name) or MODULES.get(name.removesuffix("Client"))
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(module), name)
 
 
 def __dir__() -> list[str]:

@@ -135,5 +135,6 @@ from .models.text import TextClassifier as TextClassifier
 from .runs.files import RunFiles as RunFiles
 from .storage.checkpoint import read_checkpoint as read_checkpoint
 
+MODULES: dict[str, str]
 __all__: list[str]
 __version__: str

@@ -7,14 +7,18 @@ import sys
 import tokenize
 import tomllib
 from collections.abc import Iterator
+from inspect import isclass
 from pathlib import Path
 from shutil import copytree, ignore_patterns
 from typing import Any
 
 import fedgkd_pl
 import pytest
-from fedgkd_pl.config.safety import allowed
+from fedgkd_pl import ClassTasks, FederatedClient, SimCLR
+from fedgkd_pl.config.safety import allowed, parts
 from fedgkd_pl.methods import discover
+from lightning.pytorch import Callback, LightningDataModule
+from torch import nn
 
 from tests.conftest import REPO, script
 from tests.support.faults import warm_script
@@ -32,7 +36,6 @@ OTHERS = ("all", "dev", "docs")  # extras that bring nothing that the package im
 # Where a distribution is not called like the module that it brings.
 DISTRIBUTIONS = {
     "PIL": "pillow",
-    "lazy_loader": "lazy-loader",
     "sklearn": "scikit-learn",
     "typing_extensions": "typing-extensions",
     "yaml": "pyyaml",
@@ -170,7 +173,15 @@ def test_public_names_are_those_of_the_stub_and_the_methods() -> None:
     assert (PACKAGE / "py.typed").is_file()
 
 
-def test_a_config_may_not_name_what_is_not_part_of_one() -> None:
+def test_a_config_may_name_the_parts_of_an_experiment_and_nothing_else_of_ours() -> None:
+    """The list is by name, so that no class need be imported; here it is by what they are."""
+    kinds = (Callback, LightningDataModule, nn.Module, ClassTasks, SimCLR)
+    kinds += tuple(getattr(fedgkd_pl, name) for name in ("Cohorts", "Engine", "LocalLoss"))
+    kinds += tuple(getattr(fedgkd_pl, name) for name in ("Partition", "PublicData"))
+    public = {name: getattr(fedgkd_pl, name) for name in fedgkd_pl.__all__}
+    classes = {name: thing for name, thing in public.items() if isclass(thing)}
+    ours = {name for name, thing in classes.items() if issubclass(thing, kinds)}
+    assert parts().keys() == {n for n in ours if not issubclass(classes[n], FederatedClient)}
     for name in ("build", "read_checkpoint", "Message", "Session", "Examples", "FedAvgClient"):
         assert f"fedgkd_pl.{name}" not in allowed()
     for name in ("FedAvg", "FederatedServer", "Partition", "Engine", "MLP", "RunFiles"):
@@ -183,6 +194,27 @@ def test_tests_are_in_the_folder_of_the_package_they_test_each_on_its_own() -> N
     assert folders and all((PACKAGE / name).is_dir() for name in folders), folders
     found = re.compile(r"^\s*(?:from|import) tests\S*\btest_\w+", re.MULTILINE)
     assert not [file for file in tests.rglob("*.py") if found.search(file.read_text())]
+
+
+QUICKSTART = """
+import runpy, sys
+sys.argv = "fedgkd-pl fit --config quickstart.yaml --rounds 1 --quiet".split()
+try:
+    runpy.run_module("fedgkd_pl", run_name="__main__")
+except SystemExit as done:
+    assert done.code == 0
+modules = [module for name, module in sys.modules.items() if name.split(".")[0] == "fedgkd_pl"]
+print("files", *{module.__file__ for module in modules})
+"""
+
+
+def test_a_run_is_few_files(tmp_path: Path) -> None:
+    """Those with code that a fit of quickstart.yaml imports: what a newcomer reads."""
+    done = script(QUICKSTART, tmp_path)
+    assert done.returncode == 0, done.stderr
+    files = [Path(name) for name in done.stdout.splitlines()[-1].split()[1:]]
+    with_code = sorted(str(file) for file in files if size(file)[0])
+    assert 20 < len(with_code) <= 78, "\n".join(with_code)
 
 
 FORGET = """

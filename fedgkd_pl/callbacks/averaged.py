@@ -38,6 +38,8 @@ class AveragedModel(FederatedCallback):
         export: whether to write ``average.safetensors``.
     """
 
+    logs = ("average/acc", "average/loss", "average/val_acc", "average/val_loss")
+
     def __init__(
         self, size: int | None = None, decay: float | None = None, export: bool = True
     ) -> None:

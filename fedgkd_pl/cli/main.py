@@ -272,8 +272,6 @@ COMMANDS: dict[str, Callable[..., int | None]] = {
     each.__name__: each
     for each in (fit, validate, test, predict, partition, configs, compare, report, figure)
 } | {each.__name__: each for each in (personalize, export, new, flower)}
-OTHER_WORDS = {"train": "fit", "run": "fit", "resume": "fit", "evaluate": "test", "eval": "test"}
-OTHER_WORDS |= {"list": "configs", "plot": "figure", "study": "compare", "help": "--help"}
 HELP = ("-h", "--help", "--help=all")
 TRAINER = ("fit", "validate", "test")  # all of their words are settings
 
@@ -294,7 +292,8 @@ def _dispatch(argv: list[str]) -> int:
     name, words = argv[0] if argv else "--help", argv[1:]
     if name in HELP:
         width = max(map(len, COMMANDS)) + 2
-        lines = [f"  {name:<{width}}{summary(name)}" for name in COMMANDS]
+        docs = {command: str(each.__doc__) for command, each in COMMANDS.items()}
+        lines = [f"  {each:<{width}}{text.splitlines()[0]}" for each, text in docs.items()]
         print("usage: fedgkd-pl COMMAND ...\n\ncommands:", *lines, sep="\n")
         print("\nTry: fedgkd-pl fit --config quickstart.yaml")
         print("Each command explains itself: fedgkd-pl fit --help")
@@ -303,17 +302,11 @@ def _dispatch(argv: list[str]) -> int:
         print(fedgkd_pl.__version__)
         return 0
     if name not in COMMANDS:
-        near = [OTHER_WORDS.get(name), *get_close_matches(name, COMMANDS, n=1)]
-        hints = [f"did you mean fedgkd-pl {each}?" for each in near if each]
-        hint = next(iter(hints), "fedgkd-pl --help lists them")
+        near = get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean fedgkd-pl {near[0]}?" if near else "fedgkd-pl --help lists them"
         raise ArgumentError("command", f"no such command; {hint}", name)
     quiet_libraries()
     return COMMANDS[name](**arguments(name, words)) or 0
-
-
-def summary(command: str) -> str:
-    """The first line of a command's documentation."""
-    return str(COMMANDS[command].__doc__).splitlines()[0]
 
 
 def arguments(command: str, words: Sequence[str]) -> dict[str, Any]:
@@ -321,7 +314,8 @@ def arguments(command: str, words: Sequence[str]) -> dict[str, Any]:
 
     ``settings`` gets all flags that the function does not have, each with its value.
     """
-    hints = get_type_hints(COMMANDS[command])
+    function = COMMANDS[command]
+    hints = get_type_hints(function)
     if command in TRAINER:
         return {"settings": list(words)}
     own, alone, settings = list[str](), list[str](), list[str]()
@@ -337,15 +331,11 @@ def arguments(command: str, words: Sequence[str]) -> dict[str, Any]:
             word = f"{word}=true"
         elif not equals and waiting and not _is_flag(waiting[0]):
             word = f"{word}={waiting.popleft()}"
-        is_own = key in hints or "settings" not in hints
         word = word.replace("=", "+=", 1) if key == "only" else word
-        (own if is_own else settings).append(word)
-    parser = Parser(
-        prog=f"fedgkd-pl {command}",
-        description=str(inspect.getdoc(COMMANDS[command])).partition("\n\nArgs:")[0],
-    )
+        (own if key in hints or "settings" not in hints else settings).append(word)
+    about = str(inspect.getdoc(function)).partition("\n\nArgs:")[0]
+    parser = Parser(prog=f"fedgkd-pl {command}", description=about)
     skip: set[str | int] = {"settings", "runs"}
-    function = COMMANDS[command]
     parser.add_function_arguments(function, as_group=False, as_positional=True, skip=skip)
     if "runs" in hints:
         parser.add_argument("runs", nargs="+", help="run folders, or folders above them")
@@ -368,20 +358,17 @@ class Parser(ArgumentParser):
 
 def _with_trainer(command: str, settings: list[str]) -> None:
     """Runs a command of the Trainer; or prints its help, by default the common flags alone."""
-    if not {*HELP} & {*settings}:
+    asks = bool({*HELP} & {*settings})
+    if asks:
+        from fedgkd_pl.config.help import short_help
+
+        print(short_help(command))
+    if not asks or settings[-1] in ("all", "--help=all"):
         from fedgkd_pl.config.build import build_request
         from fedgkd_pl.config.request import read_request
 
-        getattr(build_request(read_request(command, settings)), command)()
-        return
-    from fedgkd_pl.config.help import short_help
-
-    print(short_help(command))
-    if settings[-1] in ("all", "--help=all"):
-        from fedgkd_pl.config.build import build_request
-        from fedgkd_pl.config.request import Request
-
-        build_request(Request(command, ["--help"]))
+        words = ["--help"] if asks else settings
+        getattr(build_request(read_request(command, words)), command)()
 
 
 def _which(last: bool, best: bool, average: bool, ckpt_path: str | None) -> str:

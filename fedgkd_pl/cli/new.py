@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from keyword import iskeyword
 from pathlib import Path
 
-from fedgkd_pl.errors import StorageError, require
+from fedgkd_pl.errors import require
 from fedgkd_pl.storage.files import write_text
 
 TEMPLATE = Path(__file__).parent / "template"
@@ -33,21 +33,22 @@ def new_project(folder: str) -> None:
     there = os.path.lexists(target)
     empty = not there or (target.is_dir() and not any(target.iterdir()))
     require(empty, "folder", "there is one already, and it is not empty", folder)
-    files = project_files(target.name, module)
+    target.mkdir(parents=True, exist_ok=True)
     try:
-        target.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(target, error) from error
-    try:
-        for name, text in files.items():
+        for name, text in project_files(target.name, module).items():
             write_text(target / name, text)
     except BaseException:  # a full disk, or Ctrl-C: no half project stays
         for each in [*target.iterdir()] if there else [target]:
             shutil.rmtree(each) if each.is_dir() else each.unlink()
         raise
     print(f"wrote {folder}; net.py, data.py and method.py in {module}/ are yours to change\n")
-    for command in next_commands(target, module):
-        print(f"  {command}")
+    here = Path.cwd()
+    place = target.relative_to(here) if target.is_relative_to(here) else target
+    change = [f"cd {shlex.quote(str(place))}"] * (target != here)
+    train = f"fedgkd-pl fit --import {module} --config config.yaml"
+    study = f"fedgkd-pl compare study.yaml --import {module}"
+    test = "pytest" if find_spec("pytest") else "pip install pytest && pytest"
+    print(*(f"  {command}" for command in (*change, train, study, test)), sep="\n")
 
 
 def module_of(name: str) -> str:
@@ -75,15 +76,3 @@ def project_files(name: str, module: str) -> dict[str, str]:
         )
         for file in sorted(TEMPLATE.rglob(f"*{SUFFIX}"))
     }
-
-
-def next_commands(target: Path, module: str) -> list[str]:
-    """What to type from here on."""
-    here = Path.cwd()
-    place = target.relative_to(here) if target.is_relative_to(here) else target
-    return [
-        *([f"cd {shlex.quote(str(place))}"] if target != here else []),
-        f"fedgkd-pl fit --import {module} --config config.yaml",
-        f"fedgkd-pl compare study.yaml --import {module}",
-        "pytest" if find_spec("pytest") else "pip install pytest && pytest",
-    ]

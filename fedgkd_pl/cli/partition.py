@@ -12,12 +12,6 @@ from fedgkd_pl.storage.reading import printable
 WIDTH = 20  # classes that fit a terminal's table
 
 
-def _skew(figures: dict[str, float], classes: int) -> dict[str, str]:
-    apart = f"{figures['total_variation']:.3f} from all labels (0 alike, 1 apart)"
-    effective = f"{figures['effective_classes']:.2f} of {classes} per client"
-    return {"effective classes": effective, "total variation": apart}
-
-
 def _owners(data: FederatedDataModule) -> list[str]:
     """Whose samples each client has, where clients are made of owners that have names."""
     names = data.owner_names
@@ -59,6 +53,9 @@ def show_partition(data: FederatedDataModule, folder: Path, exported: Path | Non
     console.print(table)
     if len(counts) > SHOWN or classes > WIDTH:
         console.print(f"(the first {SHOWN} of {len(counts)} clients, {WIDTH} of {classes} classes)")
+    effective = f"{figures['effective_classes']:.2f} of {classes} per client"
+    apart = f"{figures['total_variation']:.3f} from all labels (0 alike, 1 apart)"
+    skew = {"effective classes": effective, "total variation": apart}
     lines = {
         "clients, in a round": f"{data.num_clients}, {data.cohort_size}",
         "validation, test": f"{summary['num_val']}, {summary['num_test']}",
@@ -67,7 +64,7 @@ def show_partition(data: FederatedDataModule, folder: Path, exported: Path | Non
             for split, own in data.client_splits.items()
         },
         **({"public": f"{summary['num_public']}"} if "num_public" in summary else {}),
-        **(_skew(figures, classes) if classes else {}),
+        **(skew if classes else {}),
         "sizes": f"{figures['size_min']:.0f} to {figures['size_max']:.0f}, "
         f"σ {figures['size_std']:.0f}",
     }

@@ -10,7 +10,6 @@ from typing import Any
 
 import yaml
 from fedgkd_pl.callbacks.dashboard import Dashboard
-from fedgkd_pl.callbacks.profile import RoundProfile
 from fedgkd_pl.callbacks.progress import RoundProgress
 from fedgkd_pl.config.experiment import Experiment, Start
 from fedgkd_pl.config.messages import setting_error
@@ -20,8 +19,7 @@ from fedgkd_pl.config.safety import our_rules
 from fedgkd_pl.errors import RunFailed, SettingError, StorageError, require
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.runs.files import RunFiles
-from fedgkd_pl.runs.keep import LastRound
-from fedgkd_pl.runs.resume import find_checkpoint, load_checkpoint
+from fedgkd_pl.runs.resume import LastRound, find_checkpoint, load_checkpoint
 from fedgkd_pl.runs.settings import fixed_settings, flatten
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -70,8 +68,7 @@ def build(
 
 def _flags(settings: Mapping[str, Any]) -> list[str]:
     """Settings as flags, which have the same names."""
-    texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in settings.items()}
-    return [f"--{key}={text}" for key, text in texts.items()]
+    return [f"--{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in settings.items()]
 
 
 def build_request(request: Request) -> Experiment:
@@ -107,6 +104,7 @@ class _Instantiated(Parsed):
     def instantiate_classes(self) -> None:
         text = self.parser.dump(self.config, skip_unset=False, format="yaml", skip_validation=True)
         self.settings: dict[str, Any] = yaml.safe_load(text)
+        self.fixed = fixed_settings(self.settings)  # those that decide the result, by dotted key
         try:
             self.make()
         except (OSError, RunFailed, StorageError):
@@ -117,11 +115,6 @@ class _Instantiated(Parsed):
     def make(self) -> None:
         """Makes the objects."""
         super().instantiate_classes()
-
-    @property
-    def fixed(self) -> dict[str, Any]:
-        """The settings that decide the result, by dotted key."""
-        return fixed_settings(self.settings)
 
 
 class _Model(_Instantiated):
@@ -156,27 +149,24 @@ class _Objects(_Instantiated):
 
     @override
     def before_instantiate_classes(self) -> None:
-        config = self.config
+        config, start, fits = self.config, self.start, self.request.command == "fit"
         self.quiet, config.quiet = config.quiet, False  # it is about this command, not the run
-        if self.request.command != "fit":
-            require(config.ckpt_path is not None, "ckpt_path", "missing: a run or a checkpoint")
         if config.data.init_args.get("val_fraction") == 0:
             config.checkpoint.monitor = None  # nothing to choose a best round by
-        engine = config.model.init_args.get("engine") or {}
-        address = engine.get("init_args", {}).get("ray_address")
+        address = config.get("model.init_args.engine.init_args.ray_address")
         flags = {word.partition("=")[2] or word for word in self.request.argv}
         is_known = address in (None, "auto", "local", *flags)
         require(is_known, "model.engine.ray_address", ADDRESS, address)
-        file = None
-        if self.start.folder is not None:
-            self.start.lock = self.start.folder.lock()
-            file = self.start.folder.last_checkpoint()
-        if file is None and config.ckpt_path is not None:
-            file = find_checkpoint(config.ckpt_path, Path(config.output_dir) / config.name)
-            config.ckpt_path = str(file.absolute())
-        if file is not None:
-            resumed, trains = self.start.folder is not None, self.request.command == "fit"
-            self.start.checkpoint, self.start.file = load_checkpoint(file, resumed, trains)
+        if start.folder is not None:
+            start.lock = start.folder.lock()
+            start.file = start.folder.last_checkpoint()
+        if start.file is None and config.ckpt_path is not None:
+            start.file = find_checkpoint(config.ckpt_path, Path(config.output_dir) / config.name)
+            config.ckpt_path = str(start.file.absolute())
+        require(fits or start.file is not None, "ckpt_path", "missing: a run or a checkpoint")
+        if start.file is not None:
+            resumed = start.folder is not None
+            start.checkpoint, start.file = load_checkpoint(start.file, resumed, states=fits)
 
     @override
     def make(self) -> None:
@@ -191,8 +181,10 @@ class _Objects(_Instantiated):
     @override
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         config = {**self.config_init["trainer"], **kwargs}
-        callbacks = config["callbacks"] or []
-        callbacks = [*callbacks] if isinstance(callbacks, list) else [callbacks]
+        callbacks, plugins = (_as_list(config[name]) for name in ("callbacks", "plugins"))
+        text = "must not have a CheckpointIO: the command line keeps its own, which runs nothing"
+        theirs = any(isinstance(plugin, CheckpointIO) for plugin in plugins)
+        require(not theirs, "trainer.plugins", text)
         if self.quiet:
             config["enable_progress_bar"] = config["enable_model_summary"] = False
             callbacks = [each for each in callbacks if not isinstance(each, ProgressBar)]
@@ -205,30 +197,30 @@ class _Objects(_Instantiated):
         config["callbacks"] = [*callbacks, *self._own_callbacks(config, callbacks)]
         if self.start.folder is not None and config["default_root_dir"] is None:
             config["default_root_dir"] = str(self.start.folder.path)  # not the current folder
-        plugins = config["plugins"] if isinstance(config["plugins"], list) else [config["plugins"]]
-        text = "must not have a CheckpointIO: the command line keeps its own, which runs nothing"
-        theirs = any(isinstance(plugin, CheckpointIO) for plugin in plugins)
-        require(not theirs, "trainer.plugins", text)
         try:
             return Trainer(**config)
         except (ValueError, TypeError, MisconfigurationException) as error:
             raise SettingError("trainer", str(error)) from error
 
     def _own_callbacks(self, config: dict[str, Any], theirs: list[Callback]) -> list[Callback]:
+        def has(kind: type[Callback]) -> bool:
+            return any(isinstance(each, kind) for each in theirs)
+
         callbacks: list[Callback] = []
         best = self.config_init["checkpoint"]
         if self.keeps_files and config["enable_checkpointing"] is not False:
             # without a score there is no best round, only a last one
             callbacks += [best, LastRound()] if best.monitor else [LastRound()]
+        if self.keeps_files and self.own_logger and not has(Dashboard):
+            callbacks.append(Dashboard())
         if self.keeps_files:
-            if self.own_logger and not any(isinstance(each, Dashboard) for each in theirs):
-                callbacks.append(Dashboard())
-            callbacks.append(RunFiles(config=fixed_settings(self.settings)))
+            callbacks.append(RunFiles(config=self.fixed))
         if self.request.command == "fit" and self.config.profile:
+            from fedgkd_pl.callbacks.profile import RoundProfile
+
             callbacks.append(RoundProfile())
-        if config["enable_progress_bar"] is not False:
-            has_bar = any(isinstance(each, ProgressBar) for each in theirs)
-            callbacks += [] if has_bar else [RoundProgress()]
+        if config["enable_progress_bar"] is not False and not has(ProgressBar):
+            callbacks.append(RoundProgress())
         return callbacks
 
     def experiment(self) -> Experiment:
@@ -245,3 +237,8 @@ class _Objects(_Instantiated):
             keeps_files=self.keeps_files,
             quiet=self.quiet,
         )
+
+
+def _as_list(value: Any) -> list[Any]:
+    """The callbacks or plugins of a Trainer, of which one may stand alone."""
+    return [*value] if isinstance(value, list) else [value] * (value is not None)

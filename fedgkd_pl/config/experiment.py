@@ -11,21 +11,18 @@ from shlex import quote
 from typing import Any
 
 import torch
-from fedgkd_pl.callbacks.averaged import AveragedModel
-from fedgkd_pl.callbacks.profile import RoundProfile
 from fedgkd_pl.config import strict_yaml
 from fedgkd_pl.config.messages import setting_error
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.federation.callback import FederatedCallback
 from fedgkd_pl.federation.checks import SCORES, check_resumed
 from fedgkd_pl.federation.own_module import is_own_module
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.methods import title_of_class
 from fedgkd_pl.processes.signals import Interrupted, Stopped, stop_behind
-from fedgkd_pl.runs.files import RunFiles
 from fedgkd_pl.runs.folder import PREDICTIONS, RunFolder, how_to_look
-from fedgkd_pl.runs.keep import BestRound, LastRound
-from fedgkd_pl.runs.resume import check_net, check_settings, compare_settings
+from fedgkd_pl.runs.resume import BestRound, LastRound, check_net, check_settings, compare_settings
 from fedgkd_pl.runs.settings import fixed_settings, flatten
 from fedgkd_pl.storage.files import write_text
 from filelock import BaseFileLock
@@ -106,22 +103,17 @@ class Experiment:
                 if isinstance(callback, BestRound):
                     callback.take_score(names["val"])
             scores = [f"{split}/{name}" for split in SPLITS for name in sorted(names[split])]
-            self._check_monitors(scores)
-            if not trains:
-                return
-            self.data.check_rounds(self.settings["rounds"])
-            self.model.check_run(self.data, self.trainer, reaches_clients)
-
-    def _check_monitors(self, scores: list[str]) -> None:
-        """Rejects a callback's ``monitor`` that is none of our scores."""
-        if any(isinstance(callback, AveragedModel) for callback in self.callbacks):
-            scores = [*scores, "average/acc", "average/loss", "average/val_acc", "average/val_loss"]
-        for callback in self.callbacks:
-            monitor = getattr(callback, "monitor", None)
-            key = "checkpoint.monitor" if isinstance(callback, BestRound) else "trainer.callbacks"
-            ours = isinstance(monitor, str) and monitor.startswith(SCORES)
-            unknown = ours and monitor not in scores and "/class_acc/" not in str(monitor)
-            require(not unknown, key, f"no such score: {', '.join(scores)}", monitor)
+            scores += [name for each in self.callbacks for name in getattr(each, "logs", ())]
+            text = f"no such score: {', '.join(scores)}"
+            for callback in self.callbacks:
+                monitor = str(getattr(callback, "monitor", None))
+                ours = monitor.startswith(SCORES) and "/class_acc/" not in monitor
+                is_best = isinstance(callback, BestRound)
+                key = "checkpoint.monitor" if is_best else "trainer.callbacks"
+                require(monitor in scores or not ours, key, text, monitor)
+            if trains:
+                self.data.check_rounds(self.settings["rounds"])
+                self.model.check_run(self.data, self.trainer, reaches_clients)
 
     def fit(self) -> RunFolder | None:
         """Trains every round; gives back the run's folder, None where it keeps none.
@@ -148,38 +140,41 @@ class Experiment:
                 ckpt_path=start.file and str(start.file),
                 weights_only=self.settings["weights_only"],
             )
+        if not self.keeps_files or start.folder is None:
+            return None
         done, rounds = self.trainer.current_epoch, self.settings["rounds"]
-        if done < rounds and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+        if done < rounds:
             print(f"ended after round {done} of {rounds}: {self._reason()}")
-        if start.folder is not None and self.keeps_files:
-            self._tell(start.folder)
-            return start.folder
-        return None
+        self._tell(start.folder)
+        return start.folder
 
     def validate(self) -> list[Any]:
         """Evaluates the checkpoint on the server's validation set."""
-        return list(self._evaluate(self.trainer.validate, verbose=self.settings["verbose"]))
+        return self._evaluate(self.trainer.validate, verbose=self.settings["verbose"])
 
     def test(self) -> list[Any]:
         """Evaluates the checkpoint on the test set."""
-        return list(self._evaluate(self.trainer.test, verbose=self.settings["verbose"]))
+        return self._evaluate(self.trainer.test, verbose=self.settings["verbose"])
 
     def predict(self) -> Path:
         """Writes the checkpoint's predictions on the test set beside it."""
-        batches = self._evaluate(self.trainer.predict)
+        import pandas as pd
+
+        confidence, classes = torch.cat(self._evaluate(self.trainer.predict)).max(dim=1)
+        columns = {"label": self.data.test.targets, "prediction": classes}
+        table = pd.DataFrame(columns | {"probability": confidence.tolist()})
         assert self.start.file is not None
         file = RunFolder.of_checkpoint(self.start.file).path / PREDICTIONS
-        _write_predictions(file, torch.cat(batches), self.data.test.targets)
+        write_text(file, table.to_csv(index_label="index"))
         print(f"wrote {file}")
         return file
 
-    def _evaluate(self, how: Any, **arguments: Any) -> Any:
+    def _evaluate(self, how: Any, **arguments: Any) -> list[Any]:
         with self._ending():
             self.check(trains=False)
             check_net(self.start.checkpoint, self.model)
-            file, weights_only = str(self.start.file), self.settings["weights_only"]
-            arguments |= {"ckpt_path": file, "weights_only": weights_only}
-            return how(self.model, datamodule=self.data, **arguments)
+            arguments |= {"ckpt_path": str(self.start.file), "datamodule": self.data}
+            return list(how(self.model, weights_only=self.settings["weights_only"], **arguments))
 
     def _check_start(self) -> None:
         """Refuses to go on with other settings than a checkpoint's, or where nothing is left."""
@@ -192,15 +187,14 @@ class Experiment:
         check_settings(checkpoint, self.fixed)
         for callback in self.callbacks:
             saved = checkpoint["callbacks"].get(callback.state_key)
-            if isinstance(callback, AveragedModel) and saved is not None:
-                callback.load_state_dict(saved)  # refuses that of another average
+            if isinstance(callback, FederatedCallback) and saved is not None:
+                callback.load_state_dict(saved)  # an AveragedModel refuses another average's
         done, rounds = checkpoint["global_step"], self.settings["rounds"]
         finished = folder is None or folder.is_finished(done)
-        stopped = folder is not None and checkpoint["fedgkd_pl"].get("stopped")
-        text = f"the run is finished: a callback ended it after round {done}; for more rounds, "
-        text += "begin a new run without that callback, or with more patience"
-        require(not (stopped and finished), "resume", text)
-        if stopped:
+        if folder is not None and checkpoint["fedgkd_pl"].get("stopped"):
+            text = f"the run is finished: a callback ended it after round {done}; for more rounds, "
+            text += "begin a new run without that callback, or with more patience"
+            require(not finished, "resume", text)
             self.callbacks.append(_OnlyFinish())
         more = done < rounds or (done == rounds and not finished)
         text = f"the run is finished: to go on, --rounds N with more than {done}"
@@ -210,22 +204,21 @@ class Experiment:
         """Makes the run's folder, after all checks."""
         start = self.start
         if start.folder is None:
-            parent = Path(self.settings["output_dir"]) / self.settings["name"]
-            start.folder = RunFolder.new(parent)
+            start.folder = RunFolder.new(Path(self.settings["output_dir"]) / self.settings["name"])
             start.lock = start.folder.lock()
         else:
             start.folder.drop_uncommitted(start.checkpoint.get("global_step", 0))
         folder = start.folder
         write_text(folder.config, self.text)
         for callback in self.callbacks:
-            if isinstance(callback, RunFiles | RoundProfile) and callback.folder is None:
-                callback.folder = str(folder.path)
+            if isinstance(callback, FederatedCallback) and hasattr(callback, "folder"):
+                callback.folder = callback.folder or str(folder.path)
+            if isinstance(callback, BestRound | LastRound):
+                callback.dirpath = callback.dirpath or str(folder.checkpoints)
             if isinstance(callback, ModelCheckpoint) and not isinstance(callback, LastRound):
                 callback.CHECKPOINT_NAME_LAST = "newest"  # last.ckpt is LastRound's
             if isinstance(callback, BestRound) and start.file is not None:
                 callback.source = start.file.parent
-            if isinstance(callback, BestRound | LastRound) and callback.dirpath is None:
-                callback.dirpath = str(folder.checkpoints)
         path = folder.path
         if self.own_logger:
             self.trainer.logger = TensorBoardLogger(
@@ -255,11 +248,11 @@ class Experiment:
         if 0 < self.trainer.max_steps <= self.trainer.global_step:
             return f"trainer.max_steps is {self.trainer.max_steps}"
         for callback in self.callbacks:
+            name = type(callback).__name__
             if isinstance(callback, EarlyStopping) and callback.stopping_reason_message:
-                return f"{type(callback).__name__}: {callback.stopping_reason_message}"
-            left = callback.time_remaining() if isinstance(callback, Timer) else None
-            if left is not None and left <= 0:
-                return f"{type(callback).__name__}: the time is over"
+                return f"{name}: {callback.stopping_reason_message}"
+            if isinstance(callback, Timer) and (callback.time_remaining() or 1) <= 0:
+                return f"{name}: the time is over"
         return "a callback set trainer.should_stop"
 
     @property
@@ -271,8 +264,8 @@ class Experiment:
         """Prints how it went and where to look."""
         summary = json.loads(folder.summary.read_text(encoding="utf-8"))
         score = summary.get("score", "acc")
-        averaged = ("average/acc", summary.get("average", {}))
-        for name, found in ((f"test/{score}", summary), averaged):
+        scores = {f"test/{score}": summary, "average/acc": summary.get("average", {})}
+        for name, found in scores.items():
             best, final = (found.get(f"{which}_test_{score}") for which in ("best", "final"))
             if best is not None:
                 last = "not tested" if final is None else f"{final:.4f}"
@@ -286,10 +279,8 @@ class Experiment:
 
     def __repr__(self) -> str:
         """What it would train."""
-        method, data = type(self.model).__name__, self.data.name
-        name = f"{self.settings['output_dir']}/{self.settings['name']}"
-        where = self.start.folder.path if self.start.folder else name
-        return f"Experiment({method} on {data}, {self.settings['rounds']} rounds, {where})"
+        method, rounds = type(self.model).__name__, self.settings["rounds"]
+        return f"Experiment({method} on {self.data.name}, {rounds} rounds)"
 
     @contextmanager
     def whole_keys(self) -> Iterator[None]:
@@ -305,8 +296,6 @@ class Experiment:
         try:
             with self.whole_keys():
                 yield
-        except SettingError:
-            raise
         except (Stopped, SIGTERMException, SystemError) as error:
             stop = stop_behind(error)
             if isinstance(error, SIGTERMException):  # Lightning's, where a destructor dropped ours
@@ -315,8 +304,8 @@ class Experiment:
                 raise
             if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
                 self._interrupt(f"stopped by {stop.name}")  # in the user's own program
-            if self.start.folder is not None:
-                path = quote(str(self.start.folder.path))
+            if folder := self.start.folder:
+                path = quote(str(folder.path))
                 stop.hint = f"go on with: fedgkd-pl fit --resume {path}{self._imports}"
             raise stop from error
         except SystemExit as error:
@@ -339,12 +328,3 @@ class _OnlyFinish(Callback):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         trainer.should_stop = True
-
-
-def _write_predictions(file: Path, probabilities: torch.Tensor, labels: torch.Tensor) -> None:
-    """A row per sample: the truth, the guess and its probability (samples × classes)."""
-    confidence, classes = probabilities.max(dim=1)
-    lines = ["index,label,prediction,probability"]
-    for index, row in enumerate(zip(labels, classes, confidence, strict=True)):
-        lines.append(",".join(str(value) for value in (index, *(v.item() for v in row))))
-    write_text(file, "\n".join(lines) + "\n")

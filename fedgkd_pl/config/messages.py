@@ -8,11 +8,12 @@ from typing import Any
 
 from fedgkd_pl.errors import ArgumentError, SettingError
 from fedgkd_pl.runs.settings import short
+from fedgkd_pl.storage.reading import printable
 
 # Lines of the tree that say where the parser was, not what is wrong.
 NOISE = (
-    *("Subtypes:", "Errors:", "Given value", "Does not validate", "Expected a path but"),
-    *("Expected a <class 'NoneType'>", "Problem with given", "Parser key"),
+    *("Subtypes:", "Errors:", "Does not validate", "Expected a path but", "Problem with given"),
+    *("Expected a <class 'NoneType'>", "Parser key", "Given value type"),
 )
 
 
@@ -22,11 +23,7 @@ def argument_error(message: str, settings: Collection[str] = ()) -> ArgumentErro
     if message.startswith("argument --"):
         key, _, lines[0] = message.removeprefix("argument --").partition(": ")
         key = key.partition("/")[0]
-    reasons = [line for line in lines if line and not line.startswith(NOISE)]
-    reason, _, got = "; ".join(reasons).rpartition("class: ")[2].partition(". Got value: ")
-    got = got.partition(". Got value: ")[0]
-    shown = [line for line in lines if line.startswith("Given value: ")]
-    got = got or "".join(shown[:1]).removeprefix("Given value: ")
+    reason = "; ".join(line for line in lines if line and not line.startswith(NOISE)) or message
     unknown = re.search(r"(?:ption '|unrecognized arguments?: --)([^'=\s]+)", reason)
     if unknown:
         group = re.search(r"Group '([^']+)'", reason)
@@ -34,15 +31,13 @@ def argument_error(message: str, settings: Collection[str] = ()) -> ArgumentErro
         paths = re.findall(r"class_path(?:=| )'([\w.]+)'", message)
         names = [*settings, *(_arguments(paths[-1]) if paths else [])]
         return ArgumentError(short(name), f"no such setting{near(name, names)}")
-    if "mporting" in reason or "import path" in reason:
+    named = re.search(r"import path string: ([\w.]+)|mporting '([\w.]+)' is not allowed", reason)
+    if named:
         from fedgkd_pl.config.safety import NOT_ALLOWED, allowed
 
-        reason = NOT_ALLOWED if "not allowed" in reason else reason
-        reason += near(got or reason.rpartition(": ")[2], sorted(allowed(), key=len, reverse=True))
-    text = cut(reason or message, 400)
-    if got and not got.startswith("NestedArg"):
-        return ArgumentError(key or "config", text, cut(got))
-    return ArgumentError(key or "config", text)
+        hint = near(named[1] or named[2], sorted(allowed(), key=len, reverse=True))
+        reason = (f"{NOT_ALLOWED} ({named[2]})" if named[2] else reason) + hint
+    return ArgumentError(key or "config", printable(reason, 400))
 
 
 def _innermost(message: str) -> tuple[str, list[str]]:
@@ -92,24 +87,18 @@ def setting_error(error: Exception, settings: dict[str, Any]) -> SettingError:
         error: what it raised.
         settings: all of them, by dotted key.
     """
-    causes: list[BaseException] = [error]
-    while cause := causes[-1].__cause__ or causes[-1].__context__:
-        causes.append(cause)
-    ours = next((each for each in causes if isinstance(each, SettingError)), None)
-    if ours is None:
-        return SettingError("config", f"{type(causes[-1]).__name__}: {cut(causes[-1], 400)}")
-    found: dict[str, bool] = {}
+    ours: BaseException = error
+    while not isinstance(ours, SettingError):
+        cause = ours.__cause__ or ours.__context__
+        if cause is None:
+            return SettingError("config", f"{type(ours).__name__}: {printable(ours, 400)}")
+        ours = cause
+    found: dict[str, bool] = {}  # whole keys, and whether they have the value at fault
     for name, value in settings.items():
         before, dot, _ = f".{name}.".partition(f".{ours.key}.")
         if dot:
             key = short(f"{before}.{ours.key}".strip("."))
             found[key] = found.get(key, False) or value == ours.got
-    having = [key for key, has_it in found.items() if has_it]
+    having = [key for key in found if found[key]]
     keys = having if len(having) == 1 else [*found]
-    return SettingError(keys[0], ours.reason, ours.got) if len(keys) == 1 else ours
-
-
-def cut(value: Any, length: int = 100) -> str:
-    """A value's beginning, in one line."""
-    text = " ".join(str(value).split())
-    return text if len(text) <= length else text[:length] + " ..."
+    return SettingError(keys[0] if len(keys) == 1 else ours.key, ours.reason, ours.got)

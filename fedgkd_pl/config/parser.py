@@ -5,15 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from fedgkd_pl.config import strict_yaml
-from fedgkd_pl.config.help import COMMON
-from fedgkd_pl.config.messages import argument_error, cut
+from fedgkd_pl.config.messages import argument_error, setting_error
 from fedgkd_pl.config.request import Request
-from fedgkd_pl.config.safety import check_names, confined
+from fedgkd_pl.config.safety import check_names, confined, import_parts, parts
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.errors import ArgumentError, SettingError, require
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.runs.folder import RunFolder
-from fedgkd_pl.runs.keep import BestRound
+from fedgkd_pl.runs.resume import BestRound
 from fedgkd_pl.runs.settings import flatten, short
 from jsonargparse import ActionYesNo, Namespace
 from lightning.pytorch import Trainer
@@ -41,6 +40,8 @@ class Parser(LightningArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> Any:
         if not self.exit_on_error:  # the parser of a nested class: the outer one reports
             super().error(message, ex)
+        from fedgkd_pl.config.help import COMMON
+
         raise argument_error(message, [*COMMON, *(action.dest for action in self._actions)])
 
     @override
@@ -77,14 +78,13 @@ def _check_values(settings: Namespace) -> None:
     for key, value in flatten(settings.as_dict()).items():
         is_finite = not isinstance(value, float) or isfinite(value)
         require(is_finite, short(key), "must be finite", value)
-    seed, rounds = settings.seed_everything, settings.rounds
-    require(0 <= seed < 2**32, "seed_everything", "must be from 0 to 4294967295", seed)
-    require(1 <= rounds < 2**31, "rounds", "must be from 1 to 2147483647", rounds)
+    for key, least, most in (("seed_everything", 0, 2**32 - 1), ("rounds", 1, 2**31 - 1)):
+        text = f"must be from {least} to {most}"
+        require(least <= settings[key] <= most, key, text, settings[key])
     for key in ("name", "checkpoint.filename"):
-        path = Path(settings[key] or "x")
-        inside = bool(settings[key] is None or path.parts) and not path.is_absolute()
-        text = "must be a path below output_dir"
-        require(inside and ".." not in path.parts, key, text, settings[key])
+        parts = Path(settings[key] or "x").parts
+        is_below = parts != () and not {"/", ".."} & {*parts}
+        require(is_below, key, "must be a path below output_dir", settings[key])
 
 
 class Parsed(LightningCLI):
@@ -148,11 +148,13 @@ class Parsed(LightningCLI):
     @override
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         parser.run = self.request.run  # type: ignore[attr-defined]
+        words = " ".join(self.request.argv)
+        import_parts(words if "help" not in words else " ".join(parts()))
         try:  # Lightning's own would warn that the process has arguments as well
             self.config = parser.parse_args(self.request.argv)
         except SettingError:
             raise
         except Exception as error:  # jsonargparse does not expect everything
-            raise SettingError("config", f"{type(error).__name__}: {cut(error, 400)}") from error
+            raise setting_error(error, {}) from error
         check_names(self.config, self.request.modules)
         _check_values(self.config)

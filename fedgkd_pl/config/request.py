@@ -3,6 +3,7 @@
 import importlib
 import os
 import sys
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import dataclass
 from os.path import isfile  # Path.is_file raises on very long names
@@ -38,41 +39,38 @@ class Request:
 
 def read_request(command: str, argv: Sequence[str], modules: Sequence[str] = ()) -> Request:
     """Imports what ``--import`` names, finds what ``--config``, ``--resume`` and ``RUN`` name."""
-    first = next(iter(argv), "--")
-    run, resumes, trusted = None, False, False
-    if not first.startswith("-"):
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--trust", action="store_true")
+    parser.add_argument("--import", dest="modules", action="append", nargs="?", const="")
+    run, words = None, [*argv]
+    if words and not words[0].startswith("-"):
+        first = words.pop(0)
         text = f"unexpected argument: settings are written --KEY VALUE, such as --config {first}"
         require(command in EVALUATES, "config", text, first)
         run = open_run("run", first)
-    waiting = iter(argv if run is None else argv[1:])
-    flags, which, imported = list[str](), list[str](), list(modules)
-    for word in waiting:
-        flag, equals, value = word.partition("=")
-        if word == "--trust":
-            trusted = True
-        elif flag == "--import":
-            imported.append(import_module_of_user(value if equals else next(waiting, "")))
-        elif flag == "--resume" and command == "fit":
-            require(run is None, "resume", "must be one run")
-            run, resumes = open_run("resume", value if equals else next(waiting, "")), True
-        elif word in ("--last", "--best") and run is not None:
-            which.append(word[2:])
-        elif flag == "--ckpt_path" and run is not None and not resumes:
-            which.append(value if equals else next(waiting, ""))
-        else:
-            flags.append(word)
-    if run is not None:
-        flags = ["--config", str(run.config), *flags]
-    if run is not None and resumes:
+        parser.add_argument("--last", dest="which", action="append_const", const="last")
+        parser.add_argument("--best", dest="which", action="append_const", const="best")
+        parser.add_argument("--ckpt_path", dest="which", action="append", nargs="?", const="")
+    elif command == "fit":
+        parser.add_argument("--resume", nargs="?", const="")
+    own, flags = parser.parse_known_args(words)
+    modules = [*modules, *map(import_module_of_user, own.modules or [])]
+    resumes = getattr(own, "resume", None) is not None
+    if resumes:
+        run = open_run("resume", own.resume)
         text = "was trained in Python: go on with trainer.fit(model, data, ckpt_path=...)"
         require(not run.is_of_python(), "resume", text, run.path)
-        require(trusted or run.path.stat().st_uid == os.getuid(), "resume", OTHERS, run.path)
+        is_own = run.path.stat().st_uid == os.getuid()
+        require(own.trust or is_own, "resume", OTHERS, run.path)
     elif run is not None:
         from fedgkd_pl.runs.resume import checkpoint_of  # which imports torch
 
-        require(len(which) <= 1, "ckpt_path", "must be one model", " and ".join(which))
-        flags += ["--ckpt_path", str(checkpoint_of(run, [*which, "last"][0]))]
-    return Request(command, expand(flags), run, resumes, tuple(imported))
+        which = own.which or ["last"]
+        require(len(which) == 1, "ckpt_path", "must be one model", " and ".join(which))
+        flags += ["--ckpt_path", str(checkpoint_of(run, which[0]))]
+    if run is not None:
+        flags = ["--config", str(run.config), *flags]
+    return Request(command, expand(flags), run, resumes, tuple(modules))
 
 
 def open_run(key: str, path: str) -> RunFolder:

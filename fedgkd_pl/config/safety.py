@@ -5,6 +5,7 @@ anywhere, such as Lightning's ``TorchCheckpointIO``.
 """
 
 import logging
+import re
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,21 +15,14 @@ from os.path import isfile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import fedgkd_pl
 import torch
 import torchmetrics
 import yaml
 from fedgkd_pl.config import strict_yaml
-from fedgkd_pl.data.cohorts import Cohorts
-from fedgkd_pl.data.partition import Partition
-from fedgkd_pl.data.public import PublicData
-from fedgkd_pl.data.tasks import ClassTasks
-from fedgkd_pl.engines.base import Engine
 from fedgkd_pl.errors import SettingError
-from fedgkd_pl.federation.client import FederatedClient
-from fedgkd_pl.federation.losses import LocalLoss
-from fedgkd_pl.methods.fedaux import SimCLR
 from jsonargparse import (
     Namespace,
     _common,
@@ -37,7 +31,7 @@ from jsonargparse import (
     set_loader,
     set_parsing_settings,
 )
-from lightning.pytorch import Callback, LightningDataModule, callbacks, loggers, profilers
+from lightning.pytorch import callbacks, loggers, profilers
 from torch import nn
 from torch.optim import Optimizer, lr_scheduler
 from torchvision import models, transforms
@@ -45,9 +39,15 @@ from torchvision.transforms import v2
 
 log = logging.getLogger("fedgkd_pl")
 NOT_ALLOWED = "a config may not name it; your own classes come in with --import MODULE"
-# What a config may name is classes, but not these, which a run does not import.
-_RESULTS = ("Predictions", "Run", "StudyResult", "Trained")
-_PUBLIC = [name for name in fedgkd_pl.__all__ if name[0].isupper() and name not in _RESULTS]
+# Where our parts of an experiment are, and what is none there.
+_PARTS = (
+    *("callbacks.", "data.", "engines.", "methods.", "models.", "runs.files"),
+    *("federation.callback", "federation.losses", "federation.server"),
+)
+_NO_PARTS = (
+    *("Adaptive", "Examples", "FedAvgClient", "FedGKDClient", "FederatedData", "Session"),
+    "Splits",
+)
 # sends a run to Lightning's cloud
 _NOT_LIGHTNINGS = ("LitLogger",)
 # Metrics of these packages load no pretrained nets from files or the network.
@@ -68,27 +68,23 @@ def our_rules(modules: Collection[str] = ()) -> Iterator[None]:
     Its settings belong to the process, where a LightningCLI of the user's may need them, so they
     are put back after.
     """
-    for name in _PUBLIC:
-        getattr(fedgkd_pl, name)  # imported, so that a config may name a class without its module
-    with ExitStack() as undo:
-        for settings in (_common.parsing_settings, *(vars(_loaders_dumpers)[n] for n in _LOADERS)):
-            undo.callback(settings.update, dict(settings))
-            undo.callback(settings.clear)
-        undo.callback(setattr, _optionals, "_config_read_mode", _optionals._config_read_mode)
-        representers = yaml.SafeDumper.yaml_multi_representers
-        undo.callback(setattr, yaml.SafeDumper, "yaml_multi_representers", dict(representers))
+    loaders = [vars(_loaders_dumpers)[name] for name in _LOADERS]
+    representers = yaml.SafeDumper.yaml_multi_representers
+    with ExitStack() as kept:
+        for values in (_common.parsing_settings, *loaders, representers):
+            kept.enter_context(patch.dict(values))
+        kept.enter_context(
+            patch.object(_optionals, "_config_read_mode", _optionals._config_read_mode)
+        )
         # Lightning's enumerations of texts, which may be a default, are written as those texts
-        yaml.SafeDumper.yaml_multi_representers = {
-            **representers,
-            str: lambda to, text: to.represent_data(str.__str__(text)),
-        }
+        representers[str] = lambda to, text: to.represent_data(str.__str__(text))
         set_parsing_settings(
             import_path_denylist=["*"],
             import_path_allowlist=[*sorted(allowed()), *modules],
             instantiate_subclass_spec_in_any=False,
             config_read_mode_fsspec_enabled=False,
         )
-        set_loader("yaml", strict_yaml.load, (yaml.YAMLError,))
+        set_loader("yaml", _load, (yaml.YAMLError,))
         yield
 
 
@@ -115,50 +111,59 @@ def confined(value: Any, home: Path, key: str) -> Any:
 
     The run may be a stranger's. Folders become the run's; what else looks like a place is left out.
     """
-    if isinstance(value, Namespace):
-        inside = confined(vars(value), home, key)
-        if isinstance(inside, dict):
-            return Namespace(**inside)  # type: ignore[no-untyped-call]
-        return inside
-    if isinstance(value, dict):
-        service = str(value.get("class_path")).rpartition(".")[2]
+    name = key.rpartition(".")[2]
+    if isinstance(value, Namespace | dict):
+        inside = vars(value) if isinstance(value, Namespace) else value
+        service = str(inside.get("class_path")).rpartition(".")[2]
         if service not in SERVICES:
-            return {name: confined(each, home, f"{key}.{name}") for name, each in value.items()}
-        value = service
+            parts = {part: confined(each, home, f"{key}.{part}") for part, each in inside.items()}
+            made: Any = type(value)
+            return made(**parts)
+        value, place = service, None
     elif isinstance(value, list | tuple):
-        parts = [confined(each, home, key) for each in value]
-        return [part for part in parts if part is not None]
-    elif not isinstance(value, str | Path) or not _leads_away(str(value), home, key):
+        kept = [confined(each, home, key) for each in value]
+        return [each for each in kept if each is not None]
+    elif isinstance(value, str | Path) and (name in PLACES or _is_place(str(value))):
+        place = str(home) if name in PLACES else None
+    else:
         return value
     log.warning("%s: %s of the run's own config is not used; give it as a flag", key, value)
-    return str(home) if key.rpartition(".")[2] in PLACES else None
+    return place
 
 
-def _leads_away(value: str, home: Path, key: str) -> bool:
-    path = Path(value.removeprefix("file:"))
-    is_place = key.rpartition(".")[2] in PLACES or path.is_absolute() or ".." in path.parts
-    is_place = is_place or isfile(path)  # which jsonargparse would read
-    if "://" in value or value.startswith(("~", "file:")) or "\0" in value:
-        return True
-    return is_place and not path.resolve().is_relative_to(home.resolve())
+def _is_place(value: str) -> bool:
+    is_file = isfile(value)  # which jsonargparse would read
+    return is_file or re.search(r"^[/~]|^file:|\.\.|://|\0", value) is not None
 
 
 @cache
 def allowed() -> frozenset[str]:
     """The dotted names that a config may use, of classes and of functions that make nets."""
-    return frozenset(path for thing in _things() for path in _paths(thing))
+    ours = {f"{home}.{name}" for name, module in parts().items() for home in ("fedgkd_pl", module)}
+    return frozenset(ours.union(path for thing in _theirs() for path in _paths(thing)))
 
 
-def _things() -> Iterator[Any]:
-    ours = (ClassTasks, Cohorts, Engine, LocalLoss, Partition, PublicData, SimCLR)
-    parts = (Callback, LightningDataModule, nn.Module, *ours)
-    for public in (getattr(fedgkd_pl, name) for name in _PUBLIC):
-        if (
-            isclass(public)
-            and issubclass(public, parts)
-            and not issubclass(public, FederatedClient)
-        ):
-            yield public
+def parts() -> dict[str, str]:
+    """The modules of our public classes that a config may name, by the names of the classes."""
+    return {
+        name: module
+        for name, module in fedgkd_pl.MODULES.items()
+        if module.removeprefix("fedgkd_pl.").startswith(_PARTS) and name not in _NO_PARTS
+    }
+
+
+def import_parts(text: str) -> None:
+    """Imports those of them that a text names, so that it may name them without their module."""
+    for name in sorted(parts().keys() & set(re.findall(r"\w+", text))):
+        getattr(fedgkd_pl, name)
+
+
+def _load(text: str) -> Any:
+    import_parts(text)
+    return strict_yaml.load(text)
+
+
+def _theirs() -> Iterator[Any]:
     yield from _classes(nn, nn.Module, "torch.nn.modules.")
     yield from _classes(torch.optim, Optimizer, "torch.optim.")
     yield from _classes(lr_scheduler, lr_scheduler.LRScheduler, "torch.optim.lr_scheduler")

@@ -31,7 +31,7 @@ from fedgkd_pl.errors import RunFailed, SettingError, StorageError
 from fedgkd_pl.federation.client_trainer import Job, quiet
 from fedgkd_pl.federation.hardware import numerics, set_numerics
 from fedgkd_pl.federation.message import Answer, ClientFailure, Message, encode_state
-from fedgkd_pl.processes.start import context, ending_with_parent, may_be_forked, without_main
+from fedgkd_pl.processes.start import context, end_with_parent, may_be_forked, without_main
 from torch import Tensor
 from typing_extensions import override
 
@@ -108,7 +108,8 @@ class PoolSession(Session):
         job = self.files.pickle(_for_worker(self.job, slot))
         ours, theirs = self.context.Pipe()
         process = self.context.Process(
-            **ending_with_parent(_work, theirs, self.threads, numerics()),
+            target=_work,
+            args=(theirs, self.threads, numerics()),
             name=f"fedgkd-worker-{slot}",
             daemon=False,  # it may start processes that read samples; _end ends it
         )
@@ -265,6 +266,7 @@ def _for_worker(job: Job, number: int) -> Job:
 
 
 def _work(connection: Connection, threads: int, settings: dict[str, Any]) -> None:
+    end_with_parent()
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)  # handled by the parent

@@ -17,7 +17,7 @@ from fedgkd_pl.errors import SettingError
 from fedgkd_pl.experiments.runs import Run, read_run
 from fedgkd_pl.experiments.study import Cell
 from fedgkd_pl.processes.signals import Interrupted, Stopped
-from fedgkd_pl.processes.start import context, ending_with_parent, without_main
+from fedgkd_pl.processes.start import context, end_with_parent, without_main
 from fedgkd_pl.runs.folder import LOG, SUMMARY, RunFolder
 
 # imported once for the processes of all cells
@@ -127,7 +127,7 @@ def _start(task: Task, jobs: int, processes: Any) -> None:
         home = task.folder.parent.parent
         argv += [f"--name={home.name}/{task.cell.name}", f"--output_dir={home.parent}"]
     task.folder.parent.mkdir(parents=True, exist_ok=True)
-    run = ending_with_parent(_run_cell, argv, task.folder, task.log, jobs)
+    run = {"target": _run_cell, "args": (argv, task.folder, task.log, jobs)}
     task.process, task.state = processes.Process(**run), "running"
     with without_main():
         task.process.start()
@@ -162,6 +162,7 @@ def _run_cell(argv: Sequence[str], folder: Path, log: Path, jobs: int) -> None:
             experiment.model.close_stores()  # this process cleans nothing up
         return 0
 
+    end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the study ends it
     with log.open("wb", buffering=0) as file:
         for number in (1, 2):

@@ -62,13 +62,9 @@ def _handles_interrupts(handler: Any) -> bool:
 
 def stop_behind(error: BaseException | None) -> Stopped | None:
     """The Stopped that caused an error: extension modules wrap what a signal handler raises."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        if isinstance(error, Stopped):
-            return error
-        seen.add(id(error))
+    while error is not None and not isinstance(error, Stopped):
         error = error.__cause__ or error.__context__
-    return None
+    return error
 
 
 @contextmanager

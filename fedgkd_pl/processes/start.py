@@ -5,7 +5,7 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import forkserver
 from types import ModuleType
@@ -55,16 +55,6 @@ def without_main() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
-
-
-def ending_with_parent(target: Callable[..., None], *args: Any) -> dict[str, Any]:
-    """The arguments of a Process that ends with this one."""
-    return {"target": _run, "args": (target, *args)}
-
-
-def _run(target: Callable[..., None], *args: Any) -> None:
-    end_with_parent()
-    target(*args)
 
 
 def end_with_parent() -> None:

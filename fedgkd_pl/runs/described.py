@@ -7,8 +7,7 @@ that nothing else has: such runs are never taken for alike.
 
 import inspect
 import os
-import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import Enum
 from functools import partial
@@ -20,28 +19,26 @@ import numpy as np
 import torch
 import yaml
 from fedgkd_pl.data.examples import digest
-from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.runs.folder import OF_PYTHON
 from fedgkd_pl.storage.recorded import Recorded, given
 from jsonargparse import ArgumentParser
+from jsonargparse._util import get_import_path
 from lightning.pytorch import Trainer
 from torch import Tensor
 
 Settings = dict[str, Any]
-LARGEST = 1_000_000_000  # bytes of an array that is known by its content
 
 
-def settings_of(trainer: Trainer, server: FederatedServer) -> Settings:
+def settings_of(trainer: Trainer, server: Any) -> Settings:
     """The settings that decide the result of a ``fit``, nested as ``config.yaml`` has them."""
     data = server.datamodule
     algorithm = trainer.gradient_clip_algorithm
     precision = str(trainer.precision)
     seed = os.environ.get("PL_GLOBAL_SEED")  # Lightning's, of seed_everything
     of_data = describe(data)
-    arguments = of_data["init_args"]
-    arguments["seed"] = None if str(data.seed) == seed else data.seed
+    of_data["init_args"]["seed"] = None if str(data.seed) == seed else data.seed
     if data.partition_seed == data.seed:
-        arguments["partition_seed"] = None  # as where none is given
+        of_data["init_args"]["partition_seed"] = None  # as where none is given
     return {
         "seed_everything": False if seed is None else int(seed),
         "trainer": {
@@ -75,37 +72,26 @@ def describe(value: Any) -> Any:
     if isinstance(value, Recorded):
         return _call(type(value), given(value))
     if isinstance(value, partial) and not value.args and inspect.isclass(value.func):
-        return _call(value.func, value.keywords, skip=("params", "optimizer"))
-    if isinstance(value, Tensor | np.ndarray) and value.nbytes <= LARGEST:
+        return _call(value.func, value.keywords, "params", "optimizer")
+    if isinstance(value, Tensor | np.ndarray):
         with suppress(TypeError):  # torch has no strings
             tensor = torch.as_tensor(value)
             return f"{tensor.dtype} {tuple(tensor.shape)} {digest(tensor.reshape(-1))}"
-    return {"class_path": _path_of(type(value)), "not_known": uuid4().hex[:12]}
+    return {"class_path": get_import_path(type(value)), "not_known": uuid4().hex[:12]}
 
 
-def _call(made: Callable[..., Any], known: Settings, skip: Iterable[str] = ()) -> Settings:
-    """A class with the arguments that it was given, and its defaults."""
-    arguments = _defaults_of(made, skip) | {key: describe(value) for key, value in known.items()}
-    return {"class_path": _path_of(made)} | ({"init_args": arguments} if arguments else {})
+def _call(made: Callable[..., Any], known: Settings, *skip: str) -> Settings:
+    """A class with the arguments that it was given, and its defaults but those to ``skip``."""
+    arguments = _defaults_of(made, {*skip}) | {key: describe(each) for key, each in known.items()}
+    return {"class_path": get_import_path(made)} | ({"init_args": arguments} if arguments else {})
 
 
-def _defaults_of(made: Callable[..., Any], skip: Iterable[str]) -> Settings:
+def _defaults_of(made: Callable[..., Any], skip: set[str | int]) -> Settings:
     """The arguments that a config may give to a class, with their defaults."""
     parser = ArgumentParser(exit_on_error=False)
     try:
-        parser.add_class_arguments(made, None, fail_untyped=False, sub_configs=True, skip={*skip})
+        parser.add_class_arguments(made, None, fail_untyped=False, sub_configs=True, skip=skip)
         text = parser.dump(parser.get_defaults(), skip_unset=False, skip_validation=True)
         return yaml.safe_load(text) or {}
     except Exception:  # of a user's class, which may be written in any way
         return {}
-
-
-def _path_of(thing: Any) -> str:
-    """The shortest dotted name that a class can be imported by."""
-    module, name = str(thing.__module__), str(thing.__qualname__)
-    parts = module.split(".")
-    for end in range(1, len(parts)):
-        above = ".".join(parts[:end])
-        if getattr(sys.modules.get(above), name, None) is thing:
-            return f"{above}.{name}"
-    return f"{module}.{name}"

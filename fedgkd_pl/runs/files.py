@@ -13,26 +13,24 @@ from traceback import format_exception
 from typing import Any
 
 import fedgkd_pl
-from fedgkd_pl.data.lazy import SampleError
 from fedgkd_pl.errors import RunFailed, StorageError, require
 from fedgkd_pl.federation.callback import FederatedCallback
 from fedgkd_pl.federation.message import ClientFailure
-from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.methods import title_of, title_of_class
 from fedgkd_pl.processes.signals import stop_behind
 from fedgkd_pl.runs.accuracy import Row, accuracy_summary, average_summary, loss_summary
-from fedgkd_pl.runs.described import as_yaml, settings_of
 from fedgkd_pl.runs.folder import CONFIG, ERROR, FAILURES, METRICS, MODEL, PARTITION, SUMMARY
 from fedgkd_pl.runs.inputs import inputs_files
 from fedgkd_pl.runs.settings import fixed_settings
 from fedgkd_pl.storage.checkpoint import RECORD
 from fedgkd_pl.storage.files import commit, write_text
 from fedgkd_pl.storage.tensors import to_safetensors
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from typing_extensions import override
 
 log = logging.getLogger("fedgkd_pl")
+PACKAGES = ("torch", "lightning", "torchvision", "torchmetrics", "numpy")
 COLUMNS = ["round", "client", "reason", "traceback"]  # of failures.csv
 
 
@@ -87,22 +85,23 @@ class RunFiles(FederatedCallback):
         return self.seconds + time.perf_counter() - self.started
 
     @override
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         self.started = time.perf_counter()
         for logger in trainer.loggers:
             taken = isinstance(logger, CSVLogger) and Path(logger.log_dir) == self._folder(trainer)
             text = "RunFiles and CSVLogger both write metrics.csv there: give RunFiles a folder"
             require(not taken, "callbacks", text, logger.log_dir)
         if self.is_described:
-            settings = settings_of(trainer, _server(pl_module))
+            from fedgkd_pl.runs.described import as_yaml, settings_of
+
+            settings = settings_of(trainer, pl_module)
             self.config = fixed_settings(settings)
             self._write(trainer, CONFIG, as_yaml(settings))
         self._write_rows(trainer)
-        begun = (self._folder(trainer) / PARTITION).exists()
-        summary = _server(pl_module).datamodule.summary()
+        summary = pl_module.datamodule.summary()
         if isinstance(trainer.logger, TensorBoardLogger):
             rows = [*self.rows.values()]  # of the run that this one goes on from
-            if begun:
+            if (self._folder(trainer) / PARTITION).exists():
                 rows = rows[-1:]  # Lightning logs a part of them after the round is committed
             else:
                 from fedgkd_pl.plots.partition import bubble_chart
@@ -116,92 +115,86 @@ class RunFiles(FederatedCallback):
                 trainer.logger.log_metrics(values, int(row["round"]))
             trainer.logger.experiment.flush()
         self._write(trainer, PARTITION, json.dumps(summary) + "\n")
-        server = _server(pl_module)
-        for name, text in inputs_files(server, server.datamodule).items():
+        for name, text in inputs_files(pl_module, pl_module.datamodule).items():
             self._write(trainer, name, text)
 
     @override
     def on_client_failed(
-        self, trainer: Trainer, pl_module: LightningModule, failure: ClientFailure, cohort_size: int
+        self, trainer: Trainer, pl_module: Any, failure: ClientFailure, cohort_size: int
     ) -> None:
-        number = _server(pl_module).round
-        values = (number, failure.client, failure.reason, failure.traceback[-2000:])
+        values = (pl_module.round, failure.client, failure.reason, failure.traceback[-2000:])
         self.failures.append(dict(zip(COLUMNS, values, strict=True)))
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, _: int
+        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, _: int
     ) -> None:
         """Starts the round's row with what the clients reported."""
-        server = _server(pl_module)
         self.trainings += len(batch)
-        self.rows[server.round] = {"round": server.round, **_no_classes(server.report)}
+        number = pl_module.round
+        self.rows[number] = {"round": number, **_no_classes(pl_module.report)}
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Adds the evaluation to the round's row, before a checkpoint may be written."""
-        row = self.rows.get(_server(pl_module).round)
-        if row is not None and not trainer.sanity_checking:
-            row |= _no_classes(_server(pl_module).report)
+        if pl_module.round in self.rows and not trainer.sanity_checking:
+            self.rows[pl_module.round] |= _no_classes(pl_module.report)
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Writes the rows, with what callbacks after this one logged."""
-        server = _server(pl_module)
-        self.rows[server.round] |= _no_classes(server.report)
+        self.rows[pl_module.round] |= _no_classes(pl_module.report)
         self._write_rows(trainer)
 
     def on_save_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+        self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]
     ) -> None:
         """Writes TensorBoard's values of the round to disk before the round is committed."""
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 logger.experiment.flush()
 
-    def on_exception(
-        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
-    ) -> None:
+    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
         """Writes who failed in the round that was not finished, and an unexpected error."""
         if isinstance(exception, StorageError | OSError):
             return
         if self.failures:
             self._write(trainer, FAILURES, csv_text(COLUMNS, self.failures))
-        expected = isinstance(exception, RunFailed) and not isinstance(exception, SampleError)
+        expected = isinstance(exception, RunFailed) and exception.__cause__ is None
         expected = expected or stop_behind(exception) is not None
         if isinstance(exception, Exception) and not expected:
             self._write(trainer, ERROR, "".join(format_exception(exception)))
 
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Writes the global model and the summary; also of a run that only lacked these."""
-        server = _server(pl_module)
-        model = to_safetensors(server.global_state())
-        commit(self._folder(trainer) / MODEL, [model])
+        commit(self._folder(trainer) / MODEL, [to_safetensors(pl_module.global_state())])
         rows = list(self.rows.values())
         accuracies = accuracy_summary(rows) | loss_summary(rows)
         average = average_summary(rows)
         reasons = Counter(row["reason"] for row in self.failures).most_common(20)
         summary = {
-            "method": type(server).__name__,
-            **_own_title(type(server)),
-            "dataset": server.datamodule.name,
-            "seed": server.datamodule.seed,
+            **_names(type(pl_module)),
+            "dataset": pl_module.datamodule.name,
+            "seed": pl_module.datamodule.seed,
             **accuracies,
             **({"average": average} if average else {}),
             "rounds_asked": trainer.max_epochs,
-            "bytes_down": server.bytes_down,
-            "bytes_up": server.bytes_up,
+            "bytes_down": pl_module.bytes_down,
+            "bytes_up": pl_module.bytes_up,
             "client_trainings": self.trainings,
             "failed_clients": len(self.failures),
-            "failed_rounds": server.failed_rounds,
+            "failed_rounds": pl_module.failed_rounds,
             "failures": dict(reasons),
-            "diverged_round": server.diverged_round,
+            "diverged_round": pl_module.diverged_round,
             "wall_seconds": round(self.elapsed(), 3),
-            "versions": _versions(),
+            "versions": {
+                "fedgkd_pl": fedgkd_pl.__version__,
+                "python": platform.python_version(),
+                **{package: version(package) for package in PACKAGES},
+            },
         }
-        logger = trainer.logger
-        known = {k: v for k, v in accuracies.items() if "_test_" in k and v is not None}
-        if isinstance(logger, TensorBoardLogger) and known:
-            scores = {f"hp/{k}": v for k, v in known.items()}
-            logger.log_hyperparams(self.config, scores)  # TensorBoard's HPARAMS page
-            logger.experiment.flush()
+        found = [(k, v) for k, v in accuracies.items() if "_test_" in k and v is not None]
+        scores = {f"hp/{name}": value for name, value in found}
+        if isinstance(trainer.logger, TensorBoardLogger) and scores:
+            trainer.logger.log_hyperparams(self.config, scores)  # TensorBoard's HPARAMS page
+            trainer.logger.experiment.flush()
         (self._folder(trainer) / ERROR).unlink(missing_ok=True)  # of an earlier session
         self._write(trainer, SUMMARY, json.dumps(summary, indent=2) + "\n")
         if reasons:
@@ -252,21 +245,7 @@ def csv_text(columns: list[str], rows: list[Any]) -> str:
     return text.getvalue()
 
 
-def _own_title(method: type) -> dict[str, str]:
-    """The title of a user's class, which those who read the run need not import."""
-    title = title_of_class(method)
-    return {} if title == title_of(method.__name__) else {"title": title}
-
-
-def _server(module: LightningModule) -> FederatedServer:
-    assert isinstance(module, FederatedServer)
-    return module
-
-
-def _versions() -> dict[str, str]:
-    packages = ("torch", "lightning", "torchvision", "torchmetrics", "numpy")
-    return {
-        "fedgkd_pl": fedgkd_pl.__version__,
-        "python": platform.python_version(),
-        **{name: version(name) for name in packages},
-    }
+def _names(method: type) -> dict[str, str]:
+    """The class, and the title of a user's, which those who read the run need not import."""
+    name, title = method.__name__, title_of_class(method)
+    return {"method": name} | ({} if title == title_of(name) else {"title": title})

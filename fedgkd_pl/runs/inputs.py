@@ -11,7 +11,6 @@ from fedgkd_pl.data.inputs import RawInputs, TextInputs, describe_inputs, read_i
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.federation.checks import Task, task_of
 from fedgkd_pl.federation.server import FederatedServer
-from fedgkd_pl.models.text import TextClassifier
 from fedgkd_pl.runs.folder import INPUTS, TOKENIZER
 from fedgkd_pl.storage.reading import MB, printable, read_json
 from torch import Tensor
@@ -62,8 +61,9 @@ def inputs_files(server: FederatedServer, data: FederatedDataModule) -> dict[str
         "net": {"shape": shape, "dtype": str(inputs.dtype).removeprefix("torch.")},
         "raw": describe_inputs(data),
     }
-    if isinstance(server.net, TextClassifier):
-        content["encoder"] = json.loads(server.net.encoder.config.to_json_string())
+    config: Any = getattr(getattr(server.net, "encoder", None), "config", None)
+    if hasattr(config, "to_json_string"):  # a TextClassifier's
+        content["encoder"] = json.loads(config.to_json_string())
     files = {INPUTS: json.dumps(content) + "\n"}
     if isinstance(data.reading, TextInputs) and data.reading.vocabulary:
         files[TOKENIZER] = data.reading.vocabulary
@@ -76,21 +76,17 @@ def read_model(folder: Path) -> ModelInputs | None:
     if not file.exists():
         return None
     try:
-        return parse_model(read_json(file, 16 * MB), folder / TOKENIZER)
+        content = read_json(file, 16 * MB)
+        return ModelInputs(
+            task=content["task"],
+            num_classes=int(content["num_classes"]),
+            class_names=[printable(name, 100) for name in content["class_names"]],
+            shape=tuple(map(int, content["net"]["shape"])),
+            dtype=torch.empty(0, dtype=getattr(torch, content["net"]["dtype"])).dtype,
+            raw=read_inputs(content["raw"], folder / TOKENIZER),
+            encoder=content.get("encoder"),
+        )
     except SettingError:  # of the tokenizer
         raise
     except Exception as error:  # the file may hold anything
         raise SettingError("run", f"damaged: {file}") from error
-
-
-def parse_model(content: Any, vocabulary: Path | None = None) -> ModelInputs:
-    """The inverse of :func:`inputs_files`."""
-    return ModelInputs(
-        task=content["task"],
-        num_classes=int(content["num_classes"]),
-        class_names=[printable(name, 100) for name in content["class_names"]],
-        shape=tuple(map(int, content["net"]["shape"])),
-        dtype=torch.empty(0, dtype=getattr(torch, content["net"]["dtype"])).dtype,
-        raw=read_inputs(content["raw"], vocabulary),
-        encoder=content.get("encoder"),
-    )

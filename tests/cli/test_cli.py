@@ -2,16 +2,13 @@
 
 import csv
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from fedgkd_pl import MLP, Digits, Dirichlet, FedGKD, LocalEngine, __version__, read_checkpoint
-from lightning.pytorch import Trainer, seed_everything
+from fedgkd_pl import __version__, read_checkpoint
 from safetensors.torch import load_file
-from torch.optim import SGD
 
 from tests.conftest import REPO, same
 from tests.support.runs import QUICK, Run, version
@@ -71,36 +68,6 @@ def test_what_a_run_leaves(run: Run, tmp_path: Path) -> None:
     assert code == 0 and "FedGKD" in out and f"{100 * max(accuracies):.2f}" in out
 
 
-def test_python_gives_the_same_weights_as_the_command_line(run: Run, tmp_path: Path) -> None:
-    assert run("fit", "--config", "quickstart.yaml", "--rounds", "3")[0] == 0
-    seed_everything(0, verbose=False)
-    data = Digits(
-        num_clients=20,
-        partition=Dirichlet(alpha=0.1, balanced=True),
-        participation=0.2,
-        batch_size=16,
-    )
-    model = FedGKD(
-        MLP(),
-        gamma=0.2,
-        buffer_size=5,
-        local_epochs=10,
-        optimizer=partial(SGD, lr=0.05, momentum=0.9),
-        engine=LocalEngine(workers=1),
-    )
-    quiet = {"logger": False, "enable_checkpointing": False}
-    Trainer(max_epochs=3, gradient_clip_val=10, **quiet).fit(model, data)
-    assert same(
-        load_file(version(tmp_path, "quickstart") / "global.safetensors"), model.net.state_dict()
-    )
-
-
-@pytest.fixture
-def halfway(done: Path) -> Path:
-    """Three rounds done; the checkpoint to go on from."""
-    return done / "checkpoints" / "last.ckpt"
-
-
 def test_last_is_the_last_round_and_best_the_best(run: Run, tmp_path: Path) -> None:
     """Nothing is learned after round 1: Lightning's own save_last would stay there."""
     assert run("fit", *QUICK, "--rounds", "4", "--model.optimizer.lr", "0")[0] == 0
@@ -112,46 +79,6 @@ def test_last_is_the_last_round_and_best_the_best(run: Run, tmp_path: Path) -> N
     last = read_checkpoint(folder / "last.ckpt")["state_dict"]
     final = load_file(version(tmp_path) / "global.safetensors")
     assert same({name.removeprefix("net."): t for name, t in last.items()}, final)
-
-
-def test_resume_is_exact(run: Run, tmp_path: Path, halfway: Path) -> None:
-    assert run("fit", *QUICK, "--rounds", "6", "--name", "whole")[0] == 0
-    code, _, err = run("fit", *QUICK, "--rounds", "6", "--name", "rest", "--ckpt_path", halfway)
-    assert code == 0, err
-    whole, rest = version(tmp_path, "whole"), version(tmp_path, "rest")
-    assert (whole / "global.safetensors").read_bytes() == (rest / "global.safetensors").read_bytes()
-    assert (whole / "metrics.csv").read_text() == (rest / "metrics.csv").read_text()
-    a, b = (json.loads((f / "summary.json").read_text()) for f in (whole, rest))
-    assert a | {"wall_seconds": 0} == b | {"wall_seconds": 0}
-
-
-@pytest.mark.parametrize(
-    ("flags", "key"),
-    [
-        (("--model.optimizer.lr", "0.5"), "model.optimizer.lr"),
-        (("--model.buffer_size", "3"), "model.buffer_size"),
-        (("--model.gamma", "0.3"), "model.gamma"),
-        (("--data.num_clients", "5"), "data.num_clients"),
-        (("--seed_everything", "1"), "seed_everything"),
-        (("--model.net.hidden", "[16]"), "model.net.hidden"),
-        (("--data.partition", "Dirichlet"), "data.partition"),
-        (("--trainer.gradient_clip_val", "1"), "trainer.gradient_clip_val"),
-        (("--trainer.gradient_clip_algorithm", "value"), "trainer.gradient_clip_algorithm"),
-        (("--model.engine.threads", "2"), "model.engine.threads"),
-        (("--model", "FedAvg"), "model"),
-        (("--rounds", "3"), "rounds"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else None,
-)
-def test_resume_with_other_settings_is_refused(
-    run: Run, tmp_path: Path, halfway: Path, flags: tuple[str, ...], key: str
-) -> None:
-    before = sorted(tmp_path.rglob("*"))
-    words = ("fit", *QUICK, "--rounds", "6", "--ckpt_path", str(halfway), *flags)
-    code, _, err = run(*words)
-    assert code == 2
-    assert len(err.splitlines()) == 1 and err.startswith(f"error: {key}")
-    assert sorted(tmp_path.rglob("*")) == before, "something was written"
 
 
 def test_lightning_callbacks_from_yaml(run: Run, tmp_path: Path) -> None:

@@ -13,8 +13,7 @@ import pytest
 import yaml
 from fedgkd_pl import __version__
 from fedgkd_pl.cli.main import COMMANDS, arguments, main
-from fedgkd_pl.errors import SettingError, installs
-from fedgkd_pl.experiments.draw import KINDS
+from fedgkd_pl.errors import installs
 
 from tests.support.runs import QUICK, Run, version
 
@@ -70,7 +69,6 @@ def test_every_command(run: Run, here: Path, words: str, printed: str, written: 
 BAD = {
     "": (2, ""),
     "fitt": (2, "command: no such command; did you mean fedgkd-pl fit?"),
-    "train": (2, "command: no such command; did you mean fedgkd-pl fit?"),
     "fit quickstart.yaml": (2, "config: unexpected argument: settings are written --KEY VALUE"),
     "test nowhere": (2, "run: no run was begun there"),
     "test runs/smoke": (2, "run: no run was begun there: no config.yaml; did you mean"),
@@ -111,26 +109,6 @@ def test_flags_that_are_not_the_commands_own_are_settings() -> None:
     assert (found["dry_run"], found["quiet"], found["only"]) == (True, False, ["a=x", "b=y"])
     found = arguments("report", ["a", "--format", "md", "b", "--all"])
     assert (found["runs"], found["format"], found["all"]) == (["a", "b"], "md", True)
-
-
-def test_the_kinds_of_figures_are_in_the_help() -> None:
-    text = str(COMMANDS["figure"].__doc__)
-    assert all(kind in text for kind in KINDS if kind != "toy")
-
-
-STUDY = """\
-config: smoke.yaml
-set: {rounds: 1, model.engine.workers: 1}
-measures: [best]
-axes: {method: {FedAvg: {model: FedAvg}}}
-"""
-
-
-@pytest.mark.nightly
-def test_compare(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "study.yaml").write_text(STUDY)
-    code, out, err = run("compare", "study.yaml", "--quiet")
-    assert (code, err) == (0, "") and "FedAvg" in out
 
 
 def test_what_a_run_prints(run: Run, tmp_path: Path) -> None:
@@ -178,11 +156,6 @@ def test_a_misspelt_monitor_is_refused(run: Run) -> None:
     stop = ("--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor", "val/accuracy")
     code, _, err = run("fit", *QUICK, *stop)
     assert code == 2 and "trainer.callbacks: no such score: val/acc" in err, err
-
-
-def test_debug_shows_where(run: Run) -> None:
-    with pytest.raises(SettingError):
-        run("fit", *QUICK, "--data.num_clients", "0", "--debug")
 
 
 def test_an_extra_is_installed_by_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:

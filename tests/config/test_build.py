@@ -1,15 +1,13 @@
 """``build``: the same objects for the command line and a notebook; nothing is left behind."""
 
-import csv
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fedgkd_pl import Digits, FedGKD
 from fedgkd_pl.config.build import build
 from fedgkd_pl.errors import SettingError
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
 
@@ -17,15 +15,6 @@ from tests.support.parsing import state
 
 Run = Callable[..., tuple[int, str, str]]
 SMALL: dict[str, Any] = {"model.engine.workers": 1, "trainer.enable_progress_bar": False}
-
-
-def test_what_it_gives(tmp_path: Path) -> None:
-    experiment = build("smoke", rounds=2, output_dir=str(tmp_path), **SMALL)
-    assert isinstance(experiment.trainer, Trainer) and experiment.trainer.max_epochs == 2
-    assert isinstance(experiment.model, FedGKD) and isinstance(experiment.data, Digits)
-    assert experiment.settings["rounds"] == 2
-    assert experiment.settings["model"]["init_args"]["buffer_size"] == 2
-    assert list(tmp_path.iterdir()) == [], "building writes nothing"
 
 
 def test_a_notebook_gets_the_files_and_bits_of_the_command_line(run: Run, tmp_path: Path) -> None:
@@ -40,17 +29,6 @@ def test_a_notebook_gets_the_files_and_bits_of_the_command_line(run: Run, tmp_pa
         assert (there / name).read_bytes() == (here / name).read_bytes(), name
 
 
-def test_a_run_goes_on_in_python(run: Run, tmp_path: Path) -> None:
-    whole = build("smoke", rounds=3, output_dir="whole", **SMALL).fit()
-    begun = build("smoke", rounds=2, output_dir="parts", **SMALL).fit()
-    assert whole is not None and begun is not None
-    again = build(resume=begun.path, rounds=3).fit()
-    assert again is not None and again.path == begun.path
-    assert whole.model.read_bytes() == again.model.read_bytes()
-    with again.metrics.open() as file:
-        assert [row["round"] for row in csv.DictReader(file)] == ["1", "2", "3"]
-
-
 def test_settings_are_files_mappings_and_overrides_later_ones_win(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("rounds: 7\nname: mine\n")
@@ -60,18 +38,10 @@ def test_settings_are_files_mappings_and_overrides_later_ones_win(tmp_path: Path
     assert settings["model"]["init_args"]["gamma"] == 0.7
 
 
-@pytest.mark.parametrize(
-    ("flags", "text"),
-    [
-        ({"model.gama": 1}, "model.gama: no such setting, did you mean gamma?"),
-        ({"rounds": 0}, "rounds: must be from 1 to 2147483647 (got 0)"),
-        ({"model.buffer_size": "many"}, "model.buffer_size: Expected a <class 'int'> (got many)"),
-    ],
-)
-def test_a_wrong_setting_is_an_exception_not_an_exit(flags: dict[str, Any], text: str) -> None:
+def test_a_wrong_setting_is_an_exception_not_an_exit() -> None:
     with pytest.raises(SettingError) as caught:
-        build("smoke", **flags)
-    assert str(caught.value) == text
+        build("smoke", rounds=0)
+    assert str(caught.value) == "rounds: must be from 1 to 2147483647 (got 0)"
 
 
 def test_a_refused_run_is_free_again(run: Run, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from functools import reduce
 from typing import Any
 
 import pytest
-from fedgkd_pl.config.help import FLAGS, short_help
+from fedgkd_pl.config.help import TEXT, short_help
 
 from tests.conftest import script
 from tests.support.runs import Run
@@ -25,7 +25,7 @@ def test_the_short_help_names_what_there_is_and_its_defaults(run: Run) -> None:
         data="CIFAR10",
         **{"data.partition": "Dirichlet", "model.net": "ResNet8"},
     ).settings
-    for flag, text in re.findall(r"^  --([\w.]+)(.*(?:\n {30}.*)*)", FLAGS, re.MULTILINE):
+    for flag, text in re.findall(r"^  --([\w.]+)(.*(?:\n {30}.*)*)", TEXT, re.MULTILINE):
         if flag in OURS:
             continue
         try:

@@ -15,13 +15,14 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import fedgkd_pl
 import numpy as np
 import pytest
 import torch
 import yaml
 from fedgkd_pl import read_checkpoint
 from fedgkd_pl.cli.main import main
-from fedgkd_pl.config.safety import PLACES, _things, confined
+from fedgkd_pl.config.safety import PLACES, _theirs, confined, parts
 from fedgkd_pl.storage.checkpoint_io import SafeCheckpointIO
 
 from tests.support.runs import QUICK
@@ -115,20 +116,14 @@ LINK = "lightning.pytorch.callbacks.ModelCheckpoint._link_checkpoint"
 LAMBDA = {"class_path": "LambdaCallback", "init_args": {"on_fit_start": LINK}}
 NAMES: list[tuple[str, Any]] = [
     ("trainer.plugins", [IO]),
-    ("trainer.plugins", "lightning.pytorch.plugins.AsyncCheckpointIO"),
     ("trainer", {"strategy": "lightning.pytorch.strategies.DDPStrategy"}),
-    ("trainer", {"accelerator": "lightning.pytorch.accelerators.CPUAccelerator"}),
     ("trainer.logger", "lightning.pytorch.loggers.LitLogger"),
     ("trainer.callbacks", ["lightning.pytorch.cli.SaveConfigCallback"]),
     ("trainer.callbacks", [LAMBDA]),
     ("data", "fedgkd_pl.Digits.load_from_checkpoint"),
-    ("model", "fedgkd_pl.FedAvg.load_from_checkpoint"),
     ("model.net", "os.system"),
-    ("model.net", "torch.nn.Module.load_state_dict"),
+    ("model.net", "torch.fx.graph_module.reduce_graph_module"),  # a net of Python code
     ("model.net", "torch.jit.load"),
-    ("model.net", "torch.optim.swa_utils.AveragedModel"),
-    ("model.net", "torchvision.datasets.utils.download_url"),
-    ("model.net", "torchvision.io.read_file"),
     ("model.net", "torchmetrics.image.fid.FrechetInceptionDistance"),
     ("model.net", "transformers.AutoModel.from_pretrained"),
     ("model.net", "fedgkd_pl.read_checkpoint"),
@@ -147,18 +142,8 @@ def test_a_config_names_only_what_is_needed(world: World, key: str, value: Any) 
     assert code == 2 and err.startswith(f"error: {key}"), err
 
 
-def test_a_net_of_text_is_not_made(world: World) -> None:
-    """torch.fx makes a net of Python code in a dictionary."""
-    code = f"open({str(world.canary)!r}, 'w').close()\ndef forward(self, x): return x\n"
-    spec = {"import_block": "", "body": {"_code": code, "_graphmodule_cls_name": "Net"}}
-    path = "torch.fx.graph_module.reduce_graph_module"
-    net = json.dumps({"class_path": path, "init_args": spec})
-    assert world.run("fit", *QUICK, "--model.net", net)[0] == 2
-
-
 GOOD = [
     ("trainer.callbacks", [{"class_path": "EarlyStopping", "init_args": {"monitor": "val/acc"}}]),
-    ("trainer.callbacks", ["fedgkd_pl.callbacks.drift.ClientDrift"]),
     ("trainer.profiler", {"class_path": "SimpleProfiler", "init_args": {"filename": "x"}}),
     ("model.scheduler", {"class_path": "torch.optim.lr_scheduler.StepLR"}),
     ("model.net", {"class_path": "torchvision.models.resnet18", "init_args": {"num_classes": 10}}),
@@ -246,17 +231,13 @@ def test_pickles_in_place_of_a_runs_files_run_nothing(world: World, command: str
 
 ELSEWHERE: list[tuple[str, Any, Any]] = [
     ("trainer.default_root_dir", "{top}", "{run}"),
-    ("trainer.default_root_dir", "../elsewhere", "{run}"),
     ("trainer.logger.save_dir", "s3://bucket", "{run}"),
-    ("trainer.logger.save_dir", "{run}/logs", "{run}/logs"),
     ("trainer.logger.name", "../../..", None),
-    ("trainer.logger.version", "{top}", None),
     ("trainer.logger", {"class_path": "x.WandbLogger"}, None),
     ("trainer.callbacks", [{"class_path": "x.MLFlowLogger"}, "y"], ["y"]),
     ("trainer.callbacks.dirpath", "mine", "{run}"),
     ("trainer.callbacks.filename", "a/../../x", None),
     ("trainer.callbacks.monitor", "val/acc", "val/acc"),
-    ("trainer.profiler.filename", "/x", None),
     ("checkpoint.dirpath", "~/x", "{run}"),
 ]
 
@@ -347,7 +328,7 @@ def test_every_argument_that_may_be_a_place_is_known() -> None:
     }
     found = {
         name
-        for thing in _things()
+        for thing in [*_theirs(), *(getattr(fedgkd_pl, part) for part in parts())]
         if thing.__module__.startswith(("lightning.", "fedgkd_pl."))
         for name in signature(thing).parameters
         if any(word in name for word in "dir path file folder root uri url location addr".split())

@@ -66,68 +66,31 @@ def wait_for(folder: Path, *names: str, process: Any = None) -> None:
         time.sleep(0.02)
 
 
-PHASES = f"""
-import multiprocessing, os, threading, time
+SPINNING = f"""
+import multiprocessing, torch
 from pathlib import Path
-import torch
-from fedgkd_pl import FedAvg
-from fedgkd_pl.engines.pool import PoolSession
-from fedgkd_pl.federation.client_trainer import Job
-from fedgkd_pl.federation.message import Message
-from tests.conftest import Table
 
-class Net(torch.nn.Module):
-    def __init__(self, phase):
-        super().__init__()
-        self.phase = phase
-        self.layer = torch.nn.Linear(4, 3)
-        self.much = torch.nn.Linear(2000, 1000)  # more than a pipe holds
-
-    def at(self, phase):
-        if phase == self.phase and multiprocessing.parent_process() is not None:
-            Path("at-" + phase).touch()
-            {SPIN}
-
-    def __setstate__(self, state):
-        self.__dict__.update(state)
-        self.at("unpickling")
-
-    def _apply(self, *args, **kwargs):
-        self.at("building")
-        return super()._apply(*args, **kwargs)
+class Net(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(64, 10)
 
     def forward(self, x):
-        self.at("training")
-        if self.phase == "sending":
-            Path("at-sending").touch()
-        return self.layer(x)
-
-def pool(phase):
-    model = FedAvg(Net(phase))
-    trainer = {{"max_epochs": 1, "max_steps": -1}}
-    job = Job(model.client(), Table().client_data, torch.device("cpu"), trainer, {{}})
-    made = PoolSession(job, 1, 1)
-    if phase != "waiting":
-        made._send(0, Message(1, {{"global": model.net.state_dict()}}).encode())
-        made._assign(0, iter([0]))  # and nobody reads the answer
-    return made
-
-pools = [pool(name) for name in ("unpickling", "building", "training", "sending", "waiting")]
-
-Path("ready").touch()
-time.sleep(600)
+        if multiprocessing.parent_process() is not None:
+            Path("at-training").touch()
+            {SPIN}
+        return super().forward(x)
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
-def test_workers_end_with_their_parent_in_every_phase_of_their_life(tmp_path: Path) -> None:
-    """Five at once, three of which let no thread of theirs run; one cannot send, one waits."""
-    (tmp_path / "phases.py").write_text(PHASES)
-    process = Command(tmp_path, "phases.py", script=True)
-    phases = ("at-unpickling", "at-building", "at-training", "at-sending", "ready")
-    wait_for(tmp_path, *phases, process=process)
-    time.sleep(1)  # for the one that sends
-    assert len(alive(tmp_path)) == 8  # five, their parent, the fork server, the resource tracker
+def test_workers_end_with_a_run_that_is_killed(tmp_path: Path) -> None:
+    """Though no thread of theirs runs."""
+    (tmp_path / "spinning.py").write_text(SPINNING)
+    words = [*SMALL, "--import", "spinning", "--model.net", "spinning.Net"]
+    command = [sys.executable, "-m", "fedgkd_pl", *words, "--model.engine.workers", "2"]
+    process = subprocess.Popen(command, cwd=tmp_path, env=ENV, stdout=subprocess.DEVNULL)
+    wait_for(tmp_path, "at-training", process=process)
+    assert len(alive(tmp_path)) >= 4  # it, the fork server, two workers
     assert seconds_of_orphans(tmp_path, process) < 10
 
 
@@ -207,16 +170,6 @@ def test_cells_end_with_their_study(begun: str, tmp_path: Path) -> None:
     assert seconds_of_orphans(tmp_path, process) < 10
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
-def test_workers_end_with_a_run_that_is_killed(tmp_path: Path) -> None:
-    words = [*SMALL, "--model.engine.workers", "2", "--rounds", "100000"]
-    command = [sys.executable, "-m", "fedgkd_pl", *words, "--data.participation", "0.5"]
-    process = subprocess.Popen(command, cwd=tmp_path, env=ENV, stdout=subprocess.DEVNULL)
-    wait_for(tmp_path, "run/version_0/checkpoints/last.previous.ckpt", process=process)
-    assert len(alive(tmp_path)) >= 4  # it, the fork server, two workers
-    assert seconds_of_orphans(tmp_path, process) < 10
-
-
 HELD = """
 import threading
 import torch
@@ -278,19 +231,6 @@ def test_an_ascii_terminal_shows_what_it_can(tmp_path: Path) -> None:
 def test_output_that_is_lost_is_told(tmp_path: Path) -> None:
     done = shell("FEDGKD configs > /dev/full", tmp_path)
     assert done.returncode != 0 and "No space left on device" in done.stderr
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_a_run_in_order(
-    launcher: Launcher, tmp_path: Path, number: signal.Signals
-) -> None:
-    pid = launcher.start(tmp_path, *SMALL, "--rounds", "100000")
-    wait_for(tmp_path, "run/version_0/checkpoints/last.previous.ckpt")
-    os.kill(pid, number)
-    assert launcher.wait() == 128 + number
-    told = (tmp_path / "output.txt").read_text().splitlines()[-1]
-    name = number.name
-    assert told == f"stopped by {name}; go on with: fedgkd-pl fit --resume run/version_0"
 
 
 SLOW_END = """

@@ -64,6 +64,9 @@ def test_a_run_that_only_lacks_its_summary_gets_it(run: Run, tmp_path: Path, don
         ("--model.optimizer.lr 0.5", "model.optimizer.lr"),
         ("--data Toy2D", "data"),
         ("--trainer.precision bf16-true", "trainer.precision"),
+        ("--trainer.gradient_clip_val 1", "trainer.gradient_clip_val"),
+        ("--seed_everything 1", "seed_everything"),
+        ("--model.engine.threads 2", "model.engine.threads"),
     ],
 )
 def test_other_settings_are_refused(
@@ -171,7 +174,12 @@ def test_a_round_without_validation_has_no_score(run: Run, tmp_path: Path) -> No
 
 def test_a_run_from_another_shows_the_whole_curve(run: Run, tmp_path: Path, done: Path) -> None:
     assert run("fit", *QUICK, "--rounds", "5", "--ckpt_path", done)[0] == 0
-    folder = version(tmp_path, number=1)
+    assert run("fit", *QUICK, "--rounds", "5", "--name", "whole")[0] == 0
+    folder, whole = version(tmp_path, number=1), version(tmp_path, "whole")
+    for name in ("global.safetensors", "metrics.csv"):
+        assert (folder / name).read_bytes() == (whole / name).read_bytes()
+    a, b = (json.loads((each / "summary.json").read_text()) for each in (folder, whole))
+    assert a | {"wall_seconds": 0} == b | {"wall_seconds": 0}
     assert [step for step, _ in curve(folder)] == [1, 2, 3, 4, 5]
     (folder / "summary.json").unlink()
     assert run("fit", "--resume", folder)[0] == 0

@@ -12,7 +12,7 @@ import pytest
 import torch
 from fedgkd_pl import FedAvg, FedGKD, LocalEngine, read_checkpoint
 from fedgkd_pl.errors import SettingError, StorageError
-from fedgkd_pl.runs.keep import BestRound
+from fedgkd_pl.runs.resume import BestRound
 from fedgkd_pl.storage.checkpoint import CheckpointDamaged
 from fedgkd_pl.storage.checkpoint_io import SafeCheckpointIO
 from fedgkd_pl.storage.files import previous
