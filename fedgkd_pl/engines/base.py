@@ -59,6 +59,16 @@ def schedule(job: Job, cohort: Sequence[int]) -> list[int]:
     return largest_first(job.data.index, cohort)
 
 
+def in_order(clients: Sequence[int], answers: Iterator[Answer]) -> Iterator[Answer]:
+    """The answers of clients in this order, whoever answers first."""
+    done: dict[int, Answer] = {}
+    for client in clients:
+        while client not in done:
+            answer = next(answers)
+            done[answer.client] = answer
+        yield done.pop(client)
+
+
 def needs(package: str, extra: str) -> None:
     """Raises an error with what installs our ``extra`` where an engine's package is missing."""
     text = f"needs {package}, which is not installed: {installs(extra)}"

@@ -309,7 +309,6 @@ def test_mapped_tensors_are_the_same_in_every_order_and_type() -> None:
         there.inputs.zero_()  # of this reader alone
         assert torch.equal(pickle.loads(files.pickle(job)).inputs, inputs)
         files.close()
-        assert not Path(files.folder.name).exists()
 
 
 def test_workers_read_data_from_files_and_not_from_their_own_memory() -> None:
@@ -345,7 +344,7 @@ except StorageError as error:
 
 def test_a_full_disk_is_an_error_of_storage(tmp_path: Path) -> None:
     done = warm_script(FULL, tmp_path)
-    assert "0.npy: " in done.stdout, done.stderr
+    assert "File too large" in done.stdout, done.stderr
 
 
 KILLED = """

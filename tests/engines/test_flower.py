@@ -424,7 +424,7 @@ def test_errors_of_a_node_say_their_kind_only(runs: Runs) -> None:
         def train(self: Any, *_: Any) -> Any:
             raise KeyError("patient 4711")
 
-        monkeypatch.setattr("fedgkd_pl.engines.flower.client_app.Node.train", train)
+        monkeypatch.setattr("fedgkd_pl.engines.flower.apps.Node.train", train)
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         app = runs.app("FedGKD", "--rounds", "1")

@@ -8,14 +8,13 @@ server, and its checkpoint, know only the round it dates from.
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
-from fedgkd_pl.engines.base import Engine, Session, needs, schedule
-from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.engines.base import Engine, Session, in_order, needs, schedule
+from fedgkd_pl.errors import require
 from fedgkd_pl.federation.answers import Spec, Specs
 from fedgkd_pl.federation.client_trainer import Job
 from fedgkd_pl.federation.hardware import keep_memory
@@ -31,28 +30,6 @@ MOST = 10**12  # samples of a client
 ASK_AGAIN = 60.0  # seconds, until a node that refused may have been fixed
 JOIN = 60.0  # seconds that a round waits for nodes that have come back
 log = logging.getLogger("fedgkd_pl")
-
-
-@dataclass
-class Link:
-    """What a ServerApp gives to the engine: Flower's grid, and what clients must agree to."""
-
-    grid: Any
-    contract: "Contract | None" = None
-
-
-_link: Link | None = None
-
-
-@contextmanager
-def linked(grid: Any) -> Iterator[Link]:
-    """Gives engines of this process Flower's ``grid``, the way to the nodes, within a block."""
-    global _link
-    _link = Link(grid)
-    try:
-        yield _link
-    finally:
-        _link = None
 
 
 class FlowerEngine(Engine):
@@ -91,6 +68,12 @@ class FlowerEngine(Engine):
         self.patience = patience
         self.threads = threads
         self.max_samples = max_samples
+        self.grid: Any = None  # Flower's, the way to the nodes
+        self.contract: Callable[[], Contract]  # what they must agree to, once the data is loaded
+
+    def connect(self, grid: Any, contract: "Callable[[], Contract]") -> None:
+        """Gives the engine what a ServerApp has."""
+        self.grid, self.contract = grid, contract
 
     @override
     def states(self, declared: Specs) -> Specs:
@@ -108,14 +91,12 @@ class FlowerEngine(Engine):
                 type(server).__name__,
             )
         text = "FlowerEngine runs in a Flower app: make one with fedgkd-pl flower, start it with "
-        require(_link is not None, "engine", text + "flwr run")
+        require(self.grid is not None, "engine", text + "flwr run")
 
     @override
     def open(self, job: Job, cohort_size: int) -> Session:
         keep_memory()  # for evaluation
-        if _link is None or _link.contract is None:
-            raise SettingError("engine", "FlowerEngine runs in a Flower app: fedgkd-pl flower")
-        return FlowerSession(self, job, _link.grid, _link.contract)
+        return FlowerSession(self, job, self.grid, self.contract())
 
 
 class FlowerSession(Session):
@@ -129,34 +110,28 @@ class FlowerSession(Session):
         self.hosts: dict[int, int] = {}  # the node of every client that has one
         self.cards: dict[int, list[int]] = {}  # whom each node stands for
         self.asking: dict[str, int] = {}  # the nodes that have not answered yet, by message
-        self.refusals: dict[int, str] = {}  # why connected nodes refuse
-        self.again: dict[int, float] = {}  # when to ask those again
+        self.again: dict[int, float] = {}  # when to ask nodes again that refused
         self.waited = False
 
     @override
     def run(self, message: Message, cohort: Sequence[int]) -> Iterator[Answer]:
         self._find(cohort)
         order = schedule(self.job, cohort)
-        asked: dict[int, list[int]] = {}
-        done: dict[int, Answer] = {}
-        for client in order:
-            if client in self.hosts:
-                asked.setdefault(self.hosts[client], []).append(client)
-            else:
-                done[client] = ClientFailure(client, self._nobody())
-        answers = self._answers(message, asked)
-        for client in order:
-            while client not in done:
-                done |= {answer.client: answer for answer in next(answers)}
-            yield done.pop(client)
+        return in_order(order, self._answers(message, order))
 
-    def _answers(self, message: Message, asked: dict[int, list[int]]) -> Iterator[list[Answer]]:
+    def _answers(self, message: Message, cohort: Sequence[int]) -> Iterator[Answer]:
         """The nodes' answers as they come; at last, failures for those that are late."""
         from fedgkd_pl.engines.flower.records import SINCE, pack_message, pack_task, unpack_answers
 
         states = self.job.states
         marks = {c: tuple(state[SINCE].tolist()) for c, state in states.items() if state}
         deadline, start = self.engine.deadline, time.monotonic()
+        asked: dict[int, list[int]] = {}
+        for client in cohort:
+            if client in self.hosts:
+                asked.setdefault(self.hosts[client], []).append(client)
+            else:
+                yield ClientFailure(client, "no node that stands for it is connected")
         packed: dict[frozenset[int], dict[str, Any]] = {}  # by the nets of a node's clients
         pending = {}
         for node, clients in asked.items():
@@ -169,32 +144,23 @@ class FlowerSession(Session):
             if number:
                 pending[number] = node
             else:
-                yield [ClientFailure(c, "the message could not be sent") for c in clients]
+                yield from _failures(clients, "the message could not be sent")
         while pending:
             left = start + deadline - time.monotonic()
             for node, reply in self._replies(pending):
                 if reason := _error(reply):
-                    yield [ClientFailure(client, reason) for client in asked[node]]
+                    yield from _failures(asked[node], reason)
                     continue
                 answers = unpack_answers(reply.content, asked[node])
                 _add_transfer(answers, time.monotonic() - start)
-                yield answers
+                yield from answers
             if left <= 0:
                 break
             if pending:
                 time.sleep(min(POLL, left))
                 self._meet()  # new nodes, for the next round
         for node in pending.values():
-            reason = f"its node did not answer within {deadline:g} s"
-            yield [ClientFailure(client, reason) for client in asked[node]]
-
-    def _nobody(self) -> str:
-        """Why a client has no node; a node that refuses does not say whose it is."""
-        text = "no node that stands for it is connected"
-        if not self.refusals:
-            return text
-        node, reason = min(self.refusals.items())
-        return f"{text}; node {node} is, but refuses: {reason[:300]}"
+            yield from _failures(asked[node], f"its node did not answer within {deadline:g} s")
 
     def _find(self, cohort: Sequence[int]) -> None:
         """Learns which node stands for whom; before the first round, waits for the cohort's nodes.
@@ -221,7 +187,7 @@ class FlowerSession(Session):
         from flwr.app import ConfigRecord, RecordDict
 
         connected = set(self.grid.get_node_ids())
-        for known in self.cards, self.refusals, self.again:
+        for known in self.cards, self.again:
             for node in known.keys() - connected:
                 known.pop(node)
         self.asking = {number: n for number, n in self.asking.items() if n in connected}
@@ -235,13 +201,10 @@ class FlowerSession(Session):
         for node, reply in self._replies(self.asking):
             clients, reason = self._card(reply)
             if reason:
-                if self.refusals.get(node) != reason:
-                    log.warning("node %d is not used: %s", node, reason)
-                self.refusals[node] = reason
+                log.warning("node %d is not used: %s", node, reason)
                 self.again[node] = time.monotonic() + ASK_AGAIN
             else:
                 log.info("node %d stands for clients %s", node, clients)
-                self.refusals.pop(node, None)
                 others = {client for card in self.cards.values() for client in card}
                 if taken := others & set(clients):
                     text = "node %d: clients %s have another node, too; only the first is asked"
@@ -282,6 +245,10 @@ class FlowerSession(Session):
                 replies = [f"its node's answer cannot be read: {type(error).__name__}"]
             if replies:
                 yield pending.pop(number), replies[0]
+
+
+def _failures(clients: list[int], reason: str) -> list[Answer]:
+    return [ClientFailure(client, reason) for client in clients]
 
 
 def _error(reply: Any) -> str:

@@ -5,7 +5,7 @@ goes on from: after a round that did not count, or a resume, that is not the lat
 """
 
 import hashlib
-import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -71,16 +71,18 @@ def _checksum(state: State) -> int:
 
 
 def _name(client: int, mark: Mark) -> str:
-    return f"client-{client}-round-{mark[0]}-{mark[1]:x}.safetensors"
+    return f"{_of(client)}{mark[0]}-{mark[1]:x}.safetensors"
 
 
-def _old(names: list[str], client: int, new: str, since: Mark) -> list[str]:
+def _of(client: int) -> str:
+    return f"client-{client}-round-"
+
+
+def _old(names: Iterable[str], client: int, new: str, since: Mark) -> list[str]:
     """The states of a client that no server will ask for any more."""
-    rounds = {
-        name: int(match[1])
-        for name in names
-        if (match := re.match(rf"client-{client}-round-(\d+)-[0-9a-f]+\.safetensors$", name))
-    }
+    begins = _of(client)
+    mine = [name for name in names if name.startswith(begins)]
+    rounds = {name: int(name.removeprefix(begins).split("-")[0]) for name in mine}
     before = sorted((round, name) for name, round in rounds.items() if round <= since[0])
     kept = {new, _name(client, since), *(name for _, name in before[1 - KEPT :])}
-    return [name for name in rounds if name not in kept]
+    return [name for name in mine if name not in kept]
