@@ -29,6 +29,19 @@ class Session(ABC):
         (see :func:`schedule`), so that sums do not depend on who answered first.
         """
 
+    def in_order(self, order: Sequence[int], answers: Iterator[Answer]) -> Iterator[Answer]:
+        """The answers of clients in this order, whoever answers first."""
+        done: dict[int, Answer] = {}
+        try:
+            for client in order:
+                while client not in done:
+                    answer = next(answers)
+                    done[answer.client] = answer
+                yield done.pop(client)
+        except BaseException:  # a stopped round leaves workers in the middle of something
+            self.close()
+            raise
+
     def close(self) -> None:  # noqa: B027  (an engine without workers has nothing to end)
         """Ends the workers; may be called twice."""
 
@@ -57,16 +70,6 @@ class Engine(Recorded, ABC):
 def schedule(job: Job, cohort: Sequence[int]) -> list[int]:
     """The order of a round: the largest client first, so that no long one starts last."""
     return largest_first(job.data.index, cohort)
-
-
-def in_order(clients: Sequence[int], answers: Iterator[Answer]) -> Iterator[Answer]:
-    """The answers of clients in this order, whoever answers first."""
-    done: dict[int, Answer] = {}
-    for client in clients:
-        while client not in done:
-            answer = next(answers)
-            done[answer.client] = answer
-        yield done.pop(client)
 
 
 def needs(package: str, extra: str) -> None:

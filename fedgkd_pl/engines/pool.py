@@ -23,12 +23,13 @@ from typing import IO, Any, cast
 import cloudpickle
 import torch
 from fedgkd_pl.data.examples import Examples
-from fedgkd_pl.engines.base import Session, devices_like, in_order, schedule
+from fedgkd_pl.engines.base import Session, devices_like, schedule
 from fedgkd_pl.engines.worker import Worker, read
 from fedgkd_pl.errors import SettingError, StorageError
 from fedgkd_pl.federation.client_trainer import Job, quiet
 from fedgkd_pl.federation.hardware import numerics, set_numerics
 from fedgkd_pl.federation.message import Answer, ClientFailure, Message, encode_state
+from fedgkd_pl.processes.signals import STOPS
 from fedgkd_pl.processes.start import context, ending_with_parent, may_be_forked, without_main
 from torch import Tensor
 from typing_extensions import override
@@ -80,11 +81,7 @@ class PoolSession(Session):
     def run(self, message: Message, cohort: Sequence[int]) -> Iterator[Answer]:
         self.message = message.encode()
         order = schedule(self.job, cohort)
-        try:
-            yield from in_order(order, self._answers(iter(order)))
-        except BaseException:  # a stopped round leaves workers in the middle of something
-            self.close()
-            raise
+        return self.in_order(order, self._answers(iter(order)))
 
     def _answers(self, waiting: Iterator[int]) -> Iterator[Answer]:
         """The answers as they come."""
@@ -158,11 +155,9 @@ class PoolSession(Session):
             answer = worker.connection.recv_bytes()
         except (EOFError, OSError):
             worker.process.join(timeout=5)
-            code = worker.process.exitcode
+            code = f"exit code {worker.process.exitcode}; -9 is usually out of memory"
             self._replace(slot)
-            killed = code == -signal.SIGKILL
-            hint = "; usually out of memory: use fewer workers" if killed else ""
-            return ClientFailure(worker.client, f"its process died (exit code {code}{hint})")
+            return ClientFailure(worker.client, f"its process died ({code})")
         now = time.monotonic()
         if answer == BEGUN:
             worker.limit = now + self.timeout
@@ -251,9 +246,8 @@ def _for_worker(job: Job, number: int) -> Job:
 
 
 def _work(connection: Connection, threads: int, settings: dict[str, Any]) -> None:
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)  # handled by the parent
+    for number in STOPS:
+        signal.signal(number, signal.SIG_IGN)  # handled by the parent
     may_be_forked()
     set_numerics(settings, threads)
     with quiet(), suppress(EOFError, OSError):  # the pool was closed, or its process is gone

@@ -22,7 +22,7 @@ from unittest.mock import patch
 
 import cloudpickle
 import torch
-from fedgkd_pl.engines.base import Engine, Session, cores, in_order, needs, schedule
+from fedgkd_pl.engines.base import Engine, Session, cores, needs, schedule
 from fedgkd_pl.engines.worker import Worker, read
 from fedgkd_pl.errors import RunFailed, SettingError, require
 from fedgkd_pl.federation.answers import failure
@@ -174,11 +174,7 @@ class RaySession(Session):
     @override
     def run(self, message: Message, cohort: Sequence[int]) -> Iterator[Answer]:
         order = schedule(self.job, cohort)
-        try:
-            yield from in_order(order, self._answers(message, deque(order)))
-        except BaseException:  # a stopped round leaves workers in the middle of something
-            self.close()
-            raise
+        return self.in_order(order, self._answers(message, deque(order)))
 
     @override
     def close(self) -> None:

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 from fedgkd_pl.cli.main import main
-from fedgkd_pl.engines.flower.records import SINCE
-from fedgkd_pl.engines.flower.states import States
+from fedgkd_pl.engines.flower.records import SINCE, States
 from fedgkd_pl.federation.message import State
 from fedgkd_pl.flower import client_app, server_app
 from fedgkd_pl.storage.checkpoint import read_checkpoint

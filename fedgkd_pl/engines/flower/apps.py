@@ -1,15 +1,19 @@
 """Both apps of a run: the server's ``fedgkd-pl fit``, and a node's clients, where their data is."""
 
 import hashlib
+import importlib.util
 import json
 import logging
+import re
 import shlex
+import shutil
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import fedgkd_pl
+import yaml
 from fedgkd_pl.config.build import build_request
 from fedgkd_pl.config.experiment import Experiment
 from fedgkd_pl.config.request import Request, import_module_of_user, read_request
@@ -18,11 +22,11 @@ from fedgkd_pl.engines.flower.engine import FlowerEngine
 from fedgkd_pl.engines.flower.records import (
     Contract,
     Mark,
+    States,
     pack_answers,
     unpack_contract,
     unpack_task,
 )
-from fedgkd_pl.engines.flower.states import States
 from fedgkd_pl.engines.local import InProcessSession
 from fedgkd_pl.errors import ArgumentError, RunFailed, SettingError, require
 from fedgkd_pl.federation.hardware import keep_memory
@@ -30,12 +34,45 @@ from fedgkd_pl.federation.message import Answer, ClientFailure, Message
 from fedgkd_pl.federation.round import job_of
 from fedgkd_pl.processes.command import quiet_libraries, run_command
 from fedgkd_pl.runs.folder import CONFIG
+from fedgkd_pl.storage.files import write_text
 from flwr.app import ConfigRecord, RecordDict
 from flwr.app import Message as FlowerMessage
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 log = logging.getLogger("fedgkd_pl")
+APP = '''\
+"""A federated run as a Flower app; config.yaml beside it says which.
+
+Both halves come from fedgkd_pl, which is installed on the server and on every node.
+"""
+
+from fedgkd_pl.flower import client_app, server_app
+
+server = server_app(__file__)
+client = client_app(__file__)  # Flower's modifiers: client_app(__file__, mods=[...])
+'''
+
+PROJECT = """\
+[project]
+name = "{name}"
+version = "1.0.0"
+description = "{method} on {data}, written by fedgkd-pl flower"
+
+[tool.flwr.app]
+publisher = "fedgkd-pl"
+
+[tool.flwr.app.components]
+serverapp = "fedgkd_app:server"
+clientapp = "fedgkd_app:client"
+
+# A second SuperNode on one machine needs a port of its own: flower-supernode ... --port 9095
+# flwr run ... --run-config 'args="--rounds 10" resume="/srv/runs/fedgkd/version_0"'
+[tool.flwr.app.config]
+args = ""
+resume = ""
+import = "{modules}"
+"""
 
 
 def server_app(file: str) -> ServerApp:
@@ -105,7 +142,6 @@ def request_of(file: str, run_config: Mapping[str, Any], more: Sequence[str] = (
     names = str(run_config.get("import", "")).split()
     modules = [import_module_of_user(name, folder) for name in names]
     args = shlex.split(str(run_config.get("args", "")))
-    require(not any(word.startswith("--import") for word in args), "args", "say import = ... there")
     return read_request("fit", ["--config", str(folder / CONFIG), *args, *more], modules)
 
 
@@ -260,3 +296,50 @@ def _outwards(error: Exception) -> str:
         return str(error)
     log.error("this node fails", exc_info=error)
     return f"{type(error).__name__} (its node's log says more)"
+
+
+def write_app(folder: str, argv: list[str]) -> None:
+    """Writes an app to a new folder; ``argv`` are flags of ``fit``, checked as far as possible."""
+    target = Path(folder)
+    named = re.fullmatch(r"[a-zA-Z][a-zA-Z0-9_-]{,31}", target.name) is not None
+    require(named, "folder", "must have at most 32 letters, digits and dashes", target.name)
+    require(not target.exists(), "folder", "exists already", target)
+    resumes = any(word.startswith("--resume") for word in argv)
+    require(not resumes, "resume", "goes to flwr run: --run-config 'resume=...'")
+    experiment = build_request(read_request("fit", _over_flower(argv)))
+    model, modules = experiment.model, sorted(experiment.modules)
+    text = "must be FlowerEngine: its flags go behind all configs"
+    require(isinstance(model.engine, FlowerEngine), "engine", text, type(model.engine).__name__)
+    files = [_file(module) for module in modules]
+    target.mkdir(parents=True)
+    for file in files:
+        shutil.copy(file, target)
+    project = PROJECT.format(
+        name=target.name.replace("_", "-").lower(),
+        method=type(model).__name__,
+        data=type(experiment.data).__name__,
+        modules=" ".join(modules),
+    )
+    write_text(target / "pyproject.toml", project)
+    write_text(target / "fedgkd_app.py", APP)
+    where = str(Path(experiment.settings["output_dir"]).absolute())  # flwr runs it elsewhere
+    settings = experiment.settings | {"output_dir": where}
+    write_text(target / CONFIG, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
+    print(f"wrote {target}")
+    print(f"simulate:  flwr run {target} --stream      for nodes: docs/flower.md")
+
+
+def _over_flower(argv: list[str]) -> list[str]:
+    """The flags of ``fit`` with Flower's engine, whose own flags may be among them."""
+    own = [n for n, word in enumerate(argv) if word.startswith("--model.engine.")]
+    index = own[0] if own else len(argv)
+    return [*argv[:index], "--model.engine", "FlowerEngine", *argv[index:]]
+
+
+def _file(module: str) -> Path:
+    spec = importlib.util.find_spec(module)
+    text = "must be a module of one file, which the app takes along; install others"
+    single = spec is not None and not spec.submodule_search_locations and "." not in module
+    if spec is None or spec.origin is None or not single or module == "fedgkd_app":
+        raise SettingError("import", text, module)
+    return Path(spec.origin)

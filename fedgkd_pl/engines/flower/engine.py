@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
-from fedgkd_pl.engines.base import Engine, Session, in_order, needs, schedule
+from fedgkd_pl.engines.base import Engine, Session, needs, schedule
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.answers import Spec, Specs
 from fedgkd_pl.federation.client_trainer import Job
@@ -117,7 +117,7 @@ class FlowerSession(Session):
     def run(self, message: Message, cohort: Sequence[int]) -> Iterator[Answer]:
         self._find(cohort)
         order = schedule(self.job, cohort)
-        return in_order(order, self._answers(message, order))
+        return self.in_order(order, self._answers(message, order))
 
     def _answers(self, message: Message, cohort: Sequence[int]) -> Iterator[Answer]:
         """The nodes' answers as they come; at last, failures for those that are late."""
@@ -147,11 +147,11 @@ class FlowerSession(Session):
                 yield from _failures(clients, "the message could not be sent")
         while pending:
             left = start + deadline - time.monotonic()
-            for node, reply in self._replies(pending):
-                if reason := _error(reply):
+            for node, content, reason in self._replies(pending):
+                if reason:
                     yield from _failures(asked[node], reason)
                     continue
-                answers = unpack_answers(reply.content, asked[node])
+                answers = unpack_answers(content, asked[node])
                 _add_transfer(answers, time.monotonic() - start)
                 yield from answers
             if left <= 0:
@@ -169,17 +169,14 @@ class FlowerSession(Session):
         """
         patience = self.engine.patience
         end = time.monotonic() + (min(JOIN, patience) if self.waited else patience)
-        warned = False
-        while True:
-            self._meet()
-            missing = [client for client in cohort if client not in self.hosts]
-            may_come = not self.waited or self.asking
-            if not missing or not may_come or time.monotonic() >= end:
+        self._meet()
+        if missing := sorted(set(cohort) - self.hosts.keys()):
+            log.warning("no node for clients %s yet", missing)
+        while set(cohort) - self.hosts.keys() and time.monotonic() < end:
+            if self.waited and not self.asking:
                 break
-            if not warned:
-                log.warning("waiting for the nodes of clients %s", missing)
-                warned = True
             time.sleep(POLL)
+            self._meet()
         self.waited = True
 
     def _meet(self) -> None:
@@ -198,29 +195,26 @@ class FlowerSession(Session):
                 number = self._send("query", node, content, 0, max(300.0, self.engine.patience))
                 if number:
                     self.asking[number] = node
-        for node, reply in self._replies(self.asking):
-            clients, reason = self._card(reply)
+        for node, content, reason in self._replies(self.asking):
+            clients, reason = ([], reason) if reason else self._card(content)
             if reason:
                 log.warning("node %d is not used: %s", node, reason)
                 self.again[node] = time.monotonic() + ASK_AGAIN
-            else:
-                log.info("node %d stands for clients %s", node, clients)
-                others = {client for card in self.cards.values() for client in card}
-                if taken := others & set(clients):
-                    text = "node %d: clients %s have another node, too; only the first is asked"
-                    log.warning(text, node, sorted(taken))
-                self.cards[node] = clients
+                continue
+            log.info("node %d stands for clients %s", node, clients)
+            others = {client for card in self.cards.values() for client in card}
+            if taken := sorted(others & set(clients)):
+                text = "node %d: clients %s have another node, too; only the first is asked"
+                log.warning(text, node, taken)
+            self.cards[node] = clients
         last_to_first = sorted(self.cards, reverse=True)
         self.hosts = {client: node for node in last_to_first for client in self.cards[node]}
 
-    def _card(self, reply: Any) -> tuple[list[int], str]:
-        """Whom a node stands for, or why there is no answer."""
+    def _card(self, content: Any) -> tuple[list[int], str]:
+        """Whom a node stands for, or why it refuses."""
         try:
-            if reason := _error(reply):
-                return [], reason
-            card, number = reply.content["node"], len(self.job.data.index)
-            clients = [int(c) for c in card["clients"] if 0 <= int(c) < number]
-            return clients, str(card["refuses"])
+            card, number = content["node"], len(self.job.data.index)
+            return [int(c) for c in card["clients"] if 0 <= int(c) < number], str(card["refuses"])
         except Exception as error:  # a node may send anything
             return [], f"its answer cannot be read: {type(error).__name__}: {error}"
 
@@ -229,36 +223,31 @@ class FlowerSession(Session):
         from flwr.app import Message as FlowerMessage
 
         message = FlowerMessage(content, node, category, ttl=seconds, group_id=str(round))
-        numbers = list(self.grid.push_messages([message]))
-        return numbers[0] or "" if numbers else ""
+        return next(iter(self.grid.push_messages([message])), "") or ""
 
-    def _replies(self, pending: dict[str, int]) -> Iterator[tuple[int, Any]]:
-        """The replies that have come, each with its node, and no longer pending."""
+    def _replies(self, pending: dict[str, int]) -> Iterator[tuple[int, Any, str]]:
+        """The replies that have come, no longer pending: node, content, why there is none."""
         import httpx
 
         for number in list(pending):
+            content, reason = None, ""
             try:
-                replies: list[Any] = list(self.grid.pull_messages([number]))
+                replies = list(self.grid.pull_messages([number]))
+                if not replies:
+                    continue
+                if replies[0].has_error():
+                    reason = f"its node failed: {' '.join(replies[0].error.reason.split())[:300]}"
+                else:
+                    content = replies[0].content
             except httpx.HTTPError:  # the SuperLink is gone
                 raise
             except Exception as error:  # a node may send anything
-                replies = [f"its node's answer cannot be read: {type(error).__name__}"]
-            if replies:
-                yield pending.pop(number), replies[0]
+                reason = f"its node's answer cannot be read: {type(error).__name__}"
+            yield pending.pop(number), content, reason
 
 
 def _failures(clients: list[int], reason: str) -> list[Answer]:
     return [ClientFailure(client, reason) for client in clients]
-
-
-def _error(reply: Any) -> str:
-    """Why there is no answer; empty if there is one."""
-    if isinstance(reply, str):
-        return reply
-    if reply.has_content():
-        return ""
-    reason = reply.error.reason if reply.has_error() else "it answers nothing"
-    return f"its node failed: {' '.join(str(reason).split())[:300]}"
 
 
 def _add_transfer(answers: list[Answer], took: float) -> None:
