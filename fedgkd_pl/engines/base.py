@@ -47,10 +47,19 @@ class Session(ABC):
 
 
 class Engine(Recorded, ABC):
-    """The settings of an engine, which opens sessions."""
+    """The settings of an engine, which opens sessions.
+
+    ``threads``: intra-op threads of each client's training; ``timeout``: seconds it may take.
+    """
 
     states_stay = False  # whether clients' states stay with them; the server has marks
     max_samples: int | None = None  # the largest n_k; None where the data is the server's own
+
+    def __init__(self, threads: int = 1, timeout: float | None = None) -> None:
+        require(threads >= 1, "threads", "must be at least 1", threads)
+        require(timeout is None or timeout > 0, "timeout", "must be positive", timeout)
+        self.threads = threads
+        self.timeout = timeout
 
     def states(self, declared: Specs) -> Specs:
         """What the server gets of clients' states, given those that the method ``declared``."""

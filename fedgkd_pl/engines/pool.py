@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from multiprocessing import util
 from multiprocessing.connection import Connection, wait
 from typing import IO, Any, cast
@@ -258,11 +257,11 @@ def _work(connection: Connection, threads: int, settings: dict[str, Any]) -> Non
 
 
 def _serve(connection: Connection, worker: Worker) -> None:
-    begun = partial(connection.send_bytes, BEGUN)
     while True:
         task = connection.recv()
         if isinstance(task, bytes):
             message = Message.decode(task)
         else:
-            client, state = task
-            connection.send_bytes(worker.train(message, client, state, begun=begun))
+            worker.prepare()
+            connection.send_bytes(BEGUN)
+            connection.send_bytes(worker.train(message, *task))

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from fedgkd_pl.federation.server import FederatedServer
 
 log = logging.getLogger("fedgkd_pl")
-PATIENCE = 60.0  # seconds without a worker until a warning
 GPUS = ("cuda", "xpu")  # what Ray shares out as GPUs, by torch's names
 # Of the clusters of this process, which Ray reads once. It would keep one in the home folder, and
 # the user's next cluster would ask for it.
@@ -72,16 +71,13 @@ class RayEngine(Engine):
         retries: int = 3,
     ) -> None:
         needs("ray", "ray")
+        super().__init__(threads, timeout)
         require(actors == "auto" or int(actors) >= 1, "actors", "must be auto or ≥ 1", actors)
-        require(threads >= 1, "threads", "must be at least 1", threads)
         require(gpus is None or gpus >= 0, "gpus", "must not be negative", gpus)
-        require(timeout is None or timeout > 0, "timeout", "must be positive", timeout)
         require(retries >= 0, "retries", "must not be negative", retries)
         self.ray_address = ray_address
         self.actors = actors
-        self.threads = threads
         self.gpus = gpus
-        self.timeout = timeout
         self.retries = retries
         self.joined = False  # whether the connection is ours to end
 
@@ -240,10 +236,6 @@ class RaySession(Session):
             if actor.client is not None and late:
                 yield ClientFailure(actor.client, f"timed out after {limit:g} s")
                 self._replace(actor, "timed out")
-        starting = [a for a in self.actors if a.pending is not None and a.client is None]
-        if len(starting) == len(self.actors) and now - starting[0].since >= PATIENCE:
-            log.warning("waiting for the Ray cluster: no worker has started for %g s", PATIENCE)
-            starting[0].since = now
 
     def _replace(self, actor: Actor, reason: str) -> None:
         self._kill(actor)
@@ -275,7 +267,7 @@ class RayWorker:
 
     def prepare(self) -> None:
         """Makes it ready to train."""
-        with quiet(), suppress(Exception):  # the first client reports it
+        with quiet():
             self.worker.prepare()
 
     def train(self, message: list[Any], client: int, state: bytes, part: bytes) -> bytes:

@@ -13,7 +13,6 @@ from fedgkd_pl.flower import client_app, server_app
 from fedgkd_pl.storage.checkpoint import read_checkpoint
 from flwr.app import Context, Error, RecordDict
 from flwr.app import Message as FlowerMessage
-from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from tests.support import everything
@@ -33,7 +32,7 @@ def flags(method: str) -> list[str]:
     return everything.words() if method == "Everything" else [*METHODS[method], *NET, *BASE]
 
 
-class Loop(Grid):
+class Loop:
     """Hands messages to ClientApps of this process, with what Flower keeps for each node."""
 
     def __init__(self, app: Path, nodes: dict[int, dict[str, Any]], run: dict[str, Any]) -> None:
@@ -51,16 +50,6 @@ class Loop(Grid):
 
     def _answer(self, message: Any, node: int) -> Any:
         return self.client(message, self.contexts[node])
-
-    def set_run(self, run: Any) -> None:
-        raise NotImplementedError
-
-    @property
-    def run(self) -> Any:
-        raise NotImplementedError
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self.nodes)
@@ -82,9 +71,6 @@ class Loop(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Any]:
         return [self.replies.pop(name) for name in message_ids if name in self.replies]
-
-    def send_and_receive(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError
 
 
 TWO = {11: {"partition-id": 0, "num-partitions": 2}, 12: {"partition-id": 1, "num-partitions": 2}}

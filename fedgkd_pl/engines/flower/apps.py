@@ -41,38 +41,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 log = logging.getLogger("fedgkd_pl")
-APP = '''\
-"""A federated run as a Flower app; config.yaml beside it says which.
-
-Both halves come from fedgkd_pl, which is installed on the server and on every node.
-"""
-
-from fedgkd_pl.flower import client_app, server_app
-
-server = server_app(__file__)
-client = client_app(__file__)  # Flower's modifiers: client_app(__file__, mods=[...])
-'''
-
-PROJECT = """\
-[project]
-name = "{name}"
-version = "1.0.0"
-description = "{method} on {data}, written by fedgkd-pl flower"
-
-[tool.flwr.app]
-publisher = "fedgkd-pl"
-
-[tool.flwr.app.components]
-serverapp = "fedgkd_app:server"
-clientapp = "fedgkd_app:client"
-
-# A second SuperNode on one machine needs a port of its own: flower-supernode ... --port 9095
-# flwr run ... --run-config 'args="--rounds 10" resume="/srv/runs/fedgkd/version_0"'
-[tool.flwr.app.config]
-args = ""
-resume = ""
-import = "{modules}"
-"""
+TEMPLATE = Path(__file__).with_name("template")
 
 
 def server_app(file: str) -> ServerApp:
@@ -310,18 +279,18 @@ def write_app(folder: str, argv: list[str]) -> None:
     model, modules = experiment.model, sorted(experiment.modules)
     text = "must be FlowerEngine: its flags go behind all configs"
     require(isinstance(model.engine, FlowerEngine), "engine", text, type(model.engine).__name__)
+    words = {
+        "name": target.name.replace("_", "-").lower(),
+        "method": type(model).__name__,
+        "data": type(experiment.data).__name__,
+        "modules": " ".join(modules),
+    }
     files = [_file(module) for module in modules]
     target.mkdir(parents=True)
     for file in files:
         shutil.copy(file, target)
-    project = PROJECT.format(
-        name=target.name.replace("_", "-").lower(),
-        method=type(model).__name__,
-        data=type(experiment.data).__name__,
-        modules=" ".join(modules),
-    )
-    write_text(target / "pyproject.toml", project)
-    write_text(target / "fedgkd_app.py", APP)
+    for file in TEMPLATE.iterdir():  # their names end in .tpl
+        write_text(target / file.stem, file.read_text().format(**words))
     where = str(Path(experiment.settings["output_dir"]).absolute())  # flwr runs it elsewhere
     settings = experiment.settings | {"output_dir": where}
     write_text(target / CONFIG, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))

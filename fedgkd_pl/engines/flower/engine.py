@@ -59,14 +59,13 @@ class FlowerEngine(Engine):
         max_samples: int | None = None,
     ) -> None:
         needs("flwr", "flower")
+        super().__init__(threads)
         require(deadline > 0, "deadline", "must be positive", deadline)
         require(patience >= 0, "patience", "must not be negative", patience)
-        require(threads >= 1, "threads", "must be at least 1", threads)
         fits = max_samples is None or 1 <= max_samples <= MOST
         require(fits, "max_samples", f"must be from 1 to {MOST}", max_samples)
         self.deadline = deadline
         self.patience = patience
-        self.threads = threads
         self.max_samples = max_samples
         self.grid: Any = None  # Flower's, the way to the nodes
         self.contract: Callable[[], Contract]  # what they must agree to, once the data is loaded
