@@ -239,8 +239,8 @@ def _for_worker(job: Job, number: int) -> Job:
     """The job on the worker's own GPU, without the states, which travel with the tasks."""
     device = job.device
     if device.type != "cpu":
-        first = device.index or 0  # the server's own, then the others
-        device = torch.device(device.type, (first + number) % devices_like(device))
+        index = ((device.index or 0) + number) % devices_like(device)  # the server's own first
+        device = torch.device(device.type, index)
     return replace(job.on(device), states={})
 
 
@@ -251,17 +251,12 @@ def _work(connection: Connection, threads: int, settings: dict[str, Any]) -> Non
     set_numerics(settings, threads)
     with quiet(), suppress(EOFError, OSError):  # the pool was closed, or its process is gone
         job = connection.recv_bytes()
-        worker = Worker(lambda: cast(Job, pickle.loads(job)))
-        with closing(worker):
-            _serve(connection, worker)
-
-
-def _serve(connection: Connection, worker: Worker) -> None:
-    while True:
-        task = connection.recv()
-        if isinstance(task, bytes):
-            message = Message.decode(task)
-        else:
-            worker.prepare()
-            connection.send_bytes(BEGUN)
-            connection.send_bytes(worker.train(message, *task))
+        with closing(Worker(lambda: cast(Job, pickle.loads(job)))) as worker:
+            while True:
+                task = connection.recv()
+                if isinstance(task, bytes):
+                    message = Message.decode(task)
+                    continue
+                worker.prepare()
+                connection.send_bytes(BEGUN)
+                connection.send_bytes(worker.train(message, *task))

@@ -191,16 +191,14 @@ def test_a_job_for_another_kind_of_device_leaves_lightnings_plugins_behind() -> 
     class Own(Precision):
         pass
 
-    host, gpu = torch.device("cpu"), torch.device("cuda", 0)
-    half = MixedPrecision("bf16-mixed", "cuda")
-    job = Job(None, None, gpu, {"precision": "bf16-mixed"}, {}, precision=half)  # type: ignore[arg-type]
-    job.accelerator = CUDAAccelerator()
-    near, far = job.on(torch.device("cuda", 1)), job.on(host)
-    assert near.precision is half and near.accelerator is job.accelerator
-    assert far.precision is None and far.accelerator is None
-    assert far.trainer == {"precision": "bf16-mixed"} and far.device == host
-    job.precision = Own()
-    assert job.on(host).precision is job.precision
+    half, accelerator = MixedPrecision("bf16-mixed", "cuda"), CUDAAccelerator()
+    gpu: Any = (None, None, torch.device("cuda", 0), {}, {})
+    job = Job(*gpu, accelerator=accelerator, precision=half)
+    near, far = job.on(torch.device("cuda", 1)), job.on(torch.device("cpu"))
+    assert (near.precision, near.accelerator) == (half, accelerator)
+    assert (far.precision, far.accelerator) == (None, None)
+    own = Job(*gpu, precision=Own())
+    assert own.on(torch.device("cpu")).precision is own.precision
 
 
 @pytest.mark.parametrize("bad", [{"workers": 0}, {"threads": 0}, {"timeout": 0.0}])

@@ -1,7 +1,7 @@
 """Flower's apps within one process: what two nodes and a server do, without a network."""
 
 import csv
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -33,20 +33,19 @@ def flags(method: str) -> list[str]:
 
 
 class Loop:
-    """Hands messages to ClientApps of this process, with what Flower keeps for each node."""
+    """Hands messages to ClientApps of this process, with what Flower keeps for each node.
 
-    def __init__(self, app: Path, nodes: dict[int, dict[str, Any]], run: dict[str, Any]) -> None:
+    ``change`` answers in their place: it gets the loop, the message and its node.
+    """
+
+    def __init__(self, app: Path, nodes: Any, run: dict[str, Any], change: Any = None) -> None:
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
         self.client = client_app(str(app / "fedgkd_app.py"))
         self.nodes = nodes
-        self.run_config = run
-        self.contexts = {node: self._context(node) for node in nodes}
+        self.change = change or Loop._answer
+        self.contexts = {n: Context(1, n, nodes[n], RecordDict(), run) for n in nodes}
         self.replies: dict[str, Any] = {}
         self.sent: list[tuple[str, int, RecordDict]] = []
-        self.answer: Callable[[Any, int], Any] = self._answer
-
-    def _context(self, node: int) -> Context:
-        return Context(1, node, self.nodes[node], RecordDict(), self.run_config)
 
     def _answer(self, message: Any, node: int) -> Any:
         return self.client(message, self.contexts[node])
@@ -61,7 +60,7 @@ class Loop:
             self.sent.append((message.metadata.message_type, node, message.content))
             message.metadata.__dict__["_message_id"] = name = f"{len(self.sent)}"
             try:
-                reply = self.answer(message, node)
+                reply = self.change(self, message, node)
             except Exception as error:
                 reply = FlowerMessage(Error(0, str(error)), reply_to=message)
             if reply is not None:
@@ -95,9 +94,7 @@ class Runs:
         return app
 
     def flower(self, app: Path, nodes: Any = TWO, change: Any = None, **run: Any) -> Loop:
-        grid = Loop(app, nodes, run)
-        if change is not None:
-            change(grid)
+        grid = Loop(app, nodes, run, change)
         context = Context(1, 0, {}, RecordDict(), run)
         server_app(str(app / "fedgkd_app.py"))(grid, context)
         return grid

@@ -139,8 +139,7 @@ class FlowerSession(Session):
                 packed[nets] = pack_message(message.for_nets(nets), self.contract)
             since = {c: marks.get(c, (0, 0)) for c in clients}
             task = pack_task(packed[nets], message.round, since)
-            number = self._send("train", node, task, message.round, deadline)
-            if number:
+            if number := self._send("train", node, task, message.round, deadline):
                 pending[number] = node
             else:
                 yield from _failures(clients, "the message could not be sent")
@@ -191,8 +190,8 @@ class FlowerSession(Session):
         content = RecordDict({"contract": ConfigRecord(asdict(self.contract))})
         for node in sorted(connected - {*self.cards, *self.asking.values()}):
             if now >= self.again.get(node, 0.0):
-                number = self._send("query", node, content, 0, max(300.0, self.engine.patience))
-                if number:
+                seconds = max(300.0, self.engine.patience)
+                if number := self._send("query", node, content, 0, seconds):
                     self.asking[number] = node
         for node, content, reason in self._replies(self.asking):
             clients, reason = ([], reason) if reason else self._card(content)

@@ -61,9 +61,10 @@ class Contract:
 def differing(asked: str, mine: str) -> str:
     """The settings (as JSON) that differ, with both values."""
     there, here = json.loads(asked), json.loads(mine)
-    keys = [key for key in sorted({*there, *here}) if there.get(key) != here.get(key)]
     return "; ".join(
-        f"{short(key)} {there.get(key)!r:.60}, this node {here.get(key)!r:.60}" for key in keys
+        f"{short(key)} {there.get(key)!r:.60}, this node {here.get(key)!r:.60}"
+        for key in sorted({*there, *here})
+        if there.get(key) != here.get(key)
     )
 
 
@@ -110,13 +111,10 @@ def pack_task(common: Mapping[str, Any], round: int, since: Mapping[int, Mark]) 
 def unpack_task(content: RecordDict) -> tuple[Message, dict[int, Mark]]:
     """The inverse of :func:`pack_task`, without the contract."""
     task: Any = content["task"]
+    arrays = content.array_records.items()
     models, tensors = (
-        {
-            name.removeprefix(prefix): from_arrays(record)
-            for name, record in content.array_records.items()
-            if name.startswith(prefix)
-        }
-        for prefix in (MODEL, TENSORS)
+        {name.removeprefix(kind): from_arrays(x) for name, x in arrays if name.startswith(kind)}
+        for kind in (MODEL, TENSORS)
     )
     numbers: Any = dict(content["numbers"])
     marks = zip(task["marks"][::2], task["marks"][1::2], strict=True)
@@ -167,17 +165,16 @@ def _unpack_answer(content: RecordDict, client: int) -> Answer:
     if f"{name}.counts" not in content:
         return ClientFailure(client, "its node did not answer for it")
     counts: Any = content[f"{name}.counts"]
-    metrics, seconds = (dict(content[f"{name}.{x}"]) for x in ("metrics", "seconds"))
     weights, extra = (content.array_records.get(f"{name}.{x}", {}) for x in ("weights", "extra"))
     mark = list(counts["mark"])
     return ClientUpdate(
         client=client,
         num_samples=counts["num_samples"],
         weights=from_arrays(weights),
-        metrics=metrics,
+        metrics=dict(content[f"{name}.metrics"]),
         extra=from_arrays(extra),
         state={SINCE: torch.tensor(mark)} if mark else {},
-        seconds=plain_seconds(seconds),
+        seconds=plain_seconds(dict(content[f"{name}.seconds"])),
     )
 
 
