@@ -164,7 +164,7 @@ def test_every_callback_measures_the_same(tmp_path: Path, monkeypatch: pytest.Mo
         assert part in measured
     written = {file.name for file in host.iterdir() if "tfevents" not in file.name}
     assert written == {file.name for file in device.iterdir() if "tfevents" not in file.name}
-    assert {*FILES.values(), "average.safetensors", "features.tsv"} <= written
+    assert {*FILES.values(), "average.safetensors"} <= written
     for name in ("metrics.csv", "clients.csv", "local_models.csv"):
         for ours, theirs in zip(rows_of(host / name), rows_of(device / name), strict=True):
             assert theirs == pytest.approx(ours, abs=1e-5), name
