@@ -263,7 +263,7 @@ def flower(folder: str, settings: list[str]) -> None:
     from fedgkd_pl.engines.base import needs
 
     needs("flwr", "flower")
-    from fedgkd_pl.engines.flower.app_folder import write_app
+    from fedgkd_pl.engines.flower.apps import write_app
 
     write_app(folder, settings)
 

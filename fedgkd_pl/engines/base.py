@@ -28,15 +28,37 @@ class Session(ABC):
         (see :func:`schedule`), so that sums do not depend on who answered first.
         """
 
+    def in_order(self, order: Sequence[int], answers: Iterator[Answer]) -> Iterator[Answer]:
+        """The answers of clients in this order, whoever answers first."""
+        done: dict[int, Answer] = {}
+        try:
+            for client in order:
+                while client not in done:
+                    answer = next(answers)
+                    done[answer.client] = answer
+                yield done.pop(client)
+        except BaseException:  # a stopped round leaves workers in the middle of something
+            self.close()
+            raise
+
     def close(self) -> None:  # noqa: B027  (an engine without workers has nothing to end)
         """Ends the workers; may be called twice."""
 
 
 class Engine(Recorded, ABC):
-    """The settings of an engine, which opens sessions."""
+    """The settings of an engine, which opens sessions.
+
+    ``threads``: intra-op threads of each client's training; ``timeout``: seconds it may take.
+    """
 
     states_stay = False  # whether clients' states stay with them; the server has marks
     max_samples: int | None = None  # the largest n_k; None where the data is the server's own
+
+    def __init__(self, threads: int = 1, timeout: float | None = None) -> None:
+        require(threads >= 1, "threads", "must be at least 1", threads)
+        require(timeout is None or timeout > 0, "timeout", "must be positive", timeout)
+        self.threads = threads
+        self.timeout = timeout
 
     def states(self, declared: Specs) -> Specs:
         """What the server gets of clients' states, given those that the method ``declared``."""

@@ -31,12 +31,9 @@ class LocalEngine(Engine):
         threads: int = 1,
         timeout: float | None = None,
     ) -> None:
-        require(timeout is None or timeout > 0, "timeout", "must be positive", timeout)
+        super().__init__(threads, timeout)
         require(workers == "auto" or int(workers) >= 1, "workers", "must be auto or ≥ 1", workers)
-        require(threads >= 1, "threads", "must be at least 1", threads)
         self.workers = workers
-        self.threads = threads
-        self.timeout = timeout
 
     @override
     def open(self, job: Job, cohort_size: int) -> Session:

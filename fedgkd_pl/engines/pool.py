@@ -15,22 +15,20 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from multiprocessing import util
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import IO, Any, cast
 
 import cloudpickle
-import numpy as np
 import torch
 from fedgkd_pl.data.examples import Examples
 from fedgkd_pl.engines.base import Session, devices_like, schedule
 from fedgkd_pl.engines.worker import Worker, read
-from fedgkd_pl.errors import RunFailed, SettingError, StorageError
+from fedgkd_pl.errors import SettingError, StorageError
 from fedgkd_pl.federation.client_trainer import Job, quiet
 from fedgkd_pl.federation.hardware import numerics, set_numerics
 from fedgkd_pl.federation.message import Answer, ClientFailure, Message, encode_state
+from fedgkd_pl.processes.signals import STOPS
 from fedgkd_pl.processes.start import context, end_with_parent, may_be_forked, without_main
 from torch import Tensor
 from typing_extensions import override
@@ -82,23 +80,19 @@ class PoolSession(Session):
     def run(self, message: Message, cohort: Sequence[int]) -> Iterator[Answer]:
         self.message = message.encode()
         order = schedule(self.job, cohort)
-        waiting = iter(order)
-        done: dict[int, Answer] = {}
-        try:
-            for slot in range(len(self.workers)):
-                self._send(slot, self.message)
-                self._assign(slot, waiting)
-            for client in order:
-                while client not in done:
-                    for slot in self._ready():
-                        answer = self._receive(slot)
-                        if answer is not None:
-                            done[answer.client] = answer
-                            self._assign(slot, waiting)
-                yield done.pop(client)
-        except BaseException:  # a stopped round leaves workers in the middle of something
-            self.close()
-            raise
+        return self.in_order(order, self._answers(iter(order)))
+
+    def _answers(self, waiting: Iterator[int]) -> Iterator[Answer]:
+        """The answers as they come."""
+        for slot in range(len(self.workers)):
+            self._send(slot, self.message)
+            self._assign(slot, waiting)
+        while any(worker.client is not None for worker in self.workers):
+            answers = {slot: self._receive(slot) for slot in self._ready()}
+            for slot, answer in answers.items():
+                if answer is not None:
+                    self._assign(slot, waiting)
+            yield from filter(None, answers.values())
 
     @override
     def close(self) -> None:
@@ -117,12 +111,7 @@ class PoolSession(Session):
             process.start()
         theirs.close()
         self.workers[slot : slot + 1] = [WorkerHandle(process, ours)]
-        try:
-            ours.send_bytes(job)
-        except OSError as error:
-            process.join()
-            text = f"a worker process ended as it started (exit code {process.exitcode})"
-            raise RunFailed(text) from error
+        ours.send_bytes(job)
 
     def _send(self, slot: int, task: Any) -> None:
         """Sends a task; a worker that has died since its last one is replaced."""
@@ -166,11 +155,9 @@ class PoolSession(Session):
             answer = worker.connection.recv_bytes()
         except (EOFError, OSError):
             worker.process.join(timeout=5)
-            code = worker.process.exitcode
+            code = f"exit code {worker.process.exitcode}; -9 is usually out of memory"
             self._replace(slot)
-            killed = code == -signal.SIGKILL
-            hint = "; usually out of memory: use fewer workers" if killed else ""
-            return ClientFailure(worker.client, f"its process died (exit code {code}{hint})")
+            return ClientFailure(worker.client, f"its process died ({code})")
         now = time.monotonic()
         if answer == BEGUN:
             worker.limit = now + self.timeout
@@ -179,41 +166,34 @@ class PoolSession(Session):
 
 
 class MappedFiles:
-    """Tensors in temporary files, which other processes map when they unpickle what has them.
-
-    On Linux a file loses its name at once, so that nothing stays after a kill; it is opened through
-    this process's descriptor.
-    """
+    """Tensors in temporary files, which other processes map when they unpickle what has them."""
 
     def __init__(self) -> None:
-        self.folder = tempfile.TemporaryDirectory(prefix="fedgkd-", ignore_cleanup_errors=True)
-        self.open: list[IO[bytes]] = []
-        self.known: dict[int, tuple[str, list[int]]] = {}  # path and axes, by the tensor's id
+        self.files: list[IO[bytes]] = []
+        self.known: dict[int, tuple[Any, ...]] = {}  # the arguments of _map, by the tensor's id
 
     def write(self, examples: Examples | None) -> None:
         """Writes the tensors of examples that lie in the host's memory; others travel by value."""
         for value in vars(examples).values() if examples is not None else ():
             plain = type(value) is Tensor and value.layout is torch.strided
             if plain and value.device.type == "cpu" and value.numel():
-                with suppress(TypeError):  # NumPy does not have its type
-                    self._write(value)
+                self._write(value)
 
     def _write(self, tensor: Tensor) -> None:
-        """Writes a tensor with its widest stride first, so that it lies there as in memory."""
-        steps = tensor.stride()
-        order = sorted(range(tensor.dim()), key=lambda axis: -steps[axis])
-        array = tensor.detach().permute(order).numpy(force=True)
-        path = Path(self.folder.name, f"{len(self.known)}.npy")
+        storage = tensor.untyped_storage()
         try:
-            np.save(path, array)
+            if sys.platform == "linux":  # without a name, so that nothing stays after a kill
+                self.files.append(tempfile.TemporaryFile())
+                path = f"/proc/{os.getpid()}/fd/{self.files[-1].fileno()}"
+            else:
+                self.files.append(tempfile.NamedTemporaryFile())
+                path = self.files[-1].name
+            self.files[-1].write(torch.empty(0, dtype=torch.uint8).set_(storage).numpy().data)
+            self.files[-1].flush()
         except OSError as error:
-            raise StorageError(path, error) from error
-        name = str(path)
-        if sys.platform == "linux":
-            self.open.append(path.open("rb"))
-            path.unlink()
-            name = f"/proc/{os.getpid()}/fd/{self.open[-1].fileno()}"
-        self.known[id(tensor)] = name, [order.index(axis) for axis in range(tensor.dim())]
+            raise StorageError(tempfile.gettempdir(), error) from error
+        layout = tensor.storage_offset(), tensor.size(), tensor.stride()
+        self.known[id(tensor)] = path, storage.nbytes(), tensor.dtype, *layout
 
     def pickle(self, job: Job) -> bytes:
         """A job by value, but for the tensors in the files."""
@@ -237,14 +217,14 @@ class MappedFiles:
 
     def close(self) -> None:
         """Removes the files; what is mapped stays until the workers end."""
-        for file in self.open:
+        for file in self.files:
             file.close()
-        self.folder.cleanup()
 
 
-def _map(path: str, axes: list[int]) -> Tensor:
+def _map(path: str, nbytes: int, dtype: torch.dtype, *layout: Any) -> Tensor:
     """A tensor over a file; what is written to it stays in this process."""
-    return torch.from_numpy(np.load(path, mmap_mode="c")).permute(axes)
+    storage = torch.UntypedStorage.from_file(path, False, nbytes)
+    return torch.empty(0, dtype=dtype).set_(storage, *layout)  # type: ignore[arg-type]
 
 
 def _end(workers: list[WorkerHandle], files: MappedFiles) -> None:
@@ -260,31 +240,25 @@ def _for_worker(job: Job, number: int) -> Job:
     """The job on the worker's own GPU, without the states, which travel with the tasks."""
     device = job.device
     if device.type != "cpu":
-        first = device.index or 0  # the server's own, then the others
-        device = torch.device(device.type, (first + number) % devices_like(device))
+        index = ((device.index or 0) + number) % devices_like(device)  # the server's own first
+        device = torch.device(device.type, index)
     return replace(job.on(device), states={})
 
 
 def _work(connection: Connection, threads: int, settings: dict[str, Any]) -> None:
     end_with_parent()
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)  # handled by the parent
+    for number in STOPS:
+        signal.signal(number, signal.SIG_IGN)  # handled by the parent
     may_be_forked()
     set_numerics(settings, threads)
     with quiet(), suppress(EOFError, OSError):  # the pool was closed, or its process is gone
         job = connection.recv_bytes()
-        worker = Worker(lambda: cast(Job, pickle.loads(job)))
-        with closing(worker):
-            _serve(connection, worker)
-
-
-def _serve(connection: Connection, worker: Worker) -> None:
-    begun = partial(connection.send_bytes, BEGUN)
-    while True:
-        task = connection.recv()
-        if isinstance(task, bytes):
-            message = Message.decode(task)
-        else:
-            client, state = task
-            connection.send_bytes(worker.train(message, client, state, begun=begun))
+        with closing(Worker(lambda: cast(Job, pickle.loads(job)))) as worker:
+            while True:
+                task = connection.recv()
+                if isinstance(task, bytes):
+                    message = Message.decode(task)
+                    continue
+                worker.prepare()
+                connection.send_bytes(BEGUN)
+                connection.send_bytes(worker.train(message, *task))

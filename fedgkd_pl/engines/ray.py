@@ -7,31 +7,37 @@ whose worker or node was lost is trained again somewhere else and answers the sa
 
 import logging
 import os
+import secrets
+import signal
+import socket
+import threading
 import time
+import warnings
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
+from unittest.mock import patch
 
 import cloudpickle
 import torch
-from fedgkd_pl.engines.base import Engine, Session, needs, schedule
-from fedgkd_pl.engines.ray_cluster import connect, keep_signals
-from fedgkd_pl.engines.ray_worker import RayWorker, blob
-from fedgkd_pl.engines.worker import read
-from fedgkd_pl.errors import RunFailed, require
-from fedgkd_pl.federation.client_trainer import Job
-from fedgkd_pl.federation.hardware import keep_memory, numerics
-from fedgkd_pl.federation.message import Answer, ClientFailure, Message, encode_state
+from fedgkd_pl.engines.base import Engine, Session, cores, needs, schedule
+from fedgkd_pl.engines.worker import Worker, read
+from fedgkd_pl.errors import RunFailed, SettingError, require
+from fedgkd_pl.federation.client_trainer import Job, quiet
+from fedgkd_pl.federation.hardware import keep_memory, numerics, set_numerics
+from fedgkd_pl.federation.message import Answer, ClientFailure, Message, encode_state, failure
 from typing_extensions import override
 
 if TYPE_CHECKING:
     from fedgkd_pl.federation.server import FederatedServer
 
 log = logging.getLogger("fedgkd_pl")
-PATIENCE = 60.0  # seconds without a worker until a warning
 GPUS = ("cuda", "xpu")  # what Ray shares out as GPUs, by torch's names
+# Of the clusters of this process, which Ray reads once. It would keep one in the home folder, and
+# the user's next cluster would ask for it.
+TOKEN = secrets.token_hex(32)
 
 
 class RayEngine(Engine):
@@ -64,16 +70,13 @@ class RayEngine(Engine):
         retries: int = 3,
     ) -> None:
         needs("ray", "ray")
+        super().__init__(threads, timeout)
         require(actors == "auto" or int(actors) >= 1, "actors", "must be auto or ≥ 1", actors)
-        require(threads >= 1, "threads", "must be at least 1", threads)
         require(gpus is None or gpus >= 0, "gpus", "must not be negative", gpus)
-        require(timeout is None or timeout > 0, "timeout", "must be positive", timeout)
         require(retries >= 0, "retries", "must not be negative", retries)
         self.ray_address = ray_address
         self.actors = actors
-        self.threads = threads
         self.gpus = gpus
-        self.timeout = timeout
         self.retries = retries
         self.joined = False  # whether the connection is ours to end
 
@@ -88,7 +91,7 @@ class RayEngine(Engine):
             return
         self.joined = True
         try:
-            connect(self.ray_address or os.environ.get("RAY_ADDRESS", "local"))
+            _connect(self.ray_address or os.environ.get("RAY_ADDRESS", "local"))
         except BaseException:
             self.leave()
             raise
@@ -98,7 +101,7 @@ class RayEngine(Engine):
         import ray
 
         if self.joined:  # perhaps not completely
-            with keep_signals():
+            with _keep_signals():
                 ray.shutdown()
         self.joined = False
 
@@ -158,35 +161,15 @@ class RaySession(Session):
         kind = job.device.type if job.device.type in GPUS else "cuda"
         device = torch.device(kind, 0) if gpus else torch.device("cpu")  # Ray shows no other
         nobody = job.data.only(-1, job.data.examples.portable(torch.empty(0, dtype=torch.int64)))
-        packed = cloudpickle.dumps(replace(job.on(device), data=nobody, states={}))
-        self.packed = ray.put(blob(packed))
-        self.actor_class = ray.remote(RayWorker).options(
-            num_cpus=engine.threads, num_gpus=gpus, max_restarts=0, max_concurrency=1
-        )
+        self.packed = ray.put(cloudpickle.dumps(replace(job.on(device), data=nobody, states={})))
+        self.actor_class = ray.remote(num_cpus=engine.threads, num_gpus=gpus)(RayWorker)
         self.actors = [self._start() for _ in range(number)]
         log.warning("Ray: %d workers, %d nodes with room for %d", number, len(nodes), room)
 
     @override
     def run(self, message: Message, cohort: Sequence[int]) -> Iterator[Answer]:
-        try:
-            yield from self._run(message, schedule(self.job, cohort))
-        except BaseException:  # a stopped round leaves workers in the middle of something
-            self.close()
-            raise
-
-    def _run(self, message: Message, order: list[int]) -> Iterator[Answer]:
-        broadcast = self.ray.put(blob(message.encode()))
-        waiting = deque(order)
-        lost: Counter[int] = Counter()
-        done: dict[int, Answer] = {}
-        for client in order:
-            while client not in done:
-                for actor in self.actors:
-                    if actor.pending is None and waiting:
-                        self._ask(actor, waiting.popleft(), broadcast)
-                for answer in self._answers(message.round, waiting, lost):
-                    done[answer.client] = answer
-            yield done.pop(client)
+        order = schedule(self.job, cohort)
+        return self.in_order(order, self._answers(message, deque(order)))
 
     @override
     def close(self) -> None:
@@ -195,6 +178,35 @@ class RaySession(Session):
         self.actors = []
         self.engine.leave()
 
+    def _answers(self, message: Message, waiting: deque[int]) -> Iterator[Answer]:
+        """The answers as they come; the clients of lost workers wait again."""
+        broadcast = self.ray.put(message.encode())
+        lost: Counter[int] = Counter()
+        while True:
+            for actor in self.actors:
+                if actor.pending is None and waiting:
+                    self._ask(actor, waiting.popleft(), broadcast)
+            for actor in self._ready():
+                client = actor.client
+                try:
+                    answer = self.ray.get(actor.pending)
+                except self.ray.exceptions.RayError as error:
+                    reason = failure(-1, error).reason
+                    self._replace(actor, reason)
+                    if client is not None:
+                        lost[client] += 1
+                        waiting.appendleft(client)
+                        text = "round %d: the worker of client %d was lost: %s"
+                        log.warning(text, message.round, client, reason)
+                else:
+                    actor.pending = actor.client = None
+                    if client is not None:
+                        yield read(answer, client, time.monotonic() - actor.since)
+            for client in [c for c in waiting if lost[c] > self.engine.retries]:
+                waiting.remove(client)
+                yield ClientFailure(client, f"its worker was lost {lost[client]} times")
+            yield from self._late()
+
     def _start(self) -> Actor:
         handle = self.actor_class.remote([self.packed], self.engine.threads, numerics())
         return Actor(handle, handle.prepare.remote(), time.monotonic())
@@ -202,39 +214,18 @@ class RaySession(Session):
     def _ask(self, actor: Actor, client: int, broadcast: Any) -> None:
         if client not in self.parts:
             content = self.job.data.owned(client).portable(slice(None)).content()
-            self.parts[client] = self.ray.put(blob(encode_state(content)))
+            self.parts[client] = self.ray.put(encode_state(content))
         state = encode_state(self.job.states.get(client, {}))
         actor.client, actor.since = client, time.monotonic()
         part = self.parts[client]
         actor.pending = actor.handle.train.remote([broadcast], client, state, part)
 
-    def _answers(self, round: int, waiting: deque[int], lost: Counter[int]) -> Iterator[Answer]:
-        """Waits up to a second for answers; the clients of lost workers wait again."""
+    def _ready(self) -> list[Actor]:
+        """Waits up to a second for workers that have answered, or were lost."""
         pending = {actor.pending: actor for actor in self.actors if actor.pending is not None}
         self.ray.wait(list(pending), timeout=1.0)
         ready, _ = self.ray.wait(list(pending), num_returns=len(pending), timeout=0)
-        for reference in ready:
-            actor, client = pending[reference], pending[reference].client
-            try:
-                answer = self.ray.get(reference)
-            except self.ray.exceptions.RayError as error:
-                reason = _reason(error)
-                self._replace(actor, reason)
-                if client is None:
-                    continue
-                lost[client] += 1
-                if lost[client] > self.engine.retries:
-                    times = f"its worker was lost {lost[client]} times"
-                    yield ClientFailure(client, f"{times}: {reason}")
-                    continue
-                text = "round %d: client %d is trained again: its worker was lost: %s"
-                log.warning(text, round, client, reason)
-                waiting.appendleft(client)
-                continue
-            actor.pending = actor.client = None
-            if client is not None:
-                yield read(answer, client, time.monotonic() - actor.since)
-        yield from self._late()
+        return [pending[reference] for reference in ready]
 
     def _late(self) -> Iterator[Answer]:
         """The clients that have run out of time."""
@@ -244,20 +235,15 @@ class RaySession(Session):
             if actor.client is not None and late:
                 yield ClientFailure(actor.client, f"timed out after {limit:g} s")
                 self._replace(actor, "timed out")
-        starting = [a for a in self.actors if a.pending is not None and a.client is None]
-        if len(starting) == len(self.actors) and now - starting[0].since >= PATIENCE:
-            log.warning("waiting for the Ray cluster: no worker has started for %g s", PATIENCE)
-            starting[0].since = now
 
     def _replace(self, actor: Actor, reason: str) -> None:
         self._kill(actor)
-        place = self.actors.index(actor)
         self.failed_starts += actor.client is None
         if actor.client is not None or self.failed_starts <= self.engine.retries:
-            self.actors[place] = self._start()
+            self.actors[self.actors.index(actor)] = self._start()
             return
         log.warning("a worker of the Ray cluster does not start: %s", reason)
-        del self.actors[place]
+        self.actors.remove(actor)
         if not self.actors:
             raise RunFailed(f"engine: no worker of the Ray cluster starts: {reason}")
 
@@ -266,13 +252,80 @@ class RaySession(Session):
             self.ray.kill(actor.handle)
 
 
+class RayWorker:
+    """Trains clients in a process that Ray starts.
+
+    ``job`` and messages are references, in lists so that Ray does not fetch them before use.
+    """
+
+    def __init__(self, job: list[Any], threads: int, settings: dict[str, Any]) -> None:
+        set_numerics(settings, threads)
+        self.worker = Worker(lambda: cloudpickle.loads(_get(job)))
+        self.name = ""
+        self.message: Message | None = None
+
+    def prepare(self) -> None:
+        """Makes it ready to train."""
+        with quiet():
+            self.worker.prepare()
+
+    def train(self, message: list[Any], client: int, state: bytes, part: bytes) -> bytes:
+        """The answer of a client, for :func:`read`."""
+        name = message[0].hex()
+        if self.message is None or name != self.name:  # once a round
+            self.name, self.message = name, Message.decode(_get(message))
+        with quiet():
+            return self.worker.train(self.message, client, state, part)
+
+
+def _get(reference: list[Any]) -> bytes:
+    import ray
+
+    content: bytes = ray.get(reference[0])
+    return content
+
+
 def _fit(has: dict[str, float], threads: int, gpus: float) -> int:
     """How many workers a node has room for."""
-    cores = int(has.get("CPU", 0) // threads)
-    return min(cores, int(has.get("GPU", 0) / gpus + 1e-9)) if gpus else cores
+    number = int(has.get("CPU", 0) // threads)
+    return min(number, int(has.get("GPU", 0) / gpus + 1e-9)) if gpus else number
 
 
-def _reason(error: Exception) -> str:
-    """The first line of a long error of Ray's."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
+# -- the cluster ---------------------------------------------------------------------------------
+
+
+def _connect(address: str) -> None:
+    """Joins a cluster; for ``local``, starts one that listens on loopback and leaves no file."""
+    import ray
+    from ray._private import ray_constants
+
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    quietly: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+    own = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # "0": loopback, on Linux too
+    if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
+        own["RAY_AUTH_TOKEN"] = TOKEN
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        if port.isdigit():  # Ray itself would wait for minutes
+            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+        with _keep_signals(), warnings.catch_warnings(action="ignore"):
+            if address != "local":
+                ray.init(address, **quietly)
+                return
+            plain = patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False)
+            with patch.dict(os.environ, own), plain:
+                ray.init(address, num_cpus=cores(), include_dashboard=False, **quietly)
+    except (OSError, OverflowError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+        reason = f"no Ray: {' '.join(str(error).split())[:400]}"
+        raise SettingError("ray_address", reason, address) from error
+
+
+@contextmanager
+def _keep_signals() -> Iterator[None]:
+    """Restores the handler of SIGTERM, which Ray replaces."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 from fedgkd_pl.federation.client_trainer import ClientTrainer, Job
@@ -24,8 +25,9 @@ class Worker:
         self.trainer: ClientTrainer | None = None
 
     def prepare(self) -> None:
-        """Makes the Trainer, if there is none."""
-        self.trainer = self.trainer or ClientTrainer(self.load())
+        """Makes the Trainer; what goes wrong is the answer of the next client."""
+        with suppress(Exception):
+            self._ready()
 
     def close(self) -> None:
         """Ends the Trainer; the next client gets another."""
@@ -33,33 +35,27 @@ class Worker:
             self.trainer.close()
         self.trainer = None
 
-    def train(
-        self,
-        message: Message,
-        client: int,
-        state: bytes,
-        part: bytes = b"",
-        begun: Callable[[], None] = lambda: None,
-    ) -> bytes:
+    def train(self, message: Message, client: int, state: bytes, part: bytes = b"") -> bytes:
         """The answer of a client, for :func:`read`.
 
         Args:
             state: what it kept, encoded.
             part: its examples' content, encoded, if the job does not have it.
-            begun: called when everything is ready and its training begins.
         """
         try:
-            self.prepare()
-            assert self.trainer is not None
+            trainer = self._ready()
             if part:
-                data, own = self.trainer.data, decode_state(part)
-                self.trainer.load_data(data.only(client, data.examples.filled(own)))
-            begun()
-            return b"=" + self.trainer.update(message, client, decode_state(state)).encode()
+                data, own = trainer.data, decode_state(part)
+                trainer.load_data(data.only(client, data.examples.filled(own)))
+            return b"=" + trainer.update(message, client, decode_state(state)).encode()
         except Exception as error:  # a user's net or loss may fail in any way
             self.close()  # nothing of the failed fit stays
             failed = failure(client, error)
             return b"!" + json.dumps([failed.reason, failed.traceback]).encode()
+
+    def _ready(self) -> ClientTrainer:
+        self.trainer = self.trainer or ClientTrainer(self.load())
+        return self.trainer
 
 
 def read(answer: bytes, client: int, took: float) -> Answer:

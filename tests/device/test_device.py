@@ -119,28 +119,13 @@ def test_evaluation_and_prediction() -> None:
     for where in (HOST, on()):
         trainer = quiet_trainer(**where)
         model, data = FedAvg(conv_net(), engine=LocalEngine(1)), images()
-        scores = [
-            *trainer.validate(model, data, verbose=False),
-            *trainer.test(model, data, verbose=False),
-        ]
+        (val,) = trainer.validate(model, data, verbose=False)
+        (test,) = trainer.test(model, data, verbose=False)
         probabilities = torch.cat(trainer.predict(model, data)).cpu()  # type: ignore[arg-type]
-        results.append((scores, probabilities))
-    (scores, probabilities), (there, their_probabilities) = results
-    assert len(scores) == len(there) and all(scores)
-    for ours, theirs in zip(scores, there, strict=True):
-        assert theirs == pytest.approx(ours, abs=1e-6)
+        results.append(({**val, **test}, probabilities))
+    (scores, probabilities), (their_scores, their_probabilities) = results
+    assert scores and their_scores == pytest.approx(scores, abs=1e-6)
     torch.testing.assert_close(their_probabilities, probabilities, atol=1e-6, rtol=0)
-
-
-class Watch(Callback):
-    """What was logged of every round."""
-
-    def __init__(self) -> None:
-        self.rounds: list[dict[str, float]] = []
-
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        values = pl_module.report.items()
-        self.rounds.append({name: v for name, v in values if not name.startswith("time/")})
 
 
 def rows_of(file: Path) -> list[dict[str, float]]:
@@ -158,29 +143,28 @@ def test_every_callback_measures_the_same(tmp_path: Path, monkeypatch: pytest.Mo
         return features[:, :2]
 
     monkeypatch.setattr("fedgkd_pl.callbacks.feature_map.embed", first_two)
-    reports = {}
+    last = {}
     for name, where in (("host", HOST), ("device", on())):
-        folder, watch = tmp_path / name, Watch()
+        folder = tmp_path / name
         callbacks = [
             *(ClientDrift(), TeacherAgreement(split="val"), Forgetting(), LocalModels()),
             *(FeatureMap(every_n_rounds=2), AveragedModel(size=2), ClientEvaluation()),
             *(Dashboard(every_n_rounds=1, samples=5), Communication()),
-            *(ModelExport(formats=list(FILES)), RunFiles(str(folder)), watch),
+            *(ModelExport(formats=list(FILES)), RunFiles(str(folder))),
         ]
         model = FedGKDVote(conv_net(), buffer_size=2, optimizer=OPTIMIZER, engine=LocalEngine(1))
         data = images(sizes=(16, 12), client_test_fraction=0.25)
         logger = TensorBoardLogger(folder, "", "")
         fit(model, data, 3, callbacks=callbacks, logger=logger, **where)
-        reports[name] = watch.rounds
+        last[name] = {key: v for key, v in model.report.items() if not key.startswith("time/")}
     host, device = tmp_path / "host", tmp_path / "device"
-    for ours, theirs in zip(reports["host"], reports["device"], strict=True):
-        assert theirs == pytest.approx(ours, abs=1e-5)
-    measured = " ".join(reports["device"][-1])
+    assert last["device"] == pytest.approx(last["host"], abs=1e-5)
+    measured = " ".join(last["device"])
     for part in ("drift/", "teacher/", "forgetting/", "local/", "average", "clients/", "comm/"):
         assert part in measured
     written = {file.name for file in host.iterdir() if "tfevents" not in file.name}
     assert written == {file.name for file in device.iterdir() if "tfevents" not in file.name}
-    assert {*FILES.values(), "average.safetensors", "features.tsv"} <= written
+    assert {*FILES.values(), "average.safetensors"} <= written
     for name in ("metrics.csv", "clients.csv", "local_models.csv"):
         for ours, theirs in zip(rows_of(host / name), rows_of(device / name), strict=True):
             assert theirs == pytest.approx(ours, abs=1e-5), name

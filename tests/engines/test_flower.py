@@ -13,14 +13,13 @@ import pytest
 import torch
 from fedgkd_pl.cli.main import main
 from fedgkd_pl.errors import RunFailed
-from fedgkd_pl.federation.message import ClientFailure, ClientUpdate, Message, encode_state
+from fedgkd_pl.federation.message import ClientFailure, ClientUpdate, encode_state
 from fedgkd_pl.storage.checkpoint import read_checkpoint
 
 from tests.conftest import same
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 from fedgkd_pl.engines.flower import records
-from fedgkd_pl.engines.flower.states import States
 from fedgkd_pl.flower import client_app
 from flwr.app import Array, ConfigRecord, Context, Error, RecordDict
 from flwr.app import Message as FlowerMessage
@@ -69,15 +68,12 @@ def test_clients_that_keep_their_models_send_none(runs: Runs) -> None:
     here = runs.local("FedMD")
     sent: list[str] = []
 
-    def change(grid: Loop) -> None:
-        def answer(message: Any, node: int) -> Any:
-            reply = grid._answer(message, node)
-            sent.extend([*message.content.array_records, *reply.content.array_records])
-            return reply
+    def listen(grid: Loop, message: Any, node: int) -> Any:
+        reply = grid._answer(message, node)
+        sent.extend([*message.content.array_records, *reply.content.array_records])
+        return reply
 
-        grid.answer = answer
-
-    grid = runs.flower(runs.app("FedMD"), change=change)
+    grid = runs.flower(runs.app("FedMD"), change=listen)
     there = runs.folder / "flower-FedMD/version_0"
     told, again = (csv.DictReader((folder / "metrics.csv").open()) for folder in (here, there))
     for ours, theirs in zip(told, again, strict=True):
@@ -89,20 +85,17 @@ def test_clients_that_keep_their_models_send_none(runs: Runs) -> None:
 
 
 def test_a_node_that_fails_or_is_late_is_left_out(runs: Runs) -> None:
-    def change(grid: Loop) -> None:
-        def answer(message: Any, node: int) -> Any:
-            if message.metadata.message_type == "train" and node == 12:
-                if message.content["task"]["round"] == 1:
+    def change(grid: Loop, message: Any, node: int) -> Any:
+        if message.metadata.message_type == "train" and node == 12:
+            match message.content["task"]["round"]:
+                case 1:
                     raise ValueError("the node's disk is full")
-                if message.content["task"]["round"] == 2:
+                case 2:
                     return None  # and never will
-                if message.content["task"]["round"] == 3:
-                    return FlowerMessage(
-                        RecordDict({"5.weights": ConfigRecord()}), reply_to=message
-                    )
-            return grid._answer(message, node)
-
-        grid.answer = answer
+                case 3:
+                    nothing = RecordDict({"5.weights": ConfigRecord()})
+                    return FlowerMessage(nothing, reply_to=message)
+        return grid._answer(message, node)
 
     app = runs.app("FedGKD", "--model.engine.deadline", "0.2")
     runs.flower(app, change=change)
@@ -171,36 +164,34 @@ def test_a_client_refuses_a_server_that_has_changed_since(loop: Loop) -> None:
     assert told and all("method: the server has FedAvg, this node FedGKD" in text for text in told)
 
 
-def test_a_node_that_comes_back_trains_again(runs: Runs, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_node_that_comes_back_trains_again(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is gone in round 2 and asked again when it is there, which takes it a while to answer."""
     replies: dict[str, tuple[float, Any]] = {}
     gone: list[float] = []
 
-    def change(grid: Loop) -> None:
-        def answer(message: Any, node: int) -> Any:
-            if message.metadata.message_type == "query":
-                due = time.monotonic() + (1.2 if gone else 0)  # a process must start there
-                replies[message.metadata.message_id] = due, grid._answer(message, node)
-                return None
-            if node == 12 and message.metadata.group_id == "2":
-                gone.append(time.monotonic())
-                raise ConnectionError("it was killed")
-            return grid._answer(message, node)
+    def change(grid: Loop, message: Any, node: int) -> Any:
+        if message.metadata.message_type == "query":
+            due = time.monotonic() + (1.2 if gone else 0)  # a process must start there
+            replies[message.metadata.message_id] = due, grid._answer(message, node)
+            return None
+        if node == 12 and message.metadata.group_id == "2":
+            gone.append(time.monotonic())
+            raise ConnectionError("it was killed")
+        return grid._answer(message, node)
 
-        def pull(numbers: Iterable[str]) -> Iterable[Any]:
-            for number in list(numbers):
-                if number in replies and time.monotonic() >= replies[number][0]:
-                    grid.replies[number] = replies.pop(number)[1]
-            return usual(numbers)
+    def pull(grid: Loop, numbers: Iterable[str]) -> Iterable[Any]:
+        for number in list(numbers):
+            if number in replies and time.monotonic() >= replies[number][0]:
+                grid.replies[number] = replies.pop(number)[1]
+        return usual(grid, numbers)
 
-        def connected() -> Iterable[int]:
-            asked = [m for kind, node, m in grid.sent if kind == "train" and node == 11]
-            away = gone and len(asked) < 3  # it is back when round 3 is done
-            return [11] if away else [11, 12]
+    def connected(grid: Loop) -> Iterable[int]:
+        asked = [m for kind, node, m in grid.sent if kind == "train" and node == 11]
+        return [11] if gone and len(asked) < 3 else [11, 12]  # it is back when round 3 is done
 
-        usual, grid.answer = grid.pull_messages, answer
-        grid.pull_messages, grid.get_node_ids = pull, connected  # type: ignore[method-assign]
-
+    usual = Loop.pull_messages
+    monkeypatch.setattr(Loop, "pull_messages", pull)
+    monkeypatch.setattr(Loop, "get_node_ids", connected)
     runs.flower(runs.app("MOON", "--rounds", "5"), change=change)
     told = failures(runs.folder / "flower-MOON/version_0")
     assert {round for round, *_ in told} == {"2", "3"}
@@ -212,13 +203,10 @@ class Killed(BaseException):
 
 
 def test_a_killed_server_goes_on_in_a_new_run(runs: Runs) -> None:
-    def stop(grid: Loop) -> None:
-        def answer(message: Any, node: int) -> Any:
-            if message.metadata.group_id == "3":
-                raise Killed
-            return grid._answer(message, node)
-
-        grid.answer = answer
+    def stop(grid: Loop, message: Any, node: int) -> Any:
+        if message.metadata.group_id == "3":
+            raise Killed
+        return grid._answer(message, node)
 
     whole = runs.local("MOON")
     nodes = {n: said | {"state-dir": str(runs.folder / f"node{n}")} for n, said in TWO.items()}
@@ -233,13 +221,10 @@ def test_a_killed_server_goes_on_in_a_new_run(runs: Runs) -> None:
 
 
 def test_a_lost_state_is_told(runs: Runs) -> None:
-    def forget(grid: Loop) -> None:
-        def answer(message: Any, node: int) -> Any:
-            if node == 12:
-                grid.contexts[node].state = RecordDict()
-            return grid._answer(message, node)
-
-        grid.answer = answer
+    def forget(grid: Loop, message: Any, node: int) -> Any:
+        if node == 12:
+            grid.contexts[node].state = RecordDict()
+        return grid._answer(message, node)
 
     runs.flower(runs.app("MOON"), change=forget)
     told = failures(runs.folder / "flower-MOON/version_0")
@@ -252,33 +237,25 @@ def state_of(number: float) -> dict[str, torch.Tensor]:
 
 
 def test_states_are_kept_as_long_as_a_server_may_ask(tmp_path: Path) -> None:
-    kept, since = States(RecordDict(), tmp_path / "states"), (0, 0)
+    kept, since = records.States(RecordDict(), tmp_path), (0, 0)
     marks: dict[int, tuple[int, int]] = {}
     for round in range(1, 7):
         stands = kept.add(3, round, state_of(round), since)
         marks[round] = since = tuple(stands[records.SINCE].tolist())
     kept.add(31, 1, state_of(0))  # another's, with a name that begins alike
-    for where in kept, States(RecordDict(), tmp_path / "states"):
-        assert [float(where.find(3, marks[n])["w"][0]) for n in (4, 5, 6)] == [4, 5, 6]
+    for round in range(7, 14):  # rounds that do not count: the server never takes what this gives
+        kept.add(3, round, state_of(round), since)
+    for where in kept, records.States(RecordDict(), tmp_path):
+        assert [float(where.find(3, marks[n])["w"][0]) for n in (5, 6)] == [5, 6]
         assert where.find(3, (0, 0)) == {}
-        with pytest.raises(RunFailed, match="since round 3"):
-            where.find(3, marks[3])
-    with pytest.raises(RunFailed, match="since round 6"):
-        kept.find(3, (6, 123))
-    file = next((tmp_path / "states").glob("client-3-round-6-*"))
+        for mark in marks[3], (6, 123):
+            with pytest.raises(RunFailed, match=f"since round {mark[0]}"):
+                where.find(3, mark)
+    assert len(list(tmp_path.glob("client-3-*"))) == 3
+    file = next(tmp_path.glob("client-3-round-6-*"))
     file.write_bytes(encode_state(state_of(0)))
     with pytest.raises(RunFailed, match="since round 6"):  # it was changed
-        States(RecordDict(), tmp_path / "states").find(3, marks[6])
-
-
-def test_rounds_that_do_not_count_lose_no_state(tmp_path: Path) -> None:
-    kept = States(RecordDict(), tmp_path)
-    mark = tuple(kept.add(3, 1, state_of(1))[records.SINCE].tolist())
-    for round in range(2, 9):  # the server never takes what this gives
-        kept.add(3, round, state_of(round), mark)
-    assert float(kept.find(3, mark)["w"][0]) == 1
-    assert float(States(RecordDict(), tmp_path).find(3, mark)["w"][0]) == 1
-    assert len(list(tmp_path.iterdir())) == 2
+        kept.find(3, marks[6])
 
 
 def test_what_travels_is_exact() -> None:
@@ -297,59 +274,31 @@ def test_what_travels_is_exact() -> None:
     for name, tensor in state.items():
         assert there[name].dtype == tensor.dtype and there[name].shape == tensor.shape
         assert torch.equal(there[name].nan_to_num(), tensor.nan_to_num())
-    tensors = {"global": {"label.1": torch.arange(3)}}  # beside a model of the same name
-    message = Message(4, {"global": state, "none": {}}, {"loss": 1 / 3}, tensors)
-    contract = records.Contract("0", "m", "s", "d")
-    common = records.pack_message(message, contract)
-    packed = records.pack_task(common, 4, {5: (3, 2**55), 6: (0, 0)})
-    back, since = records.unpack_task(packed)
-    assert (back.round, back.numbers, since) == (4, {"loss": 1 / 3}, {5: (3, 2**55), 6: (0, 0)})
-    assert (
-        list(back.models["global"]) == list(state) and records.unpack_contract(packed) == contract
-    )
-    assert back.models.keys() == {"global", "none"} and back.tensors.keys() == {"global"}
-    assert torch.equal(back.tensors["global"]["label.1"], torch.arange(3))
-    update = ClientUpdate(5, 9, state, {"loss": 0.1}, {"logits": torch.ones(2)})
+    update = ClientUpdate(5, 9, state, {"loss": 1 / 3}, seconds={"train": 1.5})
     failed = ClientFailure(6, "it failed", "a traceback with a patient's name")
-    update.seconds = {"train": 1.5}
-    answers = records.unpack_answers(records.pack_answers([update, failed]), [5, 6, 7])
-    assert isinstance(answers[0], ClientUpdate) and answers[0].metrics == {"loss": 0.1}
-    assert answers[0].seconds == {"train": 1.5}
-    assert answers[0].num_samples == 9 and torch.equal(answers[0].extra["logits"], torch.ones(2))
-    assert answers[1:] == [
-        ClientFailure(6, "it failed"),
-        ClientFailure(7, "its node did not answer for it"),
-    ]
+    back, *others = records.unpack_answers(records.pack_answers([update, failed]), [5, 6, 7])
+    assert isinstance(back, ClientUpdate)
+    assert (back.num_samples, back.metrics, back.seconds) == (9, {"loss": 1 / 3}, {"train": 1.5})
+    told = [ClientFailure(6, "it failed"), ClientFailure(7, "its node did not answer for it")]
+    assert others == told
 
 
 Change = Callable[[Any, RecordDict], Any]
 
 
-def spoiled(kind: str, node: int, change: Change) -> Callable[[Loop], None]:
-    """Nodes as always, but for what one of them answers to one kind of message."""
+def spoiled(kind: str, change: Change) -> Callable[[Loop, Any, int], Any]:
+    """Nodes as always, but for what node 12 answers to one kind of message."""
 
-    def apply(grid: Loop) -> None:
-        def answer(message: Any, to: int) -> Any:
-            reply = grid._answer(message, to)
-            if message.metadata.message_type == kind and to == node:
-                return change(message, reply.content) or reply
-            return reply
+    def answer(grid: Loop, message: Any, node: int) -> Any:
+        reply = grid._answer(message, node)
+        if message.metadata.message_type == kind and node == 12:
+            return change(message, reply.content) or reply
+        return reply
 
-        grid.answer = answer
-
-    return apply
+    return answer
 
 
-def other_arrays(make: Callable[[torch.Tensor], torch.Tensor]) -> Change:
-    def change(_: Any, content: RecordDict) -> None:
-        for name, record in list(content.array_records.items()):
-            state = records.from_arrays(record)
-            content[name] = records.to_arrays({key: make(value) for key, value in state.items()})
-
-    return change
-
-
-def other_counts(**values: Any) -> Change:
+def forged(**values: Any) -> Change:
     def change(_: Any, content: RecordDict) -> None:
         for name in content.metric_records:
             if name.endswith(".counts"):
@@ -358,27 +307,24 @@ def other_counts(**values: Any) -> Change:
     return change
 
 
-def forged(_: Any, content: RecordDict) -> None:
+def empty(_: Any, content: RecordDict) -> None:
     for record in content.array_records.values():
         for name, array in list(record.items()):
-            record[name] = Array("bfloat16", array.shape, records.RAW, b"")
+            record[name] = Array(array.dtype, array.shape, array.stype, b"")
 
 
-NONSENSE = {
-    "integers": (other_arrays(lambda t: t.long()), "is torch.int64 ("),
-    "shape": (other_arrays(lambda t: t.repeat(2, *[1] * (t.dim() - 1))), "(32, 64), not"),
-    "nan": (other_arrays(lambda t: t * float("nan")), "is not finite"),
-    "mark": (other_counts(mark=[5]), "cannot be read: ValueError: not the mark of a state"),
-    "samples": (other_counts(num_samples=0), "reports 0 samples"),
-    "memory": (forged, "cannot be read: ValueError"),
-    "type": (lambda *_: FlowerMessage(RecordDict(), reply_to=_[0]), "did not answer for it"),
+NONSENSE: dict[str, tuple[Change, str]] = {
+    "mark": (forged(mark=[5]), "its state has an undeclared"),
+    "samples": (forged(num_samples=0), "reports 0 samples"),
+    "memory": (empty, "cannot be read: EOFError"),
+    "type": (lambda m, _: FlowerMessage(RecordDict(), reply_to=m), "did not answer for it"),
 }
 
 
 @pytest.mark.parametrize("case", NONSENSE)
 def test_a_node_that_answers_nonsense_is_left_out(case: str, runs: Runs) -> None:
     change, text = NONSENSE[case]
-    runs.flower(runs.app("FedGKD", "--rounds", "2"), change=spoiled("train", 12, change))
+    runs.flower(runs.app("FedGKD", "--rounds", "2"), change=spoiled("train", change))
     told = failures(runs.folder / "flower-FedGKD/version_0")
     assert told and all(text in reason for _, _, reason in told), told
     assert {int(client) % 2 for _, client, _ in told} == {1}
@@ -398,7 +344,7 @@ def test_a_node_is_asked_again_until_it_can_say_whom_it_stands_for(
             return FlowerMessage(RecordDict(), reply_to=message)
         return None
 
-    runs.flower(runs.app("FedGKD", "--rounds", "1"), change=spoiled("query", 12, change))
+    runs.flower(runs.app("FedGKD", "--rounds", "1"), change=spoiled("query", change))
     assert (
         "its disk is not mounted yet" in caplog.text and "cannot be read: KeyError" in caplog.text
     )
@@ -412,17 +358,13 @@ def test_two_nodes_for_one_client(runs: Runs, caplog: pytest.LogCaptureFixture) 
     assert caplog.text.count("clients [0, 1, 2, 3, 4] have another node, too") == 1
 
 
-def test_errors_of_a_node_say_their_kind_only(runs: Runs) -> None:
-    def hide(grid: Loop) -> None:
-        def train(self: Any, *_: Any) -> Any:
-            raise KeyError("patient 4711")
+def test_errors_of_a_node_say_their_kind_only(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(self: Any, *_: Any) -> Any:
+        raise KeyError("patient 4711")
 
-        monkeypatch.setattr("fedgkd_pl.engines.flower.client_app.Node.train", train)
-
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        app = runs.app("FedGKD", "--rounds", "1")
-        with pytest.raises(RunFailed, match="code 3"):  # no round counted
-            runs.flower(app, change=hide)
+    monkeypatch.setattr("fedgkd_pl.engines.flower.apps.Node.train", train)
+    with pytest.raises(RunFailed, match="code 3"):  # no round counted
+        runs.flower(runs.app("FedGKD", "--rounds", "1"))
     told = failures(runs.folder / "flower-FedGKD/version_0")
     assert {reason for _, _, reason in told} == {"KeyError (its node's log says more)"}
 
@@ -449,15 +391,11 @@ def test_states_that_are_elsewhere(runs: Runs, capfd: pytest.CaptureFixture[str]
 def test_nodes_with_data_of_their_own(runs: Runs) -> None:
     """Each node's training data is its client's, whatever the server has."""
 
-    def change(grid: Loop) -> None:
-        def answer(message: Any, node: int) -> Any:
-            reply = grid._answer(message, node)
-            counted.extend(
-                r["num_samples"] for r in reply.content.metric_records.values() if "mark" in r
-            )
-            return reply
-
-        grid.answer = answer
+    def change(grid: Loop, message: Any, node: int) -> Any:
+        reply = grid._answer(message, node)
+        records = reply.content.metric_records.values()
+        counted.extend(record["num_samples"] for record in records if "mark" in record)
+        return reply
 
     counted: list[Any] = []
     app = runs.app(
@@ -473,14 +411,12 @@ def test_nodes_with_data_of_their_own(runs: Runs) -> None:
 def test_flower_s_mods_for_privacy_fit(runs: Runs) -> None:
     from flwr.clientapp.mod import LocalDpMod
 
-    def change(grid: Loop) -> None:
-        mod = LocalDpMod(clipping_norm=1e-6, sensitivity=0.0, epsilon=1.0, delta=0.1)
-        grid.client = client_app(str(app / "fedgkd_app.py"), mods=[mod])
-
+    mod = LocalDpMod(clipping_norm=1e-6, sensitivity=0.0, epsilon=1.0, delta=0.1)
     words = ["--model.buffer_size", "1", "--rounds", "2", "--data.participation", "1"]
     app = runs.app("FedGKD", *words)
+    private = client_app(str(app / "fedgkd_app.py"), mods=[mod])
     nodes = {n: {"client": n} for n in range(5)}
-    runs.flower(app, nodes, change)
+    runs.flower(app, nodes, lambda grid, message, node: private(message, grid.contexts[node]))
     folder = runs.folder / "flower-FedGKD/version_0"
     assert failures(folder) == []
     start = read_checkpoint(folder / "checkpoints/last.ckpt")["state_dict"]

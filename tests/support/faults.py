@@ -133,7 +133,7 @@ class Launcher:
             stop_at: kill it when a commit of a file of this name, or in a folder of it, has
                 reached this step for the n-th time: (step, name, n).
             env: variables of its environment.
-            output: a file for what it prints; ``closed`` or ``broken`` for none.
+            output: a file for what it prints; ``broken`` for a reader that has gone.
             errors: another file for its errors.
             script: it is a script, and ends as the interpreter does.
         """
@@ -332,10 +332,6 @@ def _script(file: str) -> None:
 
 def _direct(output: str, errors: str) -> None:
     """Where a child's output goes."""
-    if output == "closed":
-        for number in (0, 1, 2):
-            os.close(number)
-        return
     if output == "broken":
         reader, writer = os.pipe()
         os.close(reader)

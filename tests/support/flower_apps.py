@@ -1,20 +1,18 @@
 """Flower's apps within one process: what two nodes and a server do, without a network."""
 
 import csv
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from fedgkd_pl.cli.main import main
-from fedgkd_pl.engines.flower.records import SINCE
-from fedgkd_pl.engines.flower.states import States
+from fedgkd_pl.engines.flower.records import SINCE, States
 from fedgkd_pl.federation.message import State
 from fedgkd_pl.flower import client_app, server_app
 from fedgkd_pl.storage.checkpoint import read_checkpoint
 from flwr.app import Context, Error, RecordDict
 from flwr.app import Message as FlowerMessage
-from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from tests.support import everything
@@ -34,34 +32,23 @@ def flags(method: str) -> list[str]:
     return everything.words() if method == "Everything" else [*METHODS[method], *NET, *BASE]
 
 
-class Loop(Grid):
-    """Hands messages to ClientApps of this process, with what Flower keeps for each node."""
+class Loop:
+    """Hands messages to ClientApps of this process, with what Flower keeps for each node.
 
-    def __init__(self, app: Path, nodes: dict[int, dict[str, Any]], run: dict[str, Any]) -> None:
+    ``change`` answers in their place: it gets the loop, the message and its node.
+    """
+
+    def __init__(self, app: Path, nodes: Any, run: dict[str, Any], change: Any = None) -> None:
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
         self.client = client_app(str(app / "fedgkd_app.py"))
         self.nodes = nodes
-        self.run_config = run
-        self.contexts = {node: self._context(node) for node in nodes}
+        self.change = change or Loop._answer
+        self.contexts = {n: Context(1, n, nodes[n], RecordDict(), run) for n in nodes}
         self.replies: dict[str, Any] = {}
         self.sent: list[tuple[str, int, RecordDict]] = []
-        self.answer: Callable[[Any, int], Any] = self._answer
-
-    def _context(self, node: int) -> Context:
-        return Context(1, node, self.nodes[node], RecordDict(), self.run_config)
 
     def _answer(self, message: Any, node: int) -> Any:
         return self.client(message, self.contexts[node])
-
-    def set_run(self, run: Any) -> None:
-        raise NotImplementedError
-
-    @property
-    def run(self) -> Any:
-        raise NotImplementedError
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self.nodes)
@@ -73,7 +60,7 @@ class Loop(Grid):
             self.sent.append((message.metadata.message_type, node, message.content))
             message.metadata.__dict__["_message_id"] = name = f"{len(self.sent)}"
             try:
-                reply = self.answer(message, node)
+                reply = self.change(self, message, node)
             except Exception as error:
                 reply = FlowerMessage(Error(0, str(error)), reply_to=message)
             if reply is not None:
@@ -83,9 +70,6 @@ class Loop(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Any]:
         return [self.replies.pop(name) for name in message_ids if name in self.replies]
-
-    def send_and_receive(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError
 
 
 TWO = {11: {"partition-id": 0, "num-partitions": 2}, 12: {"partition-id": 1, "num-partitions": 2}}
@@ -110,9 +94,7 @@ class Runs:
         return app
 
     def flower(self, app: Path, nodes: Any = TWO, change: Any = None, **run: Any) -> Loop:
-        grid = Loop(app, nodes, run)
-        if change is not None:
-            change(grid)
+        grid = Loop(app, nodes, run, change)
         context = Context(1, 0, {}, RecordDict(), run)
         server_app(str(app / "fedgkd_app.py"))(grid, context)
         return grid

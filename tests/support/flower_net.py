@@ -34,6 +34,18 @@ def until(done: Callable[[], Any], what: str, seconds: float = 120) -> Any:
     return found
 
 
+def environment(home: Path) -> dict[str, str]:
+    """Where Flower's programs find each other, keep their files and say nothing to anyone."""
+    return {
+        **os.environ,
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
 class Network:
     """One SuperLink and the nodes that are started.
 
@@ -46,42 +58,29 @@ class Network:
         self.port = free_port()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         (folder / "home").mkdir(parents=True)
-        self.environment = {
-            **os.environ,
-            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
-            "FLWR_HOME": str(folder / "home"),
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "PYTHONUNBUFFERED": "1",
-        }
+        self.environment = environment(folder / "home")
         self._certificates()
         (folder / "home/config.toml").write_text(
             f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\n'
-            f'address = "127.0.0.1:{self.port}"\nroot-certificates = "{folder / "ca.crt"}"\n'
+            f'address = "127.0.0.1:{self.port}"\nroot-certificates = "{folder / "server.crt"}"\n'
         )
         self._superlink()
 
     def _certificates(self) -> None:
-        def openssl(*words: str) -> None:
-            subprocess.run(["openssl", *words], check=True, cwd=self.folder, capture_output=True)
-
-        for key in "ca.key", "server.key":
-            openssl("ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", key)
-        authority = ["-subj", "/CN=test authority", "-days", "2", "-out", "ca.crt"]
-        openssl("req", "-x509", "-new", "-key", "ca.key", "-sha256", *authority)
-        openssl("req", "-new", "-key", "server.key", "-subj", "/CN=localhost", "-out", "server.csr")
-        (self.folder / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
-        signed = ["-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2"]
-        out = ["-extfile", "names", "-out", "server.crt"]
-        openssl("x509", "-req", "-in", "server.csr", "-sha256", *signed, *out)
+        """One certificate, which is its own authority."""
+        key = ["-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+        names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+        files = ["-days", "2", "-keyout", "server.key", "-out", "server.crt"]
+        words = ["openssl", "req", *key, *names, *files]
+        subprocess.run(words, check=True, cwd=self.folder, capture_output=True)
 
     def _superlink(self) -> None:
-        files = {"ca-certfile": "ca.crt", "certfile": "server.crt", "keyfile": "server.key"}
+        files = {"ca-certfile": "server.crt", "certfile": "server.crt", "keyfile": "server.key"}
         tls = [w for k, name in files.items() for w in (f"--ssl-{k}", str(self.folder / name))]
         words = ["--host", "127.0.0.1", "--port", str(self.port), *tls, "--enable-supernode-auth"]
         words.append("--disable-runtime-dependency-installation")
         self.spawn("superlink", "flower-superlink", *words)
-        trusted = ssl.create_default_context(cafile=str(self.folder / "ca.crt"))
+        trusted = ssl.create_default_context(cafile=str(self.folder / "server.crt"))
 
         def healthy() -> bool:
             try:
@@ -107,29 +106,22 @@ class Network:
             )
 
     def key(self, name: str) -> Path:
-        """Makes the key of a node."""
-        from cryptography.hazmat.primitives import serialization as form
-        from cryptography.hazmat.primitives.asymmetric import ec
-
-        made, file = ec.generate_private_key(ec.SECP384R1()), self.folder / name
-        private = form.PrivateFormat.OpenSSH, form.NoEncryption()
-        file.write_bytes(made.private_bytes(form.Encoding.PEM, *private))
-        file.chmod(0o600)
-        public = made.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH)
-        file.with_suffix(".pub").write_bytes(public + b"\n")
-        return file
+        """Makes the key of a node, as docs/flower.md does."""
+        words = ["-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", name]
+        subprocess.run(["ssh-keygen", *words], check=True, cwd=self.folder)
+        return self.folder / name
 
     def register(self, key: Path) -> None:
         answer = self.flwr("supernode", "register", str(key.with_suffix(".pub")), NAME)
         assert answer["success"], answer
 
-    def node(self, key: Path, config: str, port: int | None = None) -> None:
+    def node(self, key: Path, config: str) -> None:
         """Starts a SuperNode."""
         self.spawn(
             key.name,
             "flower-supernode",
-            *("--superlink", f"127.0.0.1:{port or self.port}"),
-            *("--root-certificates", str(self.folder / "ca.crt")),
+            *("--superlink", f"127.0.0.1:{self.port}"),
+            *("--root-certificates", str(self.folder / "server.crt")),
             *("--auth-supernode-private-key", str(key)),
             *("--host", "127.0.0.1", "--port", str(free_port())),
             *("--node-config", config),
@@ -156,14 +148,10 @@ class Network:
         assert answer["success"], answer
         return int(answer["run-id"])
 
-    def state(self, run: int) -> dict[str, Any]:
-        found: dict[str, Any] = self.flwr("list", NAME, "--run-id", str(run))["runs"][0]
-        return found
-
     def wait(self, run: int, seconds: float = 400) -> dict[str, Any]:
         def finished() -> Any:
-            state = self.state(run)
-            return state if str(state["status"]).startswith("finished") else None
+            state = self.flwr("list", NAME, "--run-id", str(run))["runs"][0]
+            return state if state["status"].startswith("finished") else None
 
         found: dict[str, Any] = until(finished, f"run {run}\n{self.log('superlink')}", seconds)
         return found

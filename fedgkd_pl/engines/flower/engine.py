@@ -8,14 +8,13 @@ server, and its checkpoint, know only the round it dates from.
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
 from fedgkd_pl.engines.base import Engine, Session, needs, schedule
-from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.errors import require
 from fedgkd_pl.federation.client_trainer import Job
 from fedgkd_pl.federation.hardware import keep_memory
 from fedgkd_pl.federation.message import Answer, ClientFailure, ClientUpdate, Message, Spec, Specs
@@ -30,28 +29,6 @@ MOST = 10**12  # samples of a client
 ASK_AGAIN = 60.0  # seconds, until a node that refused may have been fixed
 JOIN = 60.0  # seconds that a round waits for nodes that have come back
 log = logging.getLogger("fedgkd_pl")
-
-
-@dataclass
-class Link:
-    """What a ServerApp gives to the engine: Flower's grid, and what clients must agree to."""
-
-    grid: Any
-    contract: "Contract | None" = None
-
-
-_link: Link | None = None
-
-
-@contextmanager
-def linked(grid: Any) -> Iterator[Link]:
-    """Gives engines of this process Flower's ``grid``, the way to the nodes, within a block."""
-    global _link
-    _link = Link(grid)
-    try:
-        yield _link
-    finally:
-        _link = None
 
 
 class FlowerEngine(Engine):
@@ -81,15 +58,20 @@ class FlowerEngine(Engine):
         max_samples: int | None = None,
     ) -> None:
         needs("flwr", "flower")
+        super().__init__(threads)
         require(deadline > 0, "deadline", "must be positive", deadline)
         require(patience >= 0, "patience", "must not be negative", patience)
-        require(threads >= 1, "threads", "must be at least 1", threads)
         fits = max_samples is None or 1 <= max_samples <= MOST
         require(fits, "max_samples", f"must be from 1 to {MOST}", max_samples)
         self.deadline = deadline
         self.patience = patience
-        self.threads = threads
         self.max_samples = max_samples
+        self.grid: Any = None  # Flower's, the way to the nodes
+        self.contract: Callable[[], Contract]  # what they must agree to, once the data is loaded
+
+    def connect(self, grid: Any, contract: "Callable[[], Contract]") -> None:
+        """Gives the engine what a ServerApp has."""
+        self.grid, self.contract = grid, contract
 
     @override
     def states(self, declared: Specs) -> Specs:
@@ -107,14 +89,12 @@ class FlowerEngine(Engine):
                 type(server).__name__,
             )
         text = "FlowerEngine runs in a Flower app: make one with fedgkd-pl flower, start it with "
-        require(_link is not None, "engine", text + "flwr run")
+        require(self.grid is not None, "engine", text + "flwr run")
 
     @override
     def open(self, job: Job, cohort_size: int) -> Session:
         keep_memory()  # for evaluation
-        if _link is None or _link.contract is None:
-            raise SettingError("engine", "FlowerEngine runs in a Flower app: fedgkd-pl flower")
-        return FlowerSession(self, job, _link.grid, _link.contract)
+        return FlowerSession(self, job, self.grid, self.contract())
 
 
 class FlowerSession(Session):
@@ -128,34 +108,28 @@ class FlowerSession(Session):
         self.hosts: dict[int, int] = {}  # the node of every client that has one
         self.cards: dict[int, list[int]] = {}  # whom each node stands for
         self.asking: dict[str, int] = {}  # the nodes that have not answered yet, by message
-        self.refusals: dict[int, str] = {}  # why connected nodes refuse
-        self.again: dict[int, float] = {}  # when to ask those again
+        self.again: dict[int, float] = {}  # when to ask nodes again that refused
         self.waited = False
 
     @override
     def run(self, message: Message, cohort: Sequence[int]) -> Iterator[Answer]:
         self._find(cohort)
         order = schedule(self.job, cohort)
-        asked: dict[int, list[int]] = {}
-        done: dict[int, Answer] = {}
-        for client in order:
-            if client in self.hosts:
-                asked.setdefault(self.hosts[client], []).append(client)
-            else:
-                done[client] = ClientFailure(client, self._nobody())
-        answers = self._answers(message, asked)
-        for client in order:
-            while client not in done:
-                done |= {answer.client: answer for answer in next(answers)}
-            yield done.pop(client)
+        return self.in_order(order, self._answers(message, order))
 
-    def _answers(self, message: Message, asked: dict[int, list[int]]) -> Iterator[list[Answer]]:
+    def _answers(self, message: Message, cohort: Sequence[int]) -> Iterator[Answer]:
         """The nodes' answers as they come; at last, failures for those that are late."""
         from fedgkd_pl.engines.flower.records import SINCE, pack_message, pack_task, unpack_answers
 
         states = self.job.states
         marks = {c: tuple(state[SINCE].tolist()) for c, state in states.items() if state}
         deadline, start = self.engine.deadline, time.monotonic()
+        asked: dict[int, list[int]] = {}
+        for client in cohort:
+            if client in self.hosts:
+                asked.setdefault(self.hosts[client], []).append(client)
+            else:
+                yield ClientFailure(client, "no node that stands for it is connected")
         packed: dict[frozenset[int], dict[str, Any]] = {}  # by the nets of a node's clients
         pending = {}
         for node, clients in asked.items():
@@ -164,36 +138,26 @@ class FlowerSession(Session):
                 packed[nets] = pack_message(message.for_nets(nets), self.contract)
             since = {c: marks.get(c, (0, 0)) for c in clients}
             task = pack_task(packed[nets], message.round, since)
-            number = self._send("train", node, task, message.round, deadline)
-            if number:
+            if number := self._send("train", node, task, message.round, deadline):
                 pending[number] = node
             else:
-                yield [ClientFailure(c, "the message could not be sent") for c in clients]
+                yield from _failures(clients, "the message could not be sent")
         while pending:
             left = start + deadline - time.monotonic()
-            for node, reply in self._replies(pending):
-                if reason := _error(reply):
-                    yield [ClientFailure(client, reason) for client in asked[node]]
+            for node, content, reason in self._replies(pending):
+                if reason:
+                    yield from _failures(asked[node], reason)
                     continue
-                answers = unpack_answers(reply.content, asked[node])
+                answers = unpack_answers(content, asked[node])
                 _add_transfer(answers, time.monotonic() - start)
-                yield answers
+                yield from answers
             if left <= 0:
                 break
             if pending:
                 time.sleep(min(POLL, left))
                 self._meet()  # new nodes, for the next round
         for node in pending.values():
-            reason = f"its node did not answer within {deadline:g} s"
-            yield [ClientFailure(client, reason) for client in asked[node]]
-
-    def _nobody(self) -> str:
-        """Why a client has no node; a node that refuses does not say whose it is."""
-        text = "no node that stands for it is connected"
-        if not self.refusals:
-            return text
-        node, reason = min(self.refusals.items())
-        return f"{text}; node {node} is, but refuses: {reason[:300]}"
+            yield from _failures(asked[node], f"its node did not answer within {deadline:g} s")
 
     def _find(self, cohort: Sequence[int]) -> None:
         """Learns which node stands for whom; before the first round, waits for the cohort's nodes.
@@ -202,17 +166,14 @@ class FlowerSession(Session):
         """
         patience = self.engine.patience
         end = time.monotonic() + (min(JOIN, patience) if self.waited else patience)
-        warned = False
-        while True:
-            self._meet()
-            missing = [client for client in cohort if client not in self.hosts]
-            may_come = not self.waited or self.asking
-            if not missing or not may_come or time.monotonic() >= end:
+        self._meet()
+        if missing := sorted(set(cohort) - self.hosts.keys()):
+            log.warning("no node for clients %s yet", missing)
+        while set(cohort) - self.hosts.keys() and time.monotonic() < end:
+            if self.waited and not self.asking:
                 break
-            if not warned:
-                log.warning("waiting for the nodes of clients %s", missing)
-                warned = True
             time.sleep(POLL)
+            self._meet()
         self.waited = True
 
     def _meet(self) -> None:
@@ -220,7 +181,7 @@ class FlowerSession(Session):
         from flwr.app import ConfigRecord, RecordDict
 
         connected = set(self.grid.get_node_ids())
-        for known in self.cards, self.refusals, self.again:
+        for known in self.cards, self.again:
             for node in known.keys() - connected:
                 known.pop(node)
         self.asking = {number: n for number, n in self.asking.items() if n in connected}
@@ -228,35 +189,29 @@ class FlowerSession(Session):
         content = RecordDict({"contract": ConfigRecord(asdict(self.contract))})
         for node in sorted(connected - {*self.cards, *self.asking.values()}):
             if now >= self.again.get(node, 0.0):
-                number = self._send("query", node, content, 0, max(300.0, self.engine.patience))
-                if number:
+                seconds = max(300.0, self.engine.patience)
+                if number := self._send("query", node, content, 0, seconds):
                     self.asking[number] = node
-        for node, reply in self._replies(self.asking):
-            clients, reason = self._card(reply)
+        for node, content, reason in self._replies(self.asking):
+            clients, reason = ([], reason) if reason else self._card(content)
             if reason:
-                if self.refusals.get(node) != reason:
-                    log.warning("node %d is not used: %s", node, reason)
-                self.refusals[node] = reason
+                log.warning("node %d is not used: %s", node, reason)
                 self.again[node] = time.monotonic() + ASK_AGAIN
-            else:
-                log.info("node %d stands for clients %s", node, clients)
-                self.refusals.pop(node, None)
-                others = {client for card in self.cards.values() for client in card}
-                if taken := others & set(clients):
-                    text = "node %d: clients %s have another node, too; only the first is asked"
-                    log.warning(text, node, sorted(taken))
-                self.cards[node] = clients
+                continue
+            log.info("node %d stands for clients %s", node, clients)
+            others = {client for card in self.cards.values() for client in card}
+            if taken := sorted(others & set(clients)):
+                text = "node %d: clients %s have another node, too; only the first is asked"
+                log.warning(text, node, taken)
+            self.cards[node] = clients
         last_to_first = sorted(self.cards, reverse=True)
         self.hosts = {client: node for node in last_to_first for client in self.cards[node]}
 
-    def _card(self, reply: Any) -> tuple[list[int], str]:
-        """Whom a node stands for, or why there is no answer."""
+    def _card(self, content: Any) -> tuple[list[int], str]:
+        """Whom a node stands for, or why it refuses."""
         try:
-            if reason := _error(reply):
-                return [], reason
-            card, number = reply.content["node"], len(self.job.data.index)
-            clients = [int(c) for c in card["clients"] if 0 <= int(c) < number]
-            return clients, str(card["refuses"])
+            card, number = content["node"], len(self.job.data.index)
+            return [int(c) for c in card["clients"] if 0 <= int(c) < number], str(card["refuses"])
         except Exception as error:  # a node may send anything
             return [], f"its answer cannot be read: {type(error).__name__}: {error}"
 
@@ -265,32 +220,31 @@ class FlowerSession(Session):
         from flwr.app import Message as FlowerMessage
 
         message = FlowerMessage(content, node, category, ttl=seconds, group_id=str(round))
-        numbers = list(self.grid.push_messages([message]))
-        return numbers[0] or "" if numbers else ""
+        return next(iter(self.grid.push_messages([message])), "") or ""
 
-    def _replies(self, pending: dict[str, int]) -> Iterator[tuple[int, Any]]:
-        """The replies that have come, each with its node, and no longer pending."""
+    def _replies(self, pending: dict[str, int]) -> Iterator[tuple[int, Any, str]]:
+        """The replies that have come, no longer pending: node, content, why there is none."""
         import httpx
 
         for number in list(pending):
+            content, reason = None, ""
             try:
-                replies: list[Any] = list(self.grid.pull_messages([number]))
+                replies = list(self.grid.pull_messages([number]))
+                if not replies:
+                    continue
+                if replies[0].has_error():
+                    reason = f"its node failed: {' '.join(replies[0].error.reason.split())[:300]}"
+                else:
+                    content = replies[0].content
             except httpx.HTTPError:  # the SuperLink is gone
                 raise
             except Exception as error:  # a node may send anything
-                replies = [f"its node's answer cannot be read: {type(error).__name__}"]
-            if replies:
-                yield pending.pop(number), replies[0]
+                reason = f"its node's answer cannot be read: {type(error).__name__}"
+            yield pending.pop(number), content, reason
 
 
-def _error(reply: Any) -> str:
-    """Why there is no answer; empty if there is one."""
-    if isinstance(reply, str):
-        return reply
-    if reply.has_content():
-        return ""
-    reason = reply.error.reason if reply.has_error() else "it answers nothing"
-    return f"its node failed: {' '.join(str(reason).split())[:300]}"
+def _failures(clients: list[int], reason: str) -> list[Answer]:
+    return [ClientFailure(client, reason) for client in clients]
 
 
 def _add_transfer(answers: list[Answer], took: float) -> None:

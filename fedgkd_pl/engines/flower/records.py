@@ -5,30 +5,34 @@ back for one client (FedAvg, FedProx, MOON, FedGKD with M=1), a message holds a 
 each way, as Flower's mods for differential privacy want it.
 """
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import torch
+from fedgkd_pl.errors import RunFailed
 from fedgkd_pl.federation.message import (
     Answer,
     ClientFailure,
     ClientUpdate,
     Message,
     State,
+    decode_state,
+    encode_state,
     plain_seconds,
 )
 from fedgkd_pl.runs.settings import short
+from fedgkd_pl.storage.files import commit
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-SHOWN = 5  # settings that differ, in a message
-RAW = "fedgkd_pl.bytes"  # the format of types that NumPy does not have
-RAW_TYPES = {"bfloat16": torch.bfloat16}
+BFLOAT16 = "bfloat16"  # which NumPy does not have: it travels as int16 of this name
 MODEL, TENSORS = "model.", "tensors."
 Mark = tuple[int, int]  # of a state: round and checksum; (0, 0) for nothing kept yet
 SINCE = "kept by its node"  # the name of what stands for a state on the server
+KEPT = 3  # of each client, with the one it goes on from: a server that resumes may go rounds back
 
 
 @dataclass(frozen=True)
@@ -49,8 +53,7 @@ class Contract:
             if mine != value and (mine or name != "data"):
                 texts = f"{value[:16]}, this node {mine[:16]}"
                 if name == "settings":
-                    with suppress(ValueError, AttributeError):  # a server may send anything
-                        texts = differing(asked.fixed, self.fixed)
+                    texts = differing(asked.fixed, self.fixed)
                 return f"{name}: the server has {texts}"
         return ""
 
@@ -58,10 +61,11 @@ class Contract:
 def differing(asked: str, mine: str) -> str:
     """The settings (as JSON) that differ, with both values."""
     there, here = json.loads(asked), json.loads(mine)
-    keys = [key for key in sorted({*there, *here}) if there.get(key) != here.get(key)]
-    pairs = [f"{short(k)} {there.get(k)!r:.60}, this node {here.get(k)!r:.60}" for k in keys]
-    more = f"; {len(keys) - SHOWN} more differ" if len(keys) > SHOWN else ""
-    return "; ".join(pairs[:SHOWN]) + more
+    return "; ".join(
+        f"{short(key)} {there.get(key)!r:.60}, this node {here.get(key)!r:.60}"
+        for key in sorted({*there, *here})
+        if there.get(key) != here.get(key)
+    )
 
 
 def to_arrays(state: State) -> ArrayRecord:
@@ -71,11 +75,11 @@ def to_arrays(state: State) -> ArrayRecord:
 
 def _to_array(tensor: torch.Tensor) -> Array:
     tensor = tensor.detach().cpu().contiguous()
-    name = str(tensor.dtype).removeprefix("torch.")
-    if name not in RAW_TYPES:
+    if tensor.dtype != torch.bfloat16:
         return Array(tensor.numpy())
-    data = tensor.flatten().view(torch.uint8).numpy().tobytes()
-    return Array(name, tuple(tensor.shape), RAW, data)
+    array = Array(tensor.view(torch.int16).numpy())
+    array.dtype = BFLOAT16
+    return array
 
 
 def from_arrays(record: ArrayRecord) -> State:
@@ -84,12 +88,8 @@ def from_arrays(record: ArrayRecord) -> State:
 
 
 def _from_array(array: Array) -> torch.Tensor:
-    if array.stype != RAW:
-        return torch.from_numpy(array.numpy())
-    dtype = RAW_TYPES[array.dtype]
-    if 0 in array.shape:
-        return torch.empty(array.shape, dtype=dtype)
-    return torch.frombuffer(bytearray(array.data), dtype=dtype).reshape(array.shape)
+    tensor = torch.from_numpy(array.numpy())
+    return tensor.view(torch.bfloat16) if array.dtype == BFLOAT16 else tensor
 
 
 def pack_message(message: Message, contract: Contract) -> dict[str, Any]:
@@ -111,13 +111,10 @@ def pack_task(common: Mapping[str, Any], round: int, since: Mapping[int, Mark]) 
 def unpack_task(content: RecordDict) -> tuple[Message, dict[int, Mark]]:
     """The inverse of :func:`pack_task`, without the contract."""
     task: Any = content["task"]
+    arrays = content.array_records.items()
     models, tensors = (
-        {
-            name.removeprefix(prefix): from_arrays(record)
-            for name, record in content.array_records.items()
-            if name.startswith(prefix)
-        }
-        for prefix in (MODEL, TENSORS)
+        {name.removeprefix(kind): from_arrays(x) for name, x in arrays if name.startswith(kind)}
+        for kind in (MODEL, TENSORS)
     )
     numbers: Any = dict(content["numbers"])
     marks = zip(task["marks"][::2], task["marks"][1::2], strict=True)
@@ -139,10 +136,8 @@ def pack_answers(answers: Iterable[Answer]) -> RecordDict:
         if isinstance(answer, ClientFailure):
             records[f"{name}.failure"] = ConfigRecord({"reason": answer.reason})
             continue
-        if answer.weights:
-            records[f"{name}.weights"] = to_arrays(answer.weights)
-        if answer.extra:
-            records[f"{name}.extra"] = to_arrays(answer.extra)
+        states = {"weights": answer.weights, "extra": answer.extra}
+        records |= {f"{name}.{key}": to_arrays(state) for key, state in states.items() if state}
         records[f"{name}.metrics"] = MetricRecord(dict(answer.metrics))
         records[f"{name}.seconds"] = MetricRecord(dict(answer.seconds))
         mark = answer.state[SINCE].tolist() if answer.state else []
@@ -166,21 +161,88 @@ def unpack_answers(content: RecordDict, clients: Sequence[int]) -> list[Answer]:
 def _unpack_answer(content: RecordDict, client: int) -> Answer:
     name = str(client)
     if f"{name}.failure" in content:
-        return ClientFailure(client, str(content[f"{name}.failure"]["reason"])[:500])
+        return ClientFailure(client, str(content[f"{name}.failure"]["reason"]))
     if f"{name}.counts" not in content:
         return ClientFailure(client, "its node did not answer for it")
     counts: Any = content[f"{name}.counts"]
-    metrics, seconds = (dict(content[f"{name}.{x}"]) for x in ("metrics", "seconds"))
     weights, extra = (content.array_records.get(f"{name}.{x}", {}) for x in ("weights", "extra"))
     mark = list(counts["mark"])
-    if mark and [type(part) for part in mark] != [int, int]:
-        raise ValueError("not the mark of a state")
     return ClientUpdate(
         client=client,
         num_samples=counts["num_samples"],
         weights=from_arrays(weights),
-        metrics=metrics,
+        metrics=dict(content[f"{name}.metrics"]),
         extra=from_arrays(extra),
         state={SINCE: torch.tensor(mark)} if mark else {},
-        seconds=plain_seconds(seconds),
+        seconds=plain_seconds(dict(content[f"{name}.seconds"])),
     )
+
+
+class States:
+    """The states of a node's clients: in a folder or, without one, in Flower's Context.
+
+    Flower gives every run a new Context, and a server that was killed goes on in a new run.
+    """
+
+    def __init__(self, records: Any, folder: Path | None = None) -> None:
+        self.records = records
+        self.folder = folder
+
+    def find(self, client: int, mark: Mark) -> State:
+        """The state that a client goes on from, by its mark."""
+        if mark == (0, 0):
+            return {}
+        name = _name(client, mark)
+        if self.folder is None and name in self.records:
+            return from_arrays(self.records[name])
+        if self.folder is not None and (self.folder / name).is_file():
+            state = decode_state((self.folder / name).read_bytes())
+            if _checksum(state) == mark[1]:
+                return state
+        hint = "" if self.folder else "; set state-dir for a server that resumes"
+        raise RunFailed(f"its node has lost what it kept since round {mark[0]}{hint}")
+
+    def add(self, client: int, round: int, state: State, since: Mark = (0, 0)) -> State:
+        """Keeps a new state, the one it came from (``since``) and some before; drops the others.
+
+        What is later than the one it came from is of rounds that did not count.
+
+        Returns:
+            What the server keeps in its place.
+        """
+        if not state:
+            return {}
+        mark = round, _checksum(state)
+        name = _name(client, mark)
+        if self.folder is None:
+            self.records[name] = to_arrays(state)
+            for old in _old(list(self.records), client, name, since):
+                del self.records[old]
+        else:
+            commit(self.folder / name, [encode_state(state)])
+            names = [file.name for file in self.folder.iterdir()]
+            for old in _old(names, client, name, since):
+                (self.folder / old).unlink(missing_ok=True)
+        return {SINCE: torch.tensor(mark)}
+
+
+def _checksum(state: State) -> int:
+    return int.from_bytes(hashlib.sha256(encode_state(state)).digest()[:7], "big")
+
+
+def _name(client: int, mark: Mark) -> str:
+    return f"{_of(client)}{mark[0]}-{mark[1]:x}.safetensors"
+
+
+def _of(client: int) -> str:
+    return f"client-{client}-round-"
+
+
+def _old(names: Iterable[str], client: int, new: str, since: Mark) -> list[str]:
+    """The states of a client that no server will ask for any more."""
+    begins = _of(client)
+    mine = [name for name in names if name.startswith(begins)]
+    rounds = {name: int(name.removeprefix(begins).split("-")[0]) for name in mine}
+    before = sorted((round, name) for name, round in rounds.items() if round <= since[0])
+    kept = {new, _name(client, since), *(name for _, name in before[1 - KEPT :])}
+    return [name for name in mine if name not in kept]

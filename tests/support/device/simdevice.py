@@ -154,27 +154,20 @@ class _Module(ModuleType):
 
 @dataclass
 class Transfers:
-    """What the host and the device had to do with each other; see :func:`transfers`.
+    """What the host and the device had to do with each other, with its bytes."""
 
-    Attributes:
-        seen: each kind, its bytes and the line of the package, or the file outside, that did it.
-    """
+    seen: list[tuple[str, int]] = field(default_factory=list)
 
-    seen: list[tuple[str, int, str]] = field(default_factory=list)
-
-    def count(self, *kinds: str) -> int:
-        """How many there were of these kinds."""
-        return sum(kind in kinds for kind, _, _ in self.seen)
+    def count(self, kind: str) -> int:
+        """How many there were of a kind."""
+        return [seen for seen, _ in self.seen].count(kind)
 
     @property
     def blocking(self) -> list[str]:
         """Those that the host waits for on a GPU: all but copies that are ``non_blocking``."""
+        kinds = [kind for kind, _ in self.seen]
         waits = ("h2d", "d2h", "peer", "item")
-        return [
-            f"{kind} at {place}"
-            for kind, _, place in self.seen
-            if kind in waits or kind.startswith("wait ")
-        ]
+        return [kind for kind in kinds if kind in waits or kind.startswith("wait ")]
 
 
 _listeners: list[Transfers] = []
@@ -182,19 +175,7 @@ _listeners: list[Transfers] = []
 
 def _tell(kind: str, nbytes: int) -> None:
     for transfers in _listeners:
-        transfers.seen.append((kind, nbytes, _place()))
-
-
-def _place() -> str:
-    """The innermost line of the package that is running."""
-    frame = sys._getframe(2)
-    last = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-    while frame is not None:
-        if "fedgkd_pl" in frame.f_code.co_filename:
-            file = frame.f_code.co_filename.partition("fedgkd_pl/")[2]
-            return f"{file}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
-    return last
+        transfers.seen.append((kind, nbytes))
 
 
 @contextmanager

@@ -1,43 +1,76 @@
-"""The ClientApp: a node's clients, trained where their data is."""
+"""Both apps of a run: the server's ``fedgkd-pl fit``, and a node's clients, where their data is."""
 
+import hashlib
+import importlib.util
+import json
 import logging
+import re
 import shlex
-from collections.abc import Mapping
-from functools import lru_cache
+import shutil
+from collections.abc import Mapping, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import fedgkd_pl
+import yaml
 from fedgkd_pl.config.build import build_request
-from fedgkd_pl.config.request import Request
-from fedgkd_pl.engines.flower.contract import config_of, contract_of, request_of
+from fedgkd_pl.config.experiment import Experiment
+from fedgkd_pl.config.request import Request, import_module_of_user, read_request
+from fedgkd_pl.data.examples import digest
 from fedgkd_pl.engines.flower.engine import FlowerEngine
 from fedgkd_pl.engines.flower.records import (
     Contract,
     Mark,
+    States,
     pack_answers,
     unpack_contract,
     unpack_task,
 )
-from fedgkd_pl.engines.flower.states import States
 from fedgkd_pl.engines.local import InProcessSession
 from fedgkd_pl.errors import ArgumentError, RunFailed, SettingError, require
 from fedgkd_pl.federation.hardware import keep_memory
 from fedgkd_pl.federation.message import Answer, ClientFailure, Message
 from fedgkd_pl.federation.round import job_of
-
-if TYPE_CHECKING:
-    from flwr.clientapp import ClientApp
+from fedgkd_pl.processes.command import quiet_libraries, run_command
+from fedgkd_pl.runs.folder import CONFIG
+from fedgkd_pl.storage.files import write_text
+from flwr.app import ConfigRecord, RecordDict
+from flwr.app import Message as FlowerMessage
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
 
 log = logging.getLogger("fedgkd_pl")
+TEMPLATE = Path(__file__).with_name("template")
 
 
-def make(file: str, mods: list[Any] | None) -> "ClientApp":
-    """The ClientApp of :func:`fedgkd_pl.flower.client_app`."""
-    from flwr.app import ConfigRecord, RecordDict
-    from flwr.app import Message as FlowerMessage
-    from flwr.clientapp import ClientApp
+def server_app(file: str) -> ServerApp:
+    """The ServerApp: the server's Trainer, which reaches its clients through Flower."""
+    app = ServerApp()
 
+    @app.main()  # type: ignore[untyped-decorator]
+    def main(grid: Any, context: Any) -> None:
+        code = run_command(lambda: _fit(file, context.run_config, grid))
+        if code:
+            raise RunFailed(f"the run of {file} ended with code {code}")
+
+    return app
+
+
+def _fit(file: str, run_config: Mapping[str, Any], grid: Any) -> int:
+    quiet_libraries()
+    resume = str(run_config.get("resume", ""))
+    experiment = build_request(request_of(file, run_config, ["--resume", resume] * bool(resume)))
+    engine = experiment.model.engine
+    if not isinstance(engine, FlowerEngine):
+        raise SettingError("engine", "must be FlowerEngine", type(engine).__name__)
+    engine.connect(grid, partial(contract_of, experiment))
+    experiment.fit()
+    return 0
+
+
+def client_app(file: str, mods: list[Any] | None = None) -> ClientApp:
+    """The ClientApp: the client half on the node's data; ``mods`` are Flower's modifiers."""
     app = ClientApp()
 
     @app.query()  # type: ignore[untyped-decorator]
@@ -64,6 +97,35 @@ def make(file: str, mods: list[Any] | None) -> "ClientApp":
         return FlowerMessage(pack_answers(answers), reply_to=message)
 
     return app
+
+
+def request_of(file: str, run_config: Mapping[str, Any], more: Sequence[str] = ()) -> Request:
+    """The ``fit`` that an app stands for.
+
+    Args:
+        run_config: Flower's: ``import`` names modules of the user's in the app's folder, ``args``
+            holds flags that go behind the config.
+        more: flags behind these.
+    """
+    folder = Path(file).parent
+    names = str(run_config.get("import", "")).split()
+    modules = [import_module_of_user(name, folder) for name in names]
+    args = shlex.split(str(run_config.get("args", "")))
+    return read_request("fit", ["--config", str(folder / CONFIG), *args, *more], modules)
+
+
+def contract_of(experiment: Experiment, own_data: bool = False) -> Contract:
+    """The contract of settings and loaded data; ``own_data``: the node's, not the server's."""
+    text = json.dumps(experiment.fixed, sort_keys=True, default=str)
+    public = experiment.data.public
+    return Contract(
+        version=fedgkd_pl.__version__,
+        method=type(experiment.model).__name__,
+        settings=hashlib.sha256(text.encode()).hexdigest(),
+        data="" if own_data else experiment.data.fingerprint(),
+        fixed=text,
+        public="" if public is None else digest(public),
+    )
 
 
 class Node:
@@ -132,8 +194,7 @@ class Node:
 
 
 @lru_cache(maxsize=1)  # for processes that get several messages
-def _node(argv: tuple[str, ...], modules: tuple[str, ...], owner: int | None, _: bytes) -> Node:
-    """The node of some flags; when the content of their config changes, another one."""
+def _node(argv: tuple[str, ...], modules: tuple[str, ...], owner: int | None) -> Node:
     return Node(Request("fit", list(argv), modules=modules), owner)
 
 
@@ -147,11 +208,10 @@ def node_of(file: str, context: Any, asked: Contract) -> tuple[Node, list[int]]:
         text = f"this node takes part in {pinned} only, the server runs {runs}"
         require(pinned == runs, name, text)
     own = shlex.split(str(said.get("args", "")))
-    more = [*own, "--ckpt_path", "null"]  # a checkpoint is the server's
-    request = request_of(file, context.run_config, more)
-    content = config_of(file).read_bytes()
+    no_checkpoint = ["--ckpt_path", "null"]  # which is the server's
+    request = request_of(file, context.run_config, [*own, *no_checkpoint])
     try:
-        node = _node(tuple(request.argv), request.modules, _owner(said), content)
+        node = _node(tuple(request.argv), request.modules, _owner(said))
     except ArgumentError as error:  # which may show what the operator has typed
         log.warning("this node's flags: %s", error)
         raise SettingError("args", "not understood by this node, whose log says why") from error
@@ -162,13 +222,11 @@ def node_of(file: str, context: Any, asked: Contract) -> tuple[Node, list[int]]:
 
 def _owner(said: Mapping[str, Any]) -> int | None:
     """The client whose data a node has; None if the data is that of all."""
-    own_data = said.get("own-data", False)
-    require(isinstance(own_data, bool), "own-data", "must be true or false", own_data)
-    if not own_data:
-        return None
-    one = isinstance(said.get("client"), int) and "clients" not in said
-    require(one, "own-data", "needs client=0, and no clients=")
-    return int(said["client"])
+    own, client = said.get("own-data", False), said.get("client")
+    alone = isinstance(client, int) and "clients" not in said
+    fits = own is False or (own is True and alone)
+    require(fits, "own-data", "must be true or false; it needs client=0, and no clients=", own)
+    return client if own else None
 
 
 def clients_of(said: Mapping[str, Any], num_clients: int) -> list[int]:
@@ -207,3 +265,50 @@ def _outwards(error: Exception) -> str:
         return str(error)
     log.error("this node fails", exc_info=error)
     return f"{type(error).__name__} (its node's log says more)"
+
+
+def write_app(folder: str, argv: list[str]) -> None:
+    """Writes an app to a new folder; ``argv`` are flags of ``fit``, checked as far as possible."""
+    target = Path(folder)
+    named = re.fullmatch(r"[a-zA-Z][a-zA-Z0-9_-]{,31}", target.name) is not None
+    require(named, "folder", "must have at most 32 letters, digits and dashes", target.name)
+    require(not target.exists(), "folder", "exists already", target)
+    resumes = any(word.startswith("--resume") for word in argv)
+    require(not resumes, "resume", "goes to flwr run: --run-config 'resume=...'")
+    experiment = build_request(read_request("fit", _over_flower(argv)))
+    model, modules = experiment.model, sorted(experiment.modules)
+    text = "must be FlowerEngine: its flags go behind all configs"
+    require(isinstance(model.engine, FlowerEngine), "engine", text, type(model.engine).__name__)
+    words = {
+        "name": target.name.replace("_", "-").lower(),
+        "method": type(model).__name__,
+        "data": type(experiment.data).__name__,
+        "modules": " ".join(modules),
+    }
+    files = [_file(module) for module in modules]
+    target.mkdir(parents=True)
+    for file in files:
+        shutil.copy(file, target)
+    for file in TEMPLATE.iterdir():  # their names end in .tpl
+        write_text(target / file.stem, file.read_text().format(**words))
+    where = str(Path(experiment.settings["output_dir"]).absolute())  # flwr runs it elsewhere
+    settings = experiment.settings | {"output_dir": where}
+    write_text(target / CONFIG, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
+    print(f"wrote {target}")
+    print(f"simulate:  flwr run {target} --stream      for nodes: docs/flower.md")
+
+
+def _over_flower(argv: list[str]) -> list[str]:
+    """The flags of ``fit`` with Flower's engine, whose own flags may be among them."""
+    own = [n for n, word in enumerate(argv) if word.startswith("--model.engine.")]
+    index = own[0] if own else len(argv)
+    return [*argv[:index], "--model.engine", "FlowerEngine", *argv[index:]]
+
+
+def _file(module: str) -> Path:
+    spec = importlib.util.find_spec(module)
+    text = "must be a module of one file, which the app takes along; install others"
+    single = spec is not None and not spec.submodule_search_locations and "." not in module
+    if spec is None or spec.origin is None or not single or module == "fedgkd_app":
+        raise SettingError("import", text, module)
+    return Path(spec.origin)
