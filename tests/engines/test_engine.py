@@ -1,12 +1,9 @@
 """Engines on one machine: a pool gives the bits of this process, and survives its workers."""
 
-import os
 import pickle
 import random
-import signal
 import sys
 import tempfile
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,8 +16,6 @@ from fedgkd_pl.engines.base import schedule
 from fedgkd_pl.engines.pool import MappedFiles, PoolSession
 from fedgkd_pl.errors import SettingError, StorageError
 from fedgkd_pl.federation.client_trainer import Job
-from fedgkd_pl.federation.message import ClientUpdate
-from fedgkd_pl.methods.fedavg import FedAvgClient
 from fedgkd_pl.runs.settings import fixed_settings
 from lightning.pytorch import Callback
 from lightning.pytorch.accelerators import CUDAAccelerator
@@ -30,6 +25,7 @@ from torch.optim import SGD
 from tests.conftest import Table, fit, linear, same
 from tests.support.everything import PRECISIONS, assert_same, examples, train
 from tests.support.faults import warm_script
+from tests.support.trouble import Trouble, Watch
 
 LOCAL: dict[str, Any] = {"optimizer": partial(SGD, lr=0.1, momentum=0.9)}
 
@@ -88,47 +84,6 @@ def test_nothing_passes_from_client_to_client() -> None:
         fit(model, Table(sizes=(8, 5, 6, 7), batch_size=4), 2)
     assert same(models[0].net.state_dict(), models[1].net.state_dict())
     assert models[1].net.first.weight is models[1].net.second.weight
-
-
-class Troubled(FedAvgClient):
-    """Raises with five samples, never ends with six, dies with seven; reports its settings."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        match len(batch[1]):
-            case 5:
-                raise ValueError("this client cannot")
-            case 6:
-                time.sleep(600)
-            case 7:
-                os.kill(os.getpid(), signal.SIGKILL)
-        return super().training_step(batch, batch_idx)
-
-    def reply(self) -> ClientUpdate:
-        update = super().reply()
-        update.metrics["high"] = float(torch.get_float32_matmul_precision() == "high")
-        update.metrics["strict"] = float(torch.are_deterministic_algorithms_enabled())
-        return update
-
-
-class Trouble(FedAvg):
-    client_class = Troubled
-
-
-class Watch(Callback):
-    """The failures and the processes of a run."""
-
-    def __init__(self) -> None:
-        self.reasons: dict[int, str] = {}
-        self.processes: list[Any] = []
-        self.traceback = ""
-
-    def on_client_failed(self, trainer: Any, pl_module: Any, failure: Any, _: int) -> None:
-        self.reasons[failure.client] = failure.reason
-        self.traceback = self.traceback or failure.traceback
-
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        workers = getattr(pl_module._session, "workers", [])
-        self.processes += [worker.process for worker in workers]
 
 
 def test_clients_that_raise_hang_or_die_are_left_out() -> None:

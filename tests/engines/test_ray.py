@@ -21,9 +21,9 @@ from fedgkd_pl.methods.fedavg import FedAvgClient
 from lightning.pytorch import Callback
 
 from tests.conftest import Table, fit, linear, same
-from tests.engines.test_engine import Trouble, Watch
 from tests.support.everything import PRECISIONS, Everything, EverythingClient, assert_same, train
 from tests.support.lazy import Points
+from tests.support.trouble import Trouble, Watch
 
 ray = pytest.importorskip("ray", reason="the extra ray is not installed")
 from ray.cluster_utils import Cluster  # noqa: E402
