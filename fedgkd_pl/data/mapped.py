@@ -22,12 +22,6 @@ class MappedTensor(Tensor):
     # what is taken out of it is a plain Tensor
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
-    def part(self, start: int, stop: int) -> "MappedTensor":
-        """The rows from ``start`` to before ``stop``, as a map of their own."""
-        file, dtype, shape, offset = self.source
-        row = self[0].numel() * self.element_size()
-        return open_map(file, dtype, (stop - start, *shape[1:]), offset + start * row)
-
     def __reduce_ex__(self, protocol: Any) -> Any:
         return open_map, self.source
 

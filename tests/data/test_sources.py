@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fedgkd_pl import IID, ByKey, Examples, FedAvg, FederatedData, FromFile, LocalEngine
+from fedgkd_pl import IID, ByKey, FedAvg, FederatedData, FromFile, LocalEngine
 from fedgkd_pl.data.mapped import MappedTensor, as_tensor
 from fedgkd_pl.data.sources.base import OwnData
-from fedgkd_pl.data.transforms import Ids
 from fedgkd_pl.errors import SettingError
 from lightning.pytorch import LightningDataModule
 from PIL import Image
@@ -116,9 +115,6 @@ def test_a_mapped_file_is_opened_again_by_workers_and_never_copied() -> None:
         read = split[:3].inputs
         read += 1  # a copy: the file is read-only
         assert torch.equal(read, torch.from_numpy(x[split.rows[:3].numpy()]) + 1)
-    middle = Examples(inputs, torch.from_numpy(y), Ids()).view(slice(10, -4980))
-    assert isinstance(middle.inputs, MappedTensor) and middle.rows is None
-    assert torch.equal(middle.inputs, torch.from_numpy(x[10:20]))
 
 
 def test_bytes_become_shares_and_whole_numbers_stay_ids() -> None:

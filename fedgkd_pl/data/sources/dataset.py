@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from fedgkd_pl.data.examples import Splits, Transform
-from fedgkd_pl.data.lazy import LazyExamples, SampleError, SampleLoader, SampleReader, tasks_of
+from fedgkd_pl.data.lazy import LazyExamples, SampleError, SampleReader, tasks_of
 from fedgkd_pl.data.sources.arrays import as_labels, read_array, transform_for
 from fedgkd_pl.data.sources.base import OwnData, reading
 from fedgkd_pl.errors import SettingError, require
@@ -44,7 +44,7 @@ class TorchDataset(OwnData):
         num_classes: by default the number of names, or the largest class number and one.
         class_names: in the order of their numbers; by default those of ``train.classes``.
         random: whether two readings of a sample may differ. If not, say so: teachers then run once
-            per sample and round, and ``__getitems__`` of a dataset is used if it has one.
+            per sample and round.
         loader_workers: processes that read ahead, for each process that trains or evaluates; 0
             reads where it trains.
         transform: of a batch, on the device, after the dataset's own; see docs/data.md.
@@ -116,23 +116,22 @@ def lazy_examples(
     length = len(dataset) if isinstance(dataset, Sized) else 0
     require(length > 0, split, "must be a map-style dataset, with samples by number, and len()")
     key = "targets" if split == "train" else f"{split}_targets"
-    reader = SampleReader(dataset, split, random)
-    loader = SampleLoader(reader, workers)
+    reader = SampleReader(dataset, split, random, workers)
     if workers:
         pickle.dumps(reader)  # or say now that it cannot be sent to them
     labels = known_labels(dataset) if targets is None else as_labels(targets, key, length)
     try:
         reader.targets = None if labels is None else labels.numpy()
-        reader.read(*tasks_of(np.unique([0, length // 2, length - 1]))[0])
+        reader.take(*tasks_of(np.unique([0, length // 2, length - 1]))[0])
         if labels is None:
-            labels = read_labels(loader, length, key)
+            labels = read_labels(reader, length, key)
             reader.targets = labels.numpy()
     except SampleError as error:
         raise SettingError("data", str(error)) from error
     assert reader.first is not None
     inputs = reader.first.expand(length, *reader.first.shape)
     transform = transform or transform_for(inputs, None, None)
-    return LazyExamples(inputs, labels, transform, loader=loader)
+    return LazyExamples(inputs, labels, transform, reader=reader)
 
 
 def known_labels(dataset: Any) -> Tensor | None:
@@ -152,11 +151,10 @@ def known_labels(dataset: Any) -> Tensor | None:
     return None
 
 
-def read_labels(loader: SampleLoader, length: int, key: str) -> Tensor:
+def read_labels(reader: SampleReader, length: int, key: str) -> Tensor:
     """The labels of all samples, each of which is read for it."""
-    name = loader.reader.name
     text = "%s does not tell its labels: reading all %d samples once for them; give %s to avoid it"
-    log.warning(text, name, length, key)
-    read = [label for _, labels in loader.read(tasks_of(np.arange(length))) for label in labels]
-    with reading(f"what {name} gives as labels", key):
+    log.warning(text, reader.name, length, key)
+    read = [label for _, labels in reader.read(tasks_of(np.arange(length))) for label in labels]
+    with reading(f"what {reader.name} gives as labels", key):
         return as_labels(np.stack(read), key)
