@@ -172,11 +172,12 @@ class LazyExamples(Examples):
     @override
     def read(self, rows: Tensor | slice) -> Tensor:
         none = torch.empty_like(self.inputs[:0], device="cpu")
-        return torch.cat([none, *self._pieces(rows)]).to(self.targets.device)
+        return torch.cat([none, *self.view(rows).pieces()]).to(self.targets.device)
 
     @override
     def pieces(self) -> Iterator[Tensor]:
-        return self._pieces(slice(None))
+        tasks = tasks_of(self._known().cpu().numpy())
+        return (inputs for inputs, _ in self.reader.read(tasks))
 
     @override
     def held(self) -> Iterator[Tensor]:
@@ -218,11 +219,6 @@ class LazyExamples(Examples):
     @override
     def close(self) -> None:
         self.reader.close()
-
-    def _pieces(self, rows: Tensor | slice) -> Iterator[Tensor]:
-        """The inputs of some examples as evaluation sees them, a few at a time."""
-        tasks = tasks_of(self._known()[rows].cpu().numpy())
-        return (inputs for inputs, _ in self.reader.read(tasks))
 
 
 def tasks_of(rows: NDArray[np.int64]) -> list[Task]:
