@@ -27,8 +27,8 @@ def check_splits(splits: Splits, num_classes: int | None, class_names: Sequence[
     for split in ("train", "test", "val"):
         examples = getattr(splits, split)
         if split != "val" or examples is not None:
-            held = (getattr(examples, part, None) for part in ("inputs", "targets"))
-            tensors = all(isinstance(part, Tensor) for part in held)
+            parts = [getattr(examples, name, None) for name in ("inputs", "targets")]
+            tensors = all(isinstance(part, Tensor) for part in parts)
             require(tensors, "data", f"{split} must be Examples of tensors", examples)
             _check_form(split, examples, splits.train)
             _check_labels(split, examples.targets, num_classes)

@@ -20,7 +20,6 @@ from fedgkd_pl.data.lazy import LazyExamples, SampleReader, as_input, as_label
 from fedgkd_pl.data.sources.dataset import known_labels, lazy_examples
 from fedgkd_pl.engines.worker import Worker
 from fedgkd_pl.errors import RunFailed, SettingError
-from fedgkd_pl.federation.callback import FederatedCallback
 from fedgkd_pl.federation.client_trainer import Job
 from fedgkd_pl.federation.message import ClientUpdate, Message, encode_state
 from fedgkd_pl.seeds import sample_seeds
@@ -326,24 +325,14 @@ def test_what_cannot_be_sent_is_named(loader_workers: int, workers: int) -> None
 FAULTS = ("shape", "type", "nan", "label", "no pair", "error")
 
 
-class Failures(FederatedCallback):
-    def __init__(self) -> None:
-        self.reasons: list[str] = []
-
-    def on_client_failed(
-        self, trainer: Any, pl_module: Any, failure: Any, cohort_size: int
-    ) -> None:
-        self.reasons.append(failure.reason)
-
-
 @pytest.mark.parametrize(("fault", "readers"), [("nan", 0), ("error", 1)])
 def test_a_bad_sample_of_a_client_is_named_and_fails_the_client(fault: str, readers: int) -> None:
     row = int(federated(Points(), val_fraction=0).client_data.owned(2).rows[5])
     data = federated(Bad(row, fault), val_fraction=0, loader_workers=readers)
-    failures = Failures()
-    fit(FedAvg(linear(4, 2), engine=LocalEngine(workers=1)), data, 1, callbacks=[failures])
-    (reason,) = failures.reasons
-    assert f"train: sample {row} " in reason and "\n" not in reason
+    model = FedAvg(linear(4, 2), engine=LocalEngine(workers=1))
+    fit(model, data, 1)
+    (failure,) = model.results.failures
+    assert f"train: sample {row} " in failure.reason and "\n" not in failure.reason
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -132,18 +132,6 @@ def test_bytes_become_shares_and_whole_numbers_stay_ids() -> None:
         assert batch.shape[1:] == tuple(settings.get("shape", [4]))
 
 
-def test_owners_of_arrays_are_clients() -> None:
-    x, y = points()
-    owners = np.array(["ann", "bob", "eve"])[np.arange(60) % 3]
-    settings: dict[str, Any] = {"partition": ByKey(), "num_clients": 3, "val_fraction": 0.25}
-    data = FederatedData.from_arrays(x, y, owners=owners, **settings)
-    data.setup()
-    assert data.client_data.index.sizes.tolist() == [12, 12, 12]  # 20 − 4 − 4 of each owner
-    assert [data.owner_names[own[0]] for own in data.owners_of] == ["ann", "bob", "eve"]
-    for client in range(3):
-        assert (data.client_data.owned(client).inputs[:, 0] // 2 % 3 == client).all()
-
-
 # -- tables ------------------------------------------------------------------------------------
 
 

@@ -7,8 +7,6 @@ import pytest
 import torch
 from fedgkd_pl import TinyImageNet
 from fedgkd_pl.data.mapped import MappedTensor
-from fedgkd_pl.errors import SettingError
-from PIL import Image
 
 from tests.support.datasets import write_tiny
 
@@ -45,33 +43,3 @@ def test_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     again.setup()
     assert torch.equal(first.test.inputs, again.test.inputs)
     assert torch.equal(first.client_data.examples.targets, again.client_data.examples.targets)
-
-
-def damage_image(root: Path) -> str:
-    file = root / "train" / "n02" / "images" / "n02_4.JPEG"
-    file.write_bytes(file.read_bytes()[:200])
-    return "n02_4.JPEG cannot be decoded"
-
-
-def small_image(root: Path) -> str:
-    Image.new("RGB", (32, 64)).save(root / "val" / "images" / "val_3.JPEG")
-    return "val_3.JPEG is not 64 × 64"
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [damage_image, small_image],
-)
-def test_damage_is_refused_by_name(
-    damage: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = write_tiny(tmp_path, monkeypatch)
-    reason = damage(root)  # type: ignore[operator]
-    with pytest.raises(SettingError) as error:
-        TinyImageNet(data_dir=str(tmp_path), num_clients=3).setup()
-    assert error.value.key == "data_dir" and reason in str(error.value)
-    assert not [
-        file
-        for file in root.rglob("decoded/*")
-        if file.suffix != ".labels" and "train" not in file.name
-    ]
