@@ -70,8 +70,8 @@ class Examples:
             yield self.read(slice(first, first + PIECE))
 
     def held(self) -> Iterator[Tensor]:
-        """The inputs that checks and checksums look at: all, where they need not be computed."""
-        return self.pieces()
+        """The inputs that checks and checksums look at: none of those that are read lazily."""
+        return iter(()) if self.inputs.is_meta else self.pieces()
 
     def batches(
         self, parts: Iterable[Tensor], generator: torch.Generator | None
@@ -81,8 +81,8 @@ class Examples:
             yield self.transform(self.read(rows), generator)
 
     def portable(self, rows: Tensor | slice) -> "Examples":
-        """Some of the examples, as they can be sent to another machine: in memory."""
-        return self[rows]
+        """Some of the examples, as they can be sent to another machine: in memory, or lazily."""
+        return self.view(rows) if self.inputs.is_meta else self[rows]
 
     def content(self) -> dict[str, Tensor]:
         """The tensors sent to a worker; see :meth:`filled`."""

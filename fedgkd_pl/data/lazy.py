@@ -180,10 +180,6 @@ class LazyExamples(Examples):
         return (inputs for inputs, _ in self.reader.read(tasks))
 
     @override
-    def held(self) -> Iterator[Tensor]:
-        return iter(())  # every sample is checked when it is read
-
-    @override
     def batches(
         self, parts: Iterable[Tensor], generator: torch.Generator | None
     ) -> Iterator[Tensor]:
@@ -198,10 +194,6 @@ class LazyExamples(Examples):
         for inputs, _ in self.reader.read(tasks):
             inputs = inputs.to(self.targets.device, non_blocking=True)
             yield self.transform(inputs, generator)
-
-    @override
-    def portable(self, rows: Tensor | slice) -> Examples:
-        return self.view(rows)  # the dataset is sent, and read where it arrives
 
     @override
     def content(self) -> dict[str, Tensor]:

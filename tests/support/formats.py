@@ -1,36 +1,16 @@
 """Sound data files, and texts without a checksum."""
 
 import io
-import struct
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from fedgkd_pl import SST5, AGNews
 from PIL import Image
 
 from tests.support.datasets import WORDS, write_ag_news, write_sst5
-
-
-def python2_pickle(pixels: Any, labels: list[int]) -> bytes:
-    """As the authors of CIFAR wrote it."""
-    data = pixels.tobytes()
-    size = struct.pack("<HcH", len(pixels), b"M", pixels.shape[1])
-    return (
-        b"\x80\x02}q\x01(U\x06labelsq\x02]q\x03("
-        + b"".join(b"K" + bytes([label]) for label in labels)
-        + b"eU\x04dataq\x04cnumpy.core.multiarray\n_reconstruct\nq\x05cnumpy\nndarray\nq\x06"
-        b"K\x00\x85U\x01b\x87Rq\x07(K\x01M" + size + b"\x86cnumpy\ndtype\nq\x08U\x02u1K\x00K\x01"
-        b"\x87Rq\t(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89"
-        b"T" + struct.pack("<I", len(data)) + data + b"tbu."
-    )
-
-
-def pixels(rows: int = 2, width: int = 3072) -> Any:
-    return np.random.default_rng(0).integers(0, 256, (rows, width), dtype=np.uint8)
 
 
 def small_texts(folder: Path, patch: pytest.MonkeyPatch) -> Path:
