@@ -43,17 +43,17 @@ class Examples:
 
     def __getitem__(self, rows: Tensor | slice) -> "Examples":
         """Some of the examples, in memory."""
-        return replace(self, inputs=self.read(rows), targets=self.targets[rows], rows=None)
+        return Examples(self.read(rows), self.targets[rows], self.transform)
 
     def view(self, rows: Tensor | slice) -> "Examples":
-        """Some of the examples; inputs that lie in a mapped file stay there."""
-        if not isinstance(self.inputs, MappedTensor):
+        """Some of the examples; inputs that are not in memory stay where they are."""
+        if self._in_memory:
             return self[rows]
         return replace(self, targets=self.targets[rows], rows=self._known()[rows])
 
     def read(self, rows: Tensor | slice) -> Tensor:
         """The inputs of some of the examples."""
-        if not isinstance(self.inputs, MappedTensor):
+        if self._in_memory:
             return self.inputs[rows]
         return self.inputs[self._known()[rows].cpu()].to(self.targets.device)
 
@@ -70,8 +70,8 @@ class Examples:
             yield self.read(slice(first, first + PIECE))
 
     def held(self) -> Iterator[Tensor]:
-        """The inputs that checks and checksums look at: all, where they need not be computed."""
-        return self.pieces()
+        """The inputs that checks and checksums look at: none of those that are read lazily."""
+        return iter(()) if self.inputs.is_meta else self.pieces()
 
     def batches(
         self, parts: Iterable[Tensor], generator: torch.Generator | None
@@ -81,8 +81,8 @@ class Examples:
             yield self.transform(self.read(rows), generator)
 
     def portable(self, rows: Tensor | slice) -> "Examples":
-        """Some of the examples, as they can be sent to another machine: in memory."""
-        return self[rows]
+        """Some of the examples, as they can be sent to another machine: in memory, or lazily."""
+        return self.view(rows) if self.inputs.is_meta else self[rows]
 
     def content(self) -> dict[str, Tensor]:
         """The tensors sent to a worker; see :meth:`filled`."""
@@ -94,6 +94,10 @@ class Examples:
 
     def close(self) -> None:
         """Ends what reads them."""
+
+    @property
+    def _in_memory(self) -> bool:
+        return not (isinstance(self.inputs, MappedTensor) or self.inputs.is_meta)
 
     def _known(self) -> Tensor:
         if self.rows is not None:
@@ -113,10 +117,10 @@ class Examples:
     def to(self, device: torch.device) -> "Examples":
         """The same examples on ``device``."""
         targets = self.targets.to(device)
-        if isinstance(self.inputs, MappedTensor):  # stay in their file; read() gives batches
-            rows = None if self.rows is None else self.rows.to(device)
-            return replace(self, targets=targets, rows=rows)
-        return replace(self, inputs=self.inputs.to(device), targets=targets)
+        if self._in_memory:
+            return replace(self, inputs=self.inputs.to(device), targets=targets)
+        rows = None if self.rows is None else self.rows.to(device)
+        return replace(self, targets=targets, rows=rows)
 
 
 @dataclass(frozen=True)

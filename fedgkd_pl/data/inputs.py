@@ -171,7 +171,7 @@ class RawInputs:
 
         Args:
             inputs: of images, Pillow's or arrays of bytes; of tables, arrays with the columns in
-                their order, or columns by name; of texts, strings; of anything else, arrays. One
+                their order, or a DataFrame; of texts, strings; of anything else, arrays. One
                 sample or several.
         """
         reading = self.reading
@@ -183,13 +183,10 @@ class RawInputs:
             require(fits, "inputs", "must be a text, or texts", type(inputs).__name__)
             return encode(self.tokenizer, several, reading.max_length)
         if isinstance(reading, TableInputs):
-            if hasattr(inputs, "keys"):  # columns by name, such as pandas'
-                try:
-                    columns = [np.asarray(inputs[name], np.float64) for name in reading.columns]
-                    inputs = np.column_stack(columns)
-                except (KeyError, ValueError) as error:
-                    reason = f"must have numbers in the columns {', '.join(reading.columns)}"
-                    raise SettingError("inputs", f"{reason} ({error})") from error
+            if hasattr(inputs, "columns"):  # pandas', which may have others, in another order
+                missing = [name for name in reading.columns if name not in inputs]
+                require(not missing, "inputs", f"must have the columns {', '.join(missing)}")
+                inputs = inputs[list(reading.columns)]
             return reading.scaled(self._batch(inputs, torch.float64))
         images = all(isinstance(each, Path) or hasattr(each, "convert") for each in several)
         if isinstance(reading, ImageInputs) and several and images:
@@ -204,9 +201,8 @@ class RawInputs:
         except SettingError as error:
             raise SettingError("input", error.reason) from error
         actual = list(pixels.shape[2:])
-        name = str(source) if isinstance(source, Path) else "an image"
-        reason = f"{name} is {actual} (height, width), the run's images are {sides}; resize it"
-        require(actual == sides, "input", reason)
+        reason = f"an image is {actual} (height, width), the run's are {sides}; resize it"
+        require(actual == sides, "input", reason, source)
         if reading.largest != 255:
             pixels = (pixels.float() * reading.largest / 255).round()
         return pixels.reshape(1, *self.shape).to(self.dtype)
@@ -214,11 +210,7 @@ class RawInputs:
     def _batch(self, inputs: Any, dtype: torch.dtype) -> Tensor:
         """An array, or arrays, of the right shape and type."""
         values = as_tensor(inputs, "inputs")
-        sides = self.reading.shape if isinstance(self.reading, ImageInputs) else None
-        images = [] if sides is None else [sides, sides[1:] if sides[0] == 1 else sides]
-        values = values[None] if values.shape in (self.shape, *images) else values
-        if values.shape[1:] in images:  # that are stored flat
-            values = values.reshape(len(values), *self.shape)
+        values = values[None] if values.shape == self.shape else values
         wanted = " × ".join(map(str, self.shape)) or "one number"
         reason = f"a sample must be {wanted}, with one row per sample"
         require(values.shape[1:] == self.shape, "inputs", reason, tuple(values.shape))

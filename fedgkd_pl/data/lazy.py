@@ -1,10 +1,15 @@
 """Examples that are read sample by sample from a map-style dataset, where a batch needs them."""
 
+import pickle
 import signal
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
-from copy import copy
 from dataclasses import dataclass, field, replace
+from itertools import islice
+from multiprocessing import util
 from typing import Any
 
 import cloudpickle
@@ -16,7 +21,6 @@ from fedgkd_pl.processes.start import context_of_helpers, end_with_parent, witho
 from fedgkd_pl.seeds import kept_generators, next_seed, sample_seeds, seed_host
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
 PRELOAD = "fedgkd_pl.data.datamodule"  # torch and Lightning, which a pool's workers need as well
@@ -31,13 +35,14 @@ class SampleError(RunFailed):
 
 
 @dataclass
-class SampleReader(Dataset[Any]):
+class SampleReader:
     """Reads and checks batches of a dataset; each sample's randomness comes from a seed of its own.
 
     Attributes:
         dataset: anything with ``len()`` whose items are ``(x, y)``.
         name: of the split, for errors.
         random: whether two readings of a sample may differ.
+        workers: processes that read ahead until :meth:`close`; 0 reads in this process.
         first: of the shape and type of every sample; None while these are not known.
         targets: the label of every sample; None while they are not known.
     """
@@ -45,8 +50,10 @@ class SampleReader(Dataset[Any]):
     dataset: Any
     name: str
     random: bool
+    workers: int = 0
     first: Tensor | None = None
     targets: NDArray[Any] | None = None
+    pool: ProcessPoolExecutor | None = field(default=None, init=False)
 
     def __reduce__(self) -> Any:
         """Pickles the dataset by value, also one whose class is the user's script's."""
@@ -58,47 +65,58 @@ class SampleReader(Dataset[Any]):
             )
             hint = "open files where they are read, or set loader_workers 0 and engine.workers 1"
             raise SettingError(self.name, f"{reason}: {hint}") from error
-        return _unpickle, (dataset, self.name, self.random, self.first, self.targets)
+        return _unpickle, (dataset, self.name, self.random, self.workers, self.first, self.targets)
 
-    def read(self, rows: NDArray[np.int64], seeds: NDArray[np.uint64]) -> Samples:
+    def read(self, tasks: Sequence[Task]) -> Iterator[Samples]:
+        """The inputs and labels of one task after the other."""
+        if not self.workers or len(tasks) == 1:
+            yield from (self.take(*task) for task in tasks)
+            return
+        first, waiting = self.first, iter(tasks)
+        assert first is not None
+        try:
+            ahead = deque(map(self._submit, islice(waiting, 2 * self.workers)))
+            while ahead:
+                flat, labels = ahead.popleft().result()
+                ahead.extend(map(self._submit, islice(waiting, 1)))
+                yield torch.from_numpy(flat).view(first.dtype).view(-1, *first.shape), labels
+        except BrokenProcessPool as error:  # mostly for lack of memory
+            self.close()
+            raise RunFailed(f"{error!s:.200}; take fewer loader_workers") from error
+
+    def close(self) -> None:
+        """Ends the processes; the next pass starts others."""
+        if self.pool is not None:
+            self.pool.shutdown(cancel_futures=True)
+        self.pool = None
+
+    def take(self, rows: NDArray[np.int64], seeds: NDArray[np.uint64]) -> Samples:
         """The inputs and labels of some samples; nobody else's generators are touched."""
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # as in a worker
         try:
             with kept_generators():
-                samples = [self._checked(*given) for given in self._samples(rows, seeds)]
+                samples = list(map(self._sample, rows.tolist(), seeds.tolist()))
         finally:
             torch.set_num_threads(threads)
         return torch.stack([x for x, _ in samples]), [label for _, label in samples]
 
-    def __getitem__(self, task: Task) -> tuple[NDArray[np.uint8], list[Label]] | SampleError:
-        """What a worker sends: bytes and labels, or why a sample cannot be used.
+    def _submit(self, task: Task) -> Future[tuple[NDArray[np.uint8], list[Label]]]:
+        with without_main():
+            if self.pool is None:
+                how = context_of_helpers(PRELOAD)
+                self.pool = ProcessPoolExecutor(self.workers, how, _begin, (pickle.dumps(self),))
+                # before multiprocessing waits for its processes
+                util.Finalize(self, self.pool.shutdown, (False,), exitpriority=10)
+            return self.pool.submit(_answer, task)
 
-        Tensors would travel in ``/dev/shm``, which in a container is 64 MB, and to an error that
-        is raised the DataLoader would add a traceback.
-        """
-        try:
-            inputs, labels = self.read(*task)
-        except SampleError as error:
-            return error
-        return inputs.flatten().view(torch.uint8).numpy(), labels
-
-    def _samples(self, rows: NDArray[np.int64], seeds: NDArray[np.uint64]) -> Iterator[Any]:
-        if not self.random and hasattr(self.dataset, "__getitems__"):
-            with suppress(Exception):  # read one by one, it is known which sample failed
-                whole = self.dataset.__getitems__(rows.tolist())
-                return iter(list(zip(rows.tolist(), whole, strict=True)))
-        return map(self._sample, rows.tolist(), seeds.tolist())
-
-    def _sample(self, row: int, seed: int) -> tuple[int, Any]:
+    def _sample(self, row: int, seed: int) -> tuple[Tensor, Label]:
         seed_host(seed)
         try:
-            return row, self.dataset[row]
+            given = self.dataset[row]
         except Exception as error:  # the user's dataset may fail in any way
             text = f"cannot be read: {type(error).__name__}: {error}"
             raise self._error(row, text) from error
-
-    def _checked(self, row: int, given: Any) -> tuple[Tensor, Label]:
         pair = given if isinstance(given, tuple | list) and len(given) == 2 else (None, None)
         x, label = as_input(pair[0]), as_label(pair[1])
         if x is None or label is None:
@@ -124,76 +142,22 @@ def _unpickle(dataset: bytes, *args: Any) -> SampleReader:
     return SampleReader(cloudpickle.loads(dataset), *args)
 
 
-class SampleLoader:
-    """Reads passes over a dataset, by a DataLoader whose workers stay until :meth:`close`.
-
-    It may be sent to another process, which starts workers of its own.
-
-    Args:
-        reader: reads and checks samples.
-        workers: processes that read ahead; 0 reads in this process.
-    """
-
-    def __init__(self, reader: SampleReader, workers: int) -> None:
-        self.reader = reader
-        self.workers = workers
-        self._tasks: list[Task] = []  # of the pass
-        self._loader: DataLoader[Any] | None = None
-        self._busy = False  # with a pass: the workers read one at a time
-
-    def __reduce__(self) -> Any:
-        return SampleLoader, (self.reader, self.workers)
-
-    def read(self, tasks: Sequence[Task]) -> Iterator[Samples]:
-        """The inputs and labels of one task after the other."""
-        if not self.workers or self._busy or len(tasks) == 1:
-            yield from (self.reader.read(*task) for task in tasks)
-            return
-        first = self.reader.first
-        assert first is not None
-        self._busy = True
-        try:
-            for given in self._answers(tasks):
-                if isinstance(given, SampleError):
-                    raise given
-                flat, labels = given
-                yield torch.from_numpy(flat).view(first.dtype).view(-1, *first.shape), labels
-        except SampleError:
-            raise
-        except RuntimeError as error:  # of the DataLoader, mostly for lack of memory
-            self.close()
-            raise RunFailed(f"{error!s:.200}; take fewer loader_workers") from error
-        finally:
-            self._busy = False
-
-    def close(self) -> None:
-        """Ends the workers; the next pass starts others."""
-        self._loader = None
-
-    def _answers(self, tasks: Sequence[Task]) -> Iterator[Any]:
-        self._tasks[:] = tasks
-        if self._loader is None:
-            self._loader = DataLoader(
-                self.reader,
-                batch_size=None,  # an item of the reader is a batch
-                sampler=self._tasks,
-                collate_fn=copy,  # as it is
-                generator=torch.Generator(),  # it would draw a seed from the process's own
-                num_workers=self.workers,
-                persistent_workers=True,
-                worker_init_fn=_begin,
-                multiprocessing_context=context_of_helpers(PRELOAD),
-            )
-        with without_main():
-            return iter(self._loader)
+_readers: list[SampleReader] = []  # the one that a process works for
 
 
-def _begin(worker: int) -> None:
-    """Has a worker end with the process that it reads for, which handles the signals."""
+def _begin(reader: bytes) -> None:
+    """Has a process end with the one that it reads for, which handles the signals."""
     end_with_parent()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _readers.append(pickle.loads(reader))
+
+
+def _answer(task: Task) -> tuple[NDArray[np.uint8], list[Label]]:
+    """Bytes and labels: tensors would travel in ``/dev/shm``, which may be 64 MB."""
+    inputs, labels = _readers[0].take(*task)
+    return inputs.flatten().view(torch.uint8).numpy(), labels
 
 
 @dataclass(frozen=True)
@@ -203,28 +167,17 @@ class LazyExamples(Examples):
     ``inputs`` has a shape and a type, but no numbers (device ``meta``).
     """
 
-    loader: SampleLoader = field(kw_only=True)
-
-    @override
-    def __getitem__(self, rows: Tensor | slice) -> Examples:
-        return Examples(self.read(rows), self.targets[rows], self.transform)
-
-    @override
-    def view(self, rows: Tensor | slice) -> Examples:
-        return replace(self, targets=self.targets[rows], rows=self._known()[rows])
+    reader: SampleReader = field(kw_only=True)
 
     @override
     def read(self, rows: Tensor | slice) -> Tensor:
         none = torch.empty_like(self.inputs[:0], device="cpu")
-        return torch.cat([none, *self._pieces(rows)]).to(self.targets.device)
+        return torch.cat([none, *self.view(rows).pieces()]).to(self.targets.device)
 
     @override
     def pieces(self) -> Iterator[Tensor]:
-        return self._pieces(slice(None))
-
-    @override
-    def held(self) -> Iterator[Tensor]:
-        return iter(())  # every sample is checked when it is read
+        tasks = tasks_of(self._known().cpu().numpy())
+        return (inputs for inputs, _ in self.reader.read(tasks))
 
     @override
     def batches(
@@ -238,13 +191,9 @@ class LazyExamples(Examples):
             places = np.arange(place, place + len(rows))
             tasks.append((rows, sample_seeds(seed, rows if generator is None else places)))
             place += len(rows)
-        for inputs, _ in self.loader.read(tasks):
+        for inputs, _ in self.reader.read(tasks):
             inputs = inputs.to(self.targets.device, non_blocking=True)
             yield self.transform(inputs, generator)
-
-    @override
-    def portable(self, rows: Tensor | slice) -> Examples:
-        return self.view(rows)  # the dataset is sent, and read where it arrives
 
     @override
     def content(self) -> dict[str, Tensor]:
@@ -257,21 +206,11 @@ class LazyExamples(Examples):
     @property
     @override
     def repeat(self) -> bool:
-        return not self.loader.reader.random and super().repeat
-
-    @override
-    def to(self, device: torch.device) -> Examples:
-        rows = None if self.rows is None else self.rows.to(device)
-        return replace(self, targets=self.targets.to(device), rows=rows)
+        return not self.reader.random and super().repeat
 
     @override
     def close(self) -> None:
-        self.loader.close()
-
-    def _pieces(self, rows: Tensor | slice) -> Iterator[Tensor]:
-        """The inputs of some examples as evaluation sees them, a few at a time."""
-        tasks = tasks_of(self._known()[rows].cpu().numpy())
-        return (inputs for inputs, _ in self.loader.read(tasks))
+        self.reader.close()
 
 
 def tasks_of(rows: NDArray[np.int64]) -> list[Task]:

@@ -18,6 +18,7 @@ TOKENS = torch.int32, torch.int64  # of texts, which may be longer in one split
 
 def check_splits(splits: Splits, num_classes: int | None, class_names: Sequence[str] = ()) -> None:
     """Refuses data that would fail in the middle of a run, or train on nonsense."""
+    require(isinstance(splits, Splits), "data", "load() must return Splits", splits)
     known = isinstance(num_classes, int) and num_classes >= 0
     require(known, "num_classes", "must say how many classes there are, 0 of numbers", num_classes)
     assert num_classes is not None
@@ -26,6 +27,9 @@ def check_splits(splits: Splits, num_classes: int | None, class_names: Sequence[
     for split in ("train", "test", "val"):
         examples = getattr(splits, split)
         if split != "val" or examples is not None:
+            parts = [getattr(examples, name, None) for name in ("inputs", "targets")]
+            tensors = all(isinstance(part, Tensor) for part in parts)
+            require(tensors, "data", f"{split} must be Examples of tensors", examples)
             _check_form(split, examples, splits.train)
             _check_labels(split, examples.targets, num_classes)
             _check_inputs(split, examples)
@@ -88,11 +92,11 @@ def check_finite(
 
 
 def warn_of_missing(split: str, held: Examples, train: Examples, names: Sequence[str]) -> None:
-    """Says which classes a split lacks that are trained: its accuracy says nothing of them."""
-    missing = sorted(set(train.labels.tolist()) - set(held.labels.tolist()))
-    if len(held) and missing:
-        shown = printable(", ".join(names[label] if names else str(label) for label in missing))
-        log.warning("%s has no sample of classes [%s], training has", split, shown)
+    """Says which classes only a split or only training has: its accuracy is not theirs."""
+    alone = sorted(set(train.labels.tolist()) ^ set(held.labels.tolist()))
+    if len(held) and alone:
+        shown = printable(", ".join(names[label] if names else str(label) for label in alone))
+        log.warning("not both %s and training have samples of classes [%s]", split, shown)
 
 
 def warn_of_owners(keys: Labels | None, partition: Partition) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import torch
 from fedgkd_pl.data.inputs import ImageInputs, TableInputs, TextInputs
-from fedgkd_pl.data.sources.images import ENDINGS
+from fedgkd_pl.data.sources.folders import ENDINGS
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.experiments.trained import BATCH, Trained
 from fedgkd_pl.storage.files import write_text

@@ -74,8 +74,8 @@ class Trained:
         """Predicts the classes of raw inputs.
 
         Args:
-            inputs: one or several: images of Pillow's, texts, rows of a table (an array, or columns
-                by name), or arrays as the dataset stores them.
+            inputs: one or several: images of Pillow's, texts, rows of a table (an array or a
+                DataFrame), or arrays as the dataset stores them.
         """
         fits = self.task == "classes" and has_outputs(self.net)
         text = "needs the logits of classes, which this model does not have: call net(transform(x))"

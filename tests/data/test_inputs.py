@@ -8,12 +8,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from fedgkd_pl import Digits, FederatedData, TinyImageNet
+from fedgkd_pl import Digits, FederatedData
 from fedgkd_pl.data.inputs import Decoder, RawInputs, describe_inputs, read_inputs
 from fedgkd_pl.errors import SettingError
 from PIL import Image
 
-from tests.support.datasets import WORDS, write_tiny
+from tests.support.datasets import WORDS
 from tests.support.sources import table_rows, write_csv, write_images
 
 
@@ -37,9 +37,7 @@ def test_digits_as_arrays_and_as_images(flat: bool) -> None:
     assert torch.equal(raw(data.test.inputs.double().numpy()), seen(data))
     images = [Image.fromarray((image * 15.9375).round().astype(np.uint8)) for image in pixels]
     assert torch.equal(raw(images), seen(data)[:5])
-    for shaped in (pixels, pixels[:, None]):
-        assert torch.equal(raw(shaped), seen(data)[:5])
-        assert torch.equal(raw(shaped[0]), seen(data)[:1])
+    assert torch.equal(raw(data.test.inputs[0].numpy()), seen(data)[:1])
 
 
 @pytest.mark.parametrize(("size", "grayscale"), [(None, True), ([4, 6], False)])
@@ -72,15 +70,6 @@ def test_images_of_16_bits_are_scaled_and_others_refused(tmp_path: Path) -> None
         assert error.value.key == "path"
 
 
-def test_tiny_imagenet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = write_tiny(tmp_path, monkeypatch)
-    data = TinyImageNet(data_dir=str(tmp_path), download=False, num_clients=2)
-    raw = kept(data)
-    line = (root / "val" / "val_annotations.txt").read_text().splitlines()[0]
-    image = root / "val" / "images" / line.split("\t")[0]
-    assert torch.equal(raw(image), seen(data)[:1])
-
-
 @pytest.mark.parametrize("standardise", [True, False])
 def test_tables(tmp_path: Path, standardise: bool) -> None:
     rows = table_rows(9, seed=1)
@@ -91,13 +80,10 @@ def test_tables(tmp_path: Path, standardise: bool) -> None:
     data = FederatedData.from_csv(label="kind", standardise=standardise, num_clients=2, **files)
     raw = kept(data)
     assert torch.equal(raw([row[:2] for row in rows]), seen(data))
-    columns = {"kind": [row[2] for row in rows], "b": [row[1] for row in rows]}
-    with pytest.raises(SettingError, match=r"^inputs: .*columns a, b"):
-        raw(columns)
-    columns["a"] = [str(row[0]) for row in rows]
-    for given in (columns, pd.DataFrame(columns)):
-        assert torch.equal(raw(given), seen(data))
-    for bad in ([[1.0, 2.0, 3.0]], {"a": ["red"], "b": [1]}, {"a": [float("nan")], "b": [1]}):
+    table = pd.DataFrame(rows, columns=["a", "b", "kind"])
+    assert torch.equal(raw(table[["kind", "b", "a"]]), seen(data))
+    red = pd.DataFrame({"a": ["red"], "b": [1]})
+    for bad in (table[["kind", "b"]], red, red.replace("red", np.nan), [[1.0, 2.0, 3.0]]):
         with pytest.raises(SettingError, match=r"^inputs: "):
             raw(bad)
 
@@ -162,14 +148,7 @@ def test_inputs_that_do_not_fit() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"shape": "x"},
-        {"dtype": "load"},
-        {"reading": {"kind": "os"}},
-        {"reading": {"kind": "images", "other": 1}},
-        {"transform": {"kind": "eval"}},
-        {"transform": None},
-    ],
+    [{"dtype": "load"}, {"reading": {"kind": "os"}}, {"transform": {"kind": "eval"}}],
 )
 def test_what_describe_would_not_write_is_an_error(change: dict[str, Any]) -> None:
     sound = {"shape": [2], "dtype": "float32", "reading": None, "transform": {"kind": "ids"}}

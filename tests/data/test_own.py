@@ -73,7 +73,7 @@ def test_a_client_keeps_the_last_sample_of_a_class_and_a_small_one_everything(
     assert trained(data, 0) == [0] and trained(data, 1) == [1, 2]
     assert len(held(data, "test", 2)) == len(trained(data, 2)) == 2
     assert data.client_splits["test"].clients == [2]
-    (line,) = [text for text in caplog.messages if "has no sample" not in text]
+    (line,) = [text for text in caplog.messages if "not both" not in text]
     assert line.startswith("client_test_fraction: 2 of 3 clients are too small for a test split")
     with pytest.raises(SettingError, match="client_test_fraction: takes nothing"):
         Counted([[0], [1, 2]], [0, 0, 1], client_test_fraction=0.5).setup()
@@ -107,10 +107,11 @@ def test_without_fractions_nothing_changes() -> None:
 
 def test_a_test_set_cut_from_owners_is_theirs_where_owners_are_clients(tmp_path: Path) -> None:
     x, y = np.arange(40, dtype=np.float32)[:, None], np.arange(40) % 2
-    owners = np.repeat([7, 3, 5, 1], 10)
+    owners = np.repeat(["gil", "cyd", "eve", "ann"], 10)
     data = FederatedData.from_arrays(x, y, owners=owners, num_clients=4, partition=ByKey())
     data.setup()
-    for client, owner in enumerate((1, 3, 5, 7)):
+    assert [data.owner_names[own[0]] for own in data.owners_of] == ["ann", "cyd", "eve", "gil"]
+    for client, owner in enumerate(data.owner_names):
         assert len(held(data, "test", client)) == 2
         assert (
             set(owners[held(data, "test", client)]) == {owner} == set(owners[trained(data, client)])

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fedgkd_pl import IID, ByKey, Examples, FedAvg, FederatedData, FromFile, LocalEngine
+from fedgkd_pl import IID, ByKey, FedAvg, FederatedData, FromFile, LocalEngine
 from fedgkd_pl.data.mapped import MappedTensor, as_tensor
 from fedgkd_pl.data.sources.base import OwnData
-from fedgkd_pl.data.transforms import Ids
 from fedgkd_pl.errors import SettingError
 from lightning.pytorch import LightningDataModule
 from PIL import Image
@@ -116,9 +115,6 @@ def test_a_mapped_file_is_opened_again_by_workers_and_never_copied() -> None:
         read = split[:3].inputs
         read += 1  # a copy: the file is read-only
         assert torch.equal(read, torch.from_numpy(x[split.rows[:3].numpy()]) + 1)
-    middle = Examples(inputs, torch.from_numpy(y), Ids()).view(slice(10, -4980))
-    assert isinstance(middle.inputs, MappedTensor) and middle.rows is None
-    assert torch.equal(middle.inputs, torch.from_numpy(x[10:20]))
 
 
 def test_bytes_become_shares_and_whole_numbers_stay_ids() -> None:
@@ -134,18 +130,6 @@ def test_bytes_become_shares_and_whole_numbers_stay_ids() -> None:
         batch = next(iter(data.test_dataloader()))[0]
         assert batch.dtype == dtype and torch.allclose(batch.double(), torch.tensor(value).double())
         assert batch.shape[1:] == tuple(settings.get("shape", [4]))
-
-
-def test_owners_of_arrays_are_clients() -> None:
-    x, y = points()
-    owners = np.array(["ann", "bob", "eve"])[np.arange(60) % 3]
-    settings: dict[str, Any] = {"partition": ByKey(), "num_clients": 3, "val_fraction": 0.25}
-    data = FederatedData.from_arrays(x, y, owners=owners, **settings)
-    data.setup()
-    assert data.client_data.index.sizes.tolist() == [12, 12, 12]  # 20 − 4 − 4 of each owner
-    assert [data.owner_names[own[0]] for own in data.owners_of] == ["ann", "bob", "eve"]
-    for client in range(3):
-        assert (data.client_data.owned(client).inputs[:, 0] // 2 % 3 == client).all()
 
 
 # -- tables ------------------------------------------------------------------------------------
@@ -216,6 +200,9 @@ def test_parquet_is_read_like_csv() -> None:
 
 def test_image_folders_are_normalised_by_their_training_images() -> None:
     write_images(Path("images"), number=20)
+    for hidden in ("images/.red", "images/red/._0.png", "images/red/.old/0.png"):
+        Path(hidden).parent.mkdir(exist_ok=True)
+        Path(hidden).write_text("no image")
     data = FederatedData.from_image_folder("images", num_clients=2, val_fraction=0.125)
     data.setup()
     assert data.class_names == ["blue", "red"] and data.test.inputs.shape == (8, 3, 8, 8)
@@ -339,6 +326,7 @@ def test_leaf() -> None:
     own = user(9)
     write_leaf(Path("leaf/train/a.json"), {"f2": user(6), "f0": own})
     write_leaf(Path("leaf/train/b.json"), {"f1": user(1)})
+    Path("leaf/train/._a.json").write_text("no JSON")
     write_leaf(Path("leaf/test/a.json"), {"f0": user(3), "f1": user(2)})
     data = FederatedData.from_leaf("leaf", shape=[1, 2, 2], val_fraction=0)
     data.setup()
@@ -388,7 +376,7 @@ def test_a_datamodule_keeps_its_validation_and_test_sets() -> None:
     data.setup()
     assert len(data.test) == 7 and len(data.client_data.examples) == 29 and len(data.val) == 12
     unlike = [(torch.zeros(n + 1), 0) for n in range(2)]
-    for bad in ([1, 2], DataLoader(TensorDataset(*[torch.zeros(4)] * 3)), DataLoader(unlike)):
+    for bad in (5, DataLoader(TensorDataset(*[torch.zeros(4)] * 3)), DataLoader(unlike)):
         with pytest.raises(SettingError, match=r"^datamodule: its train"):
             FederatedData.from_datamodule(Squares(bad)).setup()
 
@@ -543,39 +531,27 @@ def test_bad_folders(name: str, content: bytes | None, key: str, named: str) -> 
     assert raised.value.key == key
 
 
-LEAF: list[tuple[Any, str]] = [
-    ("{", ""),
-    ("[" * 100_000, ""),
-    ('{"users": ["u"], "user_data": {}}', "'u'"),
-    ({"u": ([], [])}, "'u'"),
-    ({"u": ([[1, 2]], [0, 1])}, "'u'.*length"),
-    ({"u": ([[1, 2], [1]], [0, 1])}, "'u'"),
-    ({"u": ([[1, 2]], ["a"])}, "'u'"),
+GOOD = ([[1, 2]] * 4, [0] * 4)
+LEAF: list[tuple[Any, str, str]] = [
+    ("{", "path", "all.json"),
+    ("[" * 100_000, "path", "all.json"),
+    ('{"users": ["u"], "user_data": {}}', "path", "all.json.*'u'"),
+    ({"u": ([], [])}, "path", "all.json.*'u'"),
+    ({"u": ([[1, 2]], [0, 1])}, "path", "all.json.*'u'.*length"),
+    ({"u": ([[1, 2], [1]], [0, 1])}, "path", "all.json.*'u'"),
+    ({"u": ([[1, 2]], ["a"])}, "path", "all.json.*'u'"),
+    ({"u": GOOD, "v": ([[1]], [0])}, "path", "'v'"),
+    ({"u": GOOD, "v": ([[1, 2]], [-1])}, "data", "label"),
+    ({"u": GOOD, "v": ([[1, float("nan")]], [0])}, "data", "input"),
 ]
 
 
-@pytest.mark.parametrize(("content", "named"), LEAF)
-def test_bad_leaf(content: Any, named: str) -> None:
+@pytest.mark.parametrize(("content", "key", "named"), LEAF)
+def test_bad_leaf(content: Any, key: str, named: str) -> None:
     file = Path("leaf/all.json")
     write_leaf(file, content if isinstance(content, dict) else {})
     if isinstance(content, str):
         file.write_text(content)
-    with pytest.raises(SettingError, match=f"all.json.*{named}") as raised:
-        FederatedData.from_leaf("leaf")
-    assert raised.value.key == "path"
-
-
-@pytest.mark.parametrize(
-    ("v", "key"),
-    [
-        (([[1]], [0]), "path"),
-        (([[1, 2]], [-1]), "data"),
-        (([[1, 2]], [0.5]), "data"),
-        (([[1, float("nan")]], [0]), "data"),
-    ],
-)
-def test_users_whose_data_do_not_fit(v: Any, key: str) -> None:
-    write_leaf(Path("leaf/all.json"), {"u": ([[1, 2]] * 4, [0] * 4), "v": v})
-    with pytest.raises(SettingError) as raised:
+    with pytest.raises(SettingError, match=named) as raised:
         FederatedData.from_leaf("leaf", test_fraction=0.5).setup()
     assert raised.value.key == key

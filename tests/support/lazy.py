@@ -89,13 +89,3 @@ class Pid(Points):
 
     def __getitem__(self, row: int) -> tuple[Tensor, int]:
         return torch.tensor([os.getpid()], dtype=torch.float64), int(self.targets[row])
-
-
-class Wholes(Points):
-    """Points that can be read many at a time."""
-
-    calls = 0
-
-    def __getitems__(self, rows: list[int]) -> list[Any]:
-        self.calls += 1
-        return [self[row] for row in rows]

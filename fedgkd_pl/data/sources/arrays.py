@@ -61,7 +61,7 @@ class Arrays(OwnData):
         super().__init__(**kwargs)
         require(scale is None or scale > 0, "scale", "must be positive", scale)
         self.set_classes(num_classes, class_names)
-        self.given = (inputs, targets), (test_inputs, test_targets)
+        self.given = inputs, targets, test_inputs, test_targets
         self.owners = owners
         self.scale = scale
         self.shape = shape
@@ -69,17 +69,14 @@ class Arrays(OwnData):
 
     @override
     def load(self) -> Splits:
-        (inputs, targets), (test_inputs, test_targets) = self.given
+        inputs, targets, *test = self.given
         if targets is None:
             inputs, targets, *theirs = read_pairs(inputs, "inputs")
-            if theirs and test_inputs is None:
-                test_inputs, test_targets = theirs
-        if test_inputs is not None and test_targets is None:
-            test_inputs, test_targets, *_ = read_pairs(test_inputs, "test_inputs")
+            test = theirs if theirs and test[0] is None else test
         examples: dict[str, Any] = {"train": self._examples(inputs, targets, "")}
-        if test_inputs is not None:
-            examples["test"] = self._examples(test_inputs, test_targets, "test_")
-        owners = None if self.owners is None else read_array(self.owners, "owners")
+        if test[0] is not None:
+            examples["test"] = self._examples(test[0], test[1], "test_")
+        owners = read_array(self.owners, "owners")
         return self.split(**examples, keys=self.take_owners(owners, len(examples["train"])))
 
     def _examples(self, inputs: Any, targets: Any, split: str) -> Examples:
@@ -92,6 +89,12 @@ class Arrays(OwnData):
         return Examples(values, labels, transform)
 
 
+def examples_of(inputs: Any, targets: Tensor, key: str) -> Examples:
+    """Numbers of any kind with the usual transform."""
+    values = as_tensor(inputs, key)
+    return Examples(values, targets, transform_for(values))
+
+
 def read_pairs(source: Any, key: str) -> list[Any]:
     """Inputs and labels of an ``.npz`` and, where it has them, those of its test set."""
     npz = isinstance(source, str | Path) and str(source).endswith(".npz")
@@ -102,7 +105,9 @@ def read_pairs(source: Any, key: str) -> list[Any]:
     return [arrays[name] for pairs in found for pair in pairs[:1] for name in pair]
 
 
-def transform_for(values: Tensor, scale: float | None, shape: Sequence[int] | None) -> Transform:
+def transform_for(
+    values: Tensor, scale: float | None = None, shape: Sequence[int] | None = None
+) -> Transform:
     """The transform of such numbers to a net's inputs; see :class:`Arrays`."""
     whole = not values.is_floating_point() and values.dtype != torch.bool
     if whole and values.dtype != torch.uint8 and scale is None:

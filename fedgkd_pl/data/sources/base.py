@@ -1,6 +1,5 @@
 """What all sources of own data have in common: classes, owners, the test set."""
 
-import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
@@ -18,7 +17,6 @@ from fedgkd_pl.errors import SettingError, require
 from numpy.typing import NDArray
 from torch import Tensor
 
-log = logging.getLogger("fedgkd_pl")
 Owners = NDArray[np.int64]
 # A pandas.DataFrame for every split, with a row for every sample. Its index says where a row is
 # from: a file, or the file and the row's number in it.
@@ -74,8 +72,6 @@ class OwnData(FederatedDataModule):
             train, test = train.view(rest), train.view(rows)
             if keys is not None:
                 keys, test_keys = keys[rest.numpy()], keys[rows.numpy()]
-        elif missing := set(test.labels.tolist()) - set(train.labels.tolist()):
-            log.warning("test has samples of classes %s, training has none", sorted(missing))
         self.partition.take_source(rest.numpy(), names)
         return Splits(train, test, val, keys, test_keys)
 
@@ -232,18 +228,27 @@ def reading(source: object, key: str = "path") -> Iterator[None]:
         raise SettingError(key, f"{source} cannot be read ({text:.200})") from error
 
 
-def children(folder: Path) -> list[Path]:
-    """The files and folders in a folder, by name; hidden ones are left out."""
+def visible(folder: Path, pattern: str = "*") -> list[Path]:
+    """The files and folders in a folder, by name, without hidden ones and what these hold."""
+
+    def hidden(file: Path) -> bool:
+        return any(name.startswith(".") for name in file.relative_to(folder).parts)
+
     with reading(folder):
-        return sorted(file for file in folder.iterdir() if not file.name.startswith("."))
+        return sorted(file for file in folder.glob(pattern) if not hidden(file))
 
 
 def parts_of(path: str | Path) -> dict[str, Path]:
     """The folders ``train``, ``test`` and ``val`` of a source, or all of it as ``train``."""
     folder = Path(path).expanduser()
     names = {"train": "train", "test": "test", "val": "val", "valid": "val", "validation": "val"}
-    found = {names[file.name]: file for file in children(folder) if file.name in names}
+    found = {names[file.name]: file for file in visible(folder) if file.name in names}
     return found if "train" in found else {"train": folder}
+
+
+def class_tables(path: str | Path, endings: Sequence[str]) -> Tables:
+    """A table of files for every split of a source."""
+    return {split: class_files(folder, endings) for split, folder in parts_of(path).items()}
 
 
 def class_files(folder: Path, endings: Sequence[str]) -> Any:
@@ -251,8 +256,8 @@ def class_files(folder: Path, endings: Sequence[str]) -> Any:
     import pandas as pd
 
     rows: list[tuple[Path, str, str]] = []
-    for child in (child for child in children(folder) if child.is_dir()):
-        files = sorted(file for file in child.rglob("*") if file.suffix.lower() in endings)
+    for child in (child for child in visible(folder) if child.is_dir()):
+        files = [file for file in visible(child, "**/*") if file.suffix.lower() in endings]
         require(len(files) > 0, "path", f"{child} has no files ({', '.join(endings)})")
         rows += [(file, child.name, file.relative_to(folder).as_posix()) for file in files]
     require(len(rows) > 0, "path", f"{folder} has no folders, one for each class")

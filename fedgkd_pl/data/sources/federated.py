@@ -1,14 +1,10 @@
 """Own data in one line each."""
 
 from fedgkd_pl.data.sources.arrays import Arrays
-from fedgkd_pl.data.sources.clients import ClientFiles
-from fedgkd_pl.data.sources.datamodule import LightningData
-from fedgkd_pl.data.sources.dataset import TorchDataset
+from fedgkd_pl.data.sources.dataset import LightningData, TorchDataset
+from fedgkd_pl.data.sources.folders import ClientFiles, ImageFolders, Leaf
 from fedgkd_pl.data.sources.huggingface import HuggingFace
-from fedgkd_pl.data.sources.images import ImageFolders
-from fedgkd_pl.data.sources.leaf import Leaf
-from fedgkd_pl.data.sources.tables import CSVTable, ParquetTable
-from fedgkd_pl.data.sources.text import TextFiles
+from fedgkd_pl.data.sources.tables import CSVTable, ParquetTable, TextFiles
 
 
 class FederatedData:

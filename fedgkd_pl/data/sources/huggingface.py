@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fedgkd_pl.data.examples import Examples, Splits
+from fedgkd_pl.data.examples import Splits
 from fedgkd_pl.data.inputs import Decoder
-from fedgkd_pl.data.mapped import as_tensor
-from fedgkd_pl.data.sources.arrays import as_labels, transform_for
+from fedgkd_pl.data.sources.arrays import as_labels, examples_of
 from fedgkd_pl.data.sources.base import Owners, Tables, numbered, reading, where
-from fedgkd_pl.data.sources.text import OwnTexts
+from fedgkd_pl.data.sources.tables import OwnTexts
 from fedgkd_pl.errors import SettingError, installs, require
 from torch import Tensor
 from typing_extensions import override
@@ -111,9 +110,7 @@ class HuggingFace(OwnTexts):
             return self.image_splits(cells, targets, self.decoder, keys=owners)
         if isinstance(first, str):
             return self.split(**self.tokenise(cells, targets, name), keys=owners)
-        values = {split: as_tensor(lists, "columns") for split, lists in cells.items()}
         examples: dict[str, Any] = {
-            split: Examples(rows, targets[split], transform_for(rows, None, None))
-            for split, rows in values.items()
+            split: examples_of(rows, targets[split], "columns") for split, rows in cells.items()
         }
         return self.split(**examples, keys=owners)
