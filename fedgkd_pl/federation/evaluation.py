@@ -52,29 +52,28 @@ class Scores(nn.Module):
         self.local_loss = loss
         self.tasks: TaskSequences | None = None  # a sample's task is known where there are some
         self.loss = MeanMetric()
-        self.counts: MulticlassConfusionMatrix | None = None
-        usual: dict[str, Metric] = {}
+        found: dict[str, Metric] = {}
         if loss is not None and loss.targets == "classes":
-            self.counts = MulticlassConfusionMatrix(width)
-            usual["acc"] = MulticlassAccuracy(width, average="micro")
-            usual["f1"] = MulticlassF1Score(width, average="macro")
-            usual["class_acc"] = MulticlassAccuracy(width, average="none")
+            found["acc"] = MulticlassAccuracy(width, average="micro")
+            found["f1"] = MulticlassF1Score(width, average="macro")
+            found["class_acc"] = MulticlassAccuracy(width, average="none")
+            found["confusion"] = MulticlassConfusionMatrix(width)
         elif loss is not None and loss.targets == "labels":
-            usual["acc"] = MultilabelAccuracy(width, average="micro")
-            usual["f1"] = MultilabelF1Score(width, average="macro")
+            found["acc"] = MultilabelAccuracy(width, average="micro")
+            found["f1"] = MultilabelF1Score(width, average="macro")
         elif loss is not None:
-            usual = {"mae": MeanAbsoluteError(), "rmse": MeanSquaredError(squared=False)}
+            found = {"mae": MeanAbsoluteError(), "rmse": MeanSquaredError(squared=False)}
         for name in metrics:
-            taken = name in (*usual, "loss")
+            taken = name in (*found, "loss")
             require(not taken, f"metrics.{name}", "is measured already: give it another name")
-        self.usual = MetricCollection({**usual})
-        self.asked = nn.ModuleDict({name: deepcopy(metric) for name, metric in metrics.items()})
+        self.asked = dict(metrics)
+        self.metrics = MetricCollection({**found, **deepcopy(self.asked)})
 
     @property
     def names(self) -> set[str]:
         """What is measured, but for single classes."""
         loss = [] if self.local_loss is None else ["loss"]
-        return {*loss, *map(str, self.usual.keys()), *self.asked.keys()} - {"class_acc"}
+        return {*loss, *map(str, self.metrics.keys())} - {"class_acc", "confusion"}
 
     def step(self, net: nn.Module, batch: Batch, batch_idx: int, split: str) -> None:
         """Evaluates a net on a batch."""
@@ -87,26 +86,19 @@ class Scores(nn.Module):
         if self.local_loss is not None:
             self.loss.update(self.local_loss.each(outputs, y))
         y = y if self.local_loss is None else self.local_loss.for_metrics(y)
-        if self.usual:
-            self.usual.update(outputs, y)
-        for metric in self.asked.values():
-            cast(Metric, metric).update(outputs, y)
-        if self.counts is not None:
-            self.counts.update(outputs, y)
+        if self.metrics:
+            self.metrics.update(outputs, y)
 
     def finish(self, net: nn.Module) -> Found:
         """The values, and of classes how many of each (row) were taken for each (column)."""
-        values = self.usual.compute() if self.usual else {}
-        classes = values.pop("class_acc").tolist() if "class_acc" in values else []
+        values = self.metrics.compute() if self.metrics else {}
+        confusion, classes = values.pop("confusion", None), values.pop("class_acc", ())
         result = {name: value.item() for name, value in values.items()}
         if self.local_loss is not None:
             result["loss"] = self.loss.compute().item()
-        for name, metric in self.asked.items():
-            result[name] = cast(Metric, metric).compute().item()
-        result |= {f"class_acc/{number}": value for number, value in enumerate(classes)}
-        confusion = None if self.counts is None else self.counts.compute().cpu()
+        result |= {f"class_acc/{number}": value.item() for number, value in enumerate(classes)}
         self.reset()
-        return result, confusion
+        return result, None if confusion is None else confusion.cpu()
 
     def check_metrics(self, outputs: Tensor, y: Tensor) -> None:
         """Raises a clear error for a metric that cannot measure such outputs."""
@@ -116,15 +108,14 @@ class Scores(nn.Module):
             with failing(
                 f"metrics.{name}", f"does not measure outputs of shape {tuple(outputs.shape)}"
             ):
-                value = cast(Metric, deepcopy(metric))(outputs, y)
+                value = deepcopy(metric).to(outputs.device)(outputs, y)
             one = isinstance(value, Tensor) and value.numel() == 1
             require(one, f"metrics.{name}", "must give one number, such as by an average")
 
     def reset(self) -> None:
         """Starts anew."""
-        for metric in (self.loss, self.usual, self.counts, *self.asked.values()):
-            if metric is not None:
-                cast(Metric, metric).reset()
+        self.loss.reset()
+        self.metrics.reset()
 
     def pause(self, net: nn.Module) -> None:
         """Called before the same net is evaluated on another split."""
@@ -163,7 +154,9 @@ class ModuleScores(Scores):
             loss, outputs = run_step(module, step, batch, batch_idx)
         if loss is not None and loss.numel() == 1:
             self.recorder.log(RETURNED, loss)
-        if outputs is not None and (self.counts is None or outputs.shape[1:2] == (self.width,)):
+        if outputs is not None and (
+            "confusion" not in self.metrics or outputs.shape[1:2] == (self.width,)
+        ):
             self.shown = True
             self.update(outputs, batch[1])
 
@@ -208,7 +201,7 @@ class ModuleScores(Scores):
             values = self.finish(trial)[0]
         self.known = {name for name in values if not name.startswith("class_acc/")}
         text = f"are of a module's outputs: {type(module).__name__} needs {NEEDS}"
-        require(self.known >= {*self.asked.keys()}, "metrics", text)
+        require(self.known >= self.asked.keys(), "metrics", text)
 
 
 class Evaluation(nn.Module):
