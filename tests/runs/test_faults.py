@@ -220,15 +220,6 @@ def test_a_full_disk_ends_a_run_and_loses_nothing(
         assert outcome(run) | config == outcome(tmp_path / "run" / "version_0") | config
 
 
-def test_a_target_that_cannot_be_written(
-    launcher: Launcher, small_disk: Path, tmp_path: Path
-) -> None:
-    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    assert launcher.run(tmp_path, *words("fedgkd"), "--output_dir", str(small_disk)) == 4
-    text = (tmp_path / "output.txt").read_text()
-    assert text == f"error: {small_disk}/run/version_0: Read-only file system\n"
-
-
 def test_a_damaged_checkpoint_is_reported_and_the_one_before_used(
     launcher: Launcher, whole: Whole, tmp_path: Path
 ) -> None:
