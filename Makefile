@@ -43,7 +43,7 @@ SIM := $(CURDIR)/tests/support/device
 ENGINES := tests/engines/test_ray.py tests/engines/test_flower.py tests/engines/test_flower_net.py
 EXTRAS := .venv/.ray .venv/.flower .venv/.hf .venv/.parquet
 test: $(STAMP)  ## the tests: five minutes on two cores
-	@$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m '$(FAST)' --durations 10 tests
+	@$(PYTEST) -n 2 --dist loadfile -m '$(FAST)' --durations 10 tests
 
 test-device: $(STAMP)  ## on a simulated accelerator, which it compiles (g++): a minute
 	@$(BIN)/python $(SIM)/simdevice.py

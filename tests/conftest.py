@@ -6,10 +6,8 @@ The process that starts xdist's workers imports this file and no test: without t
 import contextlib
 import os
 import shutil
-import signal
 import subprocess
 import sys
-from collections.abc import Generator
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -20,10 +18,6 @@ from fedgkd_pl.processes.start import context
 from tests.support.runs import QUICK, Run, no_picture, version
 
 REPO = Path(__file__).parents[1]
-LONG = ["test_faults.py", "test_compare.py", "test_method_oracles.py", "test_configs.py"]
-LONG += ["test_kernels.py", "test_ends.py", "test_safety.py", "test_bad_settings.py"]
-LONG += ["test_answers.py", "test_commands.py", "test_averaged.py", "test_readme.py"]
-LONG += ["test_resume.py", "test_wheel.py"]
 PIECES = ("Given", "Table", "fit", "linear", "quiet_trainer", "same", "seed_everything")
 
 
@@ -56,42 +50,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         forkserver.ensure_running()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first, so that no worker is left alone with one of them at the end."""
-    order = {name: place for place, name in enumerate(LONG)}
-    items.sort(key=lambda item: order.get(item.path.name, len(LONG)))
-
-
 def pytest_collection_finish() -> None:
     """Modules that tests write and import leave no bytecode in the folders that tests look at."""
     sys.dont_write_bytecode = True
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_warning_recorded(warning_message: Any) -> None:
-    """The process that shows a warning of Lightning's need not import Lightning for its class."""
-    if warning_message.category.__module__ != "builtins":
-        text = f"{warning_message.category.__name__}: {warning_message.message}"
-        warning_message.message, warning_message.category = UserWarning(text), UserWarning
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Ends pytest by a signal that a run within a test has answered, which only ends that run."""
-    reader, writer = os.pipe()
-    os.set_blocking(reader, False)
-    os.set_blocking(writer, False)
-    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    try:
-        done = yield
-    finally:
-        signal.set_wakeup_fd(before)
-        os.close(writer)
-        with open(reader, "rb") as file:
-            seen = set(file.read() or b"")
-    for number in seen & {signal.SIGHUP, signal.SIGINT, signal.SIGTERM}:
-        pytest.exit(f"stopped by {signal.Signals(number).name}", 128 + number)
-    return done
 
 
 @pytest.fixture(autouse=True)
@@ -143,11 +104,10 @@ def script(text: str, folder: Path, timeout: float = 300) -> subprocess.Complete
     """Runs a Python script of the user's in a new process."""
     file = folder / "script.py"
     file.write_text(text)
-    path = os.pathsep.join(filter(None, [str(REPO), os.environ.get("PYTHONPATH")]))
     return subprocess.run(
         [sys.executable, str(file)],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, "PYTHONPATH": str(REPO)},
         capture_output=True,
         text=True,
         timeout=timeout,

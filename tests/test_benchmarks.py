@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import contender, speed
+from benchmarks import contender
 from benchmarks.contender import CASES
 
 
@@ -39,9 +39,3 @@ def test_the_plain_loop_does_the_same_work(
     for key, value in one.items():
         torch.testing.assert_close(two[key], value, atol=1e-10, rtol=0)
         assert not torch.equal(value, start[key]), f"{key} was not trained"
-
-
-def test_every_comparison_names_contenders_with_median_and_range() -> None:
-    for pair in (*speed.TRAINING, *speed.DISTILLING, *speed.CACHED, *speed.SMALL):
-        assert set(pair[:2]) <= CASES.keys()
-    assert speed.spread([1.0, 4.0, 1.5]) == "1.50 (1.00 to 4.00)"

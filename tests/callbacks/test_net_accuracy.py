@@ -1,6 +1,5 @@
-"""NetAccuracy, its figure, and what else a run of several nets leaves."""
+"""NetAccuracy, and what else a run of several nets leaves."""
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,49 +8,41 @@ import pytest
 import torch
 from fedgkd_pl import (
     IID,
+    MLP,
     AveragedModel,
     ClassTasks,
+    ClientEvaluation,
     Digits,
     FedAvg,
     FedDistill,
+    FedMD,
+    HeldOut,
     LocalEngine,
+    LocalModels,
     NetAccuracy,
+    RunFiles,
 )
-from fedgkd_pl import MLP as digits_net
+from fedgkd_pl.callbacks.agreement import TeacherAgreement
+from fedgkd_pl.callbacks.drift import ClientDrift
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.models.ensemble import Ensemble
+from torch import nn
 from torch.optim import SGD
 
 from tests.callbacks.by_hand import rows_of, watched
 from tests.conftest import Table, fit, linear, same
-from tests.support.runs import Run
-
-MLP = "fedgkd_pl.MLP"
-NETS = [
-    {"class_path": MLP, "init_args": {"hidden": [16]}},
-    {"class_path": MLP, "init_args": {"hidden": [8, 8]}},
-    {"class_path": "torch.nn.Linear", "init_args": {"in_features": 64, "out_features": 10}},
-]
-WORDS = ["--data", "Digits", "--data.num_clients", "4", "--data.participation", "0.5"]
-WORDS += ["--data.public", "HeldOut", "--model.engine.workers", "1", "--model.local_epochs", "2"]
-FEDMD = ["--model", "FedMD", "--model.public_epochs", "0", "--model.start_epochs", "2"]
-CALLBACKS = ["NetAccuracy", "LocalModels", "AveragedModel", "ClientDrift", "TeacherAgreement"]
-CALLBACKS += ["ClientEvaluation"]
 
 
-@pytest.fixture
-def _no_pictures() -> None:
-    """The figure is drawn."""
-
-
-def test_a_run_of_several_nets(run: Run, tmp_path: Path) -> None:
-    callbacks = json.dumps([{"class_path": name} for name in CALLBACKS])
-    words = [*FEDMD, *WORDS, "--model.nets", json.dumps(NETS), "--trainer.callbacks", callbacks]
-    words += ["--data.client_test_fraction", "0.2", "--name", "nets", "--rounds", "3"]
-    code, _, err = run("fit", *words)
-    assert code == 0, err
-    folder = tmp_path / "runs/nets/version_0"
-    rows, local = rows_of(folder / "metrics.csv"), rows_of(folder / "local_models.csv")
+def test_a_run_of_several_nets(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    nets = [MLP(4, [6], 3), MLP(4, [5, 7], 3), nn.Linear(4, 3)]
+    model = FedMD(nets=nets, public_epochs=0, start_epochs=2, engine=LocalEngine(1))
+    fractions = {"participation": 0.5, "val_fraction": 0.1, "client_test_fraction": 0.2}
+    data = Table(sizes=[20] * 4, partition=IID(), public=HeldOut(0.25), **fractions)
+    others = [LocalModels(), AveragedModel(), ClientDrift(), TeacherAgreement(), ClientEvaluation()]
+    callbacks = [NetAccuracy(), *others, RunFiles(str(tmp_path))]
+    fit(model, data, 3, callbacks=callbacks)
+    rows, local = rows_of(tmp_path / "metrics.csv"), rows_of(tmp_path / "local_models.csv")
     names = ["MLP0", "MLP1", "Linear"]  # of clients 0 and 3, 1, 2
     newest: dict[int, float] = {}
     for row in rows:
@@ -64,16 +55,12 @@ def test_a_run_of_several_nets(run: Run, tmp_path: Path) -> None:
     assert len(local) == 6 and 2 < len(newest) <= 4
     assert not any(name.startswith(("drift/", "teacher/")) for name in rows[0])
 
-    code, _, err = run("fit", "--resume", folder, "--rounds", "4")
-    assert code == 0, err
-    assert len(rows_of(folder / "metrics.csv")) == 4
-
 
 def test_accuracies_are_of_the_classes_of_a_samples_task() -> None:
     tasks = ClassTasks(tasks=5, rounds_per_task=2)
     data = Digits(num_clients=2, partition=IID(), tasks=tasks, val_fraction=0.2, eval_batch_size=50)
     local: dict[str, Any] = {"local_epochs": 5, "optimizer": partial(SGD, lr=0.3)}
-    model = FedDistill(nets=[digits_net()], engine=LocalEngine(1), **local)
+    model = FedDistill(nets=[MLP()], engine=LocalEngine(1), **local)
     fit(model, data, 2, callbacks=[NetAccuracy()])
     part, known = data.val, data.client_data.tasks
     assert known is not None

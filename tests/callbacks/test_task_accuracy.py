@@ -14,7 +14,7 @@ from torch.optim import SGD
 
 from tests.callbacks.by_hand import rows_of, watched
 from tests.conftest import fit
-from tests.support.tasks import ROUNDS, Six, six_net
+from tests.support.pieces import ROUNDS, Six, six_net
 
 
 def test_scores_by_hand() -> None:

@@ -28,7 +28,7 @@ from torch.optim import SGD
 
 from tests.conftest import fit, quiet_trainer, same
 from tests.support.methods import CLASSES
-from tests.support.tasks import ROUNDS, Six, six_net
+from tests.support.pieces import ROUNDS, Six, six_net
 
 
 def test_groups_are_cut_in_order_and_clients_go_through_all_of_them() -> None:

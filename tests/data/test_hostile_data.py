@@ -18,8 +18,7 @@ from fedgkd_pl.data.transforms import Scale
 from fedgkd_pl.errors import SettingError
 
 from tests.conftest import Table
-from tests.support.datasets import write_tiny
-from tests.support.formats import TREE, ag_news, image, small_texts, sst5
+from tests.support.datasets import TREE, ag_news, image, small_texts, sst5, write_tiny
 
 # -- files -------------------------------------------------------------------------------------
 

@@ -18,8 +18,7 @@ from PIL import Image
 from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
 
 from tests.conftest import fit, linear, same
-from tests.support.datasets import WORDS
-from tests.support.formats import image
+from tests.support.datasets import WORDS, image
 from tests.support.runs import Run, version
 from tests.support.sources import table_rows, write_config, write_csv, write_images, write_leaf
 

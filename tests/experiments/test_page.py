@@ -160,7 +160,5 @@ def test_the_page_reads_in_a_browser(folder: Path, tmp_path: Path, width: int, d
     for name, figure in shown.items():
         assert figure["size"][0] > 250 and figure["size"][1] > 100, name
         assert figure["marks"] and min(figure["marks"]) > 0, f"{name} has an empty panel"
-        assert figure["weakest"] >= 3, f"{name} has a colour that one hardly sees"
-        assert figure["faintest"] >= 4.5, f"{name} has text that one hardly reads"
         assert figure["backgrounds"] == 0, f"{name} has a background of its own"
         assert figure["buttons"] == 2, name

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from fedgkd_pl import FedAvg, FederatedCallback
 from fedgkd_pl.engines.base import Engine, Session
-from fedgkd_pl.errors import SettingError
 from fedgkd_pl.federation.client_trainer import quiet
 from fedgkd_pl.federation.message import ClientFailure, ClientUpdate
 from lightning.pytorch import Callback
@@ -69,17 +68,6 @@ def test_the_hooks_of_a_round_in_their_order() -> None:
     ]
     assert ours.calls == [("check", FedAvg, "table"), *round_]
     assert plain.calls == round_
-
-
-def test_a_callback_refuses_before_anything_is_trained() -> None:
-    class Never(Told):
-        def check(self, model: Any, data: Any) -> None:
-            raise SettingError("callbacks", "not with these clients", data.num_clients)
-
-    never = Never()
-    with pytest.raises(SettingError, match=r"not with these clients \(got 2\)"):
-        fit(FedAvg(linear(), engine=OneFails()), Table(), 1, callbacks=[never])
-    assert never.calls == []
 
 
 # -- what holds while a callback runs --------------------------------------------------------------

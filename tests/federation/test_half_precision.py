@@ -125,20 +125,6 @@ def test_every_client_in_16_mixed_starts_at_a_scale_that_fits(
         scaler._scale = torch.tensor(2.0)  # as a client may leave it
 
 
-def test_a_teacher_is_loaded_once_for_all_clients_of_a_round(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """On a GPU, every time is a copy of the whole model."""
-    loads: list[int] = []
-    net = MLP(4, [4], num_classes=3)
-    frozen = FrozenNet(net)
-    monkeypatch.setattr(frozen.net, "load_state_dict", lambda state: loads.append(id(state)))
-    first, second = net.state_dict(), net.state_dict()
-    for state in (first, first, second, first):
-        frozen.load(state, CPU)
-    assert loads == [id(first), id(second), id(first)]
-
-
 def test_channels_last_is_for_devices_whose_group_norm_keeps_it() -> None:
     x = torch.zeros(2, 3, 32, 32)
     for norm, kind, last in (

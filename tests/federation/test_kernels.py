@@ -46,11 +46,6 @@ HALVES: dict[str, tuple[Any, Message, State]] = {
         Message(4, dict(zip(("global", "teacher"), models(2), strict=True)), {"distil": 1}),
         {},
     ),
-    "FedGKD, mse": (
-        FedGKD(mlp(), gamma=1.0, distance="mse"),
-        Message(4, {"global": models(1)[0]}, {"distil": 1}),
-        {},
-    ),
     "FedGKDVote": (
         FedGKDVote(mlp(), lam=2.0, buffer_size=3),
         Message(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Adafactor, Adam, NAdam
 
 from tests.conftest import fit, same
-from tests.support.tasks import Six, six_net
+from tests.support.pieces import Six, six_net
 
 OPTIMIZERS = {
     "SGD": (partial(SGD, lr=0.1, momentum=0.9), {"momentum_buffer"}),

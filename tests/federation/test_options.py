@@ -125,14 +125,6 @@ def test_steps_that_cannot_be_counted_are_refused(name: str) -> None:
         fit(build(name, optimizer=Adam), table(), 1)
 
 
-def test_fedgkd_with_one_teacher_is_fedlsd_from_the_start() -> None:
-    gkd = build("FedGKD", gamma=0.2, buffer_size=1, teach_from_start=True)
-    lsd = build("FedLSD", beta=0.1, tau=1.0, form="additive")
-    fit(gkd, table(), 4)
-    fit(lsd, table(), 4)
-    assert same(gkd.net.state_dict(), lsd.net.state_dict())
-
-
 # -- public data -----------------------------------------------------------------------------------
 
 

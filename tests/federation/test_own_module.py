@@ -134,30 +134,12 @@ def test_workers_and_a_resume_change_nothing(workers: int, tmp_path: Path) -> No
     assert same(second.global_state(), whole.global_state())
 
 
-def test_hooks_of_the_module_are_called() -> None:
+def test_hooks_and_steps_are_called_and_may_ask_for_their_trainer() -> None:
     calls: list[str] = []
 
     class Hooked(Shown):
         def on_train_epoch_start(self) -> None:
             calls.append("start")
-
-        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-            calls.append(f"batch{batch_idx}")
-            self.log("train_batches", 1.0)
-
-        def on_train_epoch_end(self) -> None:
-            calls.append(f"end{self.current_epoch}")
-
-    model = FedAvg(module=Hooked(), local_epochs=2, **HERE)
-    fit(model, Table((150,)), 1)
-    assert calls[:3] == ["start", "batch0", "end0"]  # the trial on two samples, before the run
-    assert calls[3:] == ["start", "batch0", "batch1", "end0", "start", "batch0", "batch1", "end1"]
-    assert model.report["client/batches_mean"] == 1
-
-
-def test_steps_may_ask_for_their_trainer_and_what_hooks_made() -> None:
-    class Asks(Shown):
-        def on_train_epoch_start(self) -> None:
             self.rates: list[float] = []
 
         def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -165,33 +147,20 @@ def test_steps_may_ask_for_their_trainer_and_what_hooks_made() -> None:
             self.log("train_rate/x", self.rates[-1] + self.trainer.max_epochs)
             return super().training_step(batch, batch_idx)
 
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            calls.append(f"batch{batch_idx}")
+
+        def on_train_epoch_end(self) -> None:
+            calls.append(f"end{self.current_epoch}")
+
         def validation_step(self, batch: Any, batch_idx: int) -> Any:
             self.log("val/round", float(self.trainer.current_epoch + self.trainer.max_epochs))
 
-    model = FedAvg(module=Asks(), local_epochs=3, optimizer=partial(SGD, lr=0.5), **HERE)
-    fit(model, Table(val_fraction=0.1), 2)
-    assert model.report["client/rate_x_mean"] == 3.5 and model.report["val/round"] == 3
-
-
-def test_a_second_pass_is_paid_only_by_who_needs_it() -> None:
-    passes: list[int] = []
-
-    class Apart(Shown):
-        def forward(self, x: Tensor) -> Any:
-            passes.append(len(x))
-            return super().forward(x)
-
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            return F.cross_entropy(self.net(batch[0]), batch[1])
-
-        def validation_step(self, batch: Any, batch_idx: int) -> None:
-            self.log("val_loss", 1.0)
-
-    fit(FedAvg(module=Apart(), **HERE), Table(), 2)
-    assert not passes
-    fit(FedGKD(module=Apart(), **HERE), Table((8, 5)), 2)
-    # the trial, and in both rounds each client; in the second its teacher, too
-    assert sorted(n for n in passes if n in (5, 8)) == [5] * 3 + [8] * 3
+    model = FedAvg(module=Hooked(), local_epochs=2, optimizer=partial(SGD, lr=0.5), **HERE)
+    fit(model, Table((150,), val_fraction=0.1), 1)
+    assert calls[:3] == ["start", "batch0", "end0"]  # the trial on two samples, before the run
+    assert calls[3:] == ["start", "batch0", "batch1", "end0", "start", "batch0", "batch1", "end1"]
+    assert model.report["client/rate_x_mean"] == 2.5 and model.report["val/round"] == 1
 
 
 def test_a_method_that_ignores_the_modules_loss_fails() -> None:

@@ -29,7 +29,7 @@ from torch.optim import SGD, Adam
 from tests.conftest import fit, linear, quiet_trainer, same
 from tests.oracles import oracle_fedweit as oracle
 from tests.support.methods import batches_of, table
-from tests.support.tasks import ROUNDS, Six, six_net
+from tests.support.pieces import ROUNDS, Six, six_net
 
 LAYERS = ["features.1.weight", "features.3.weight"]
 

@@ -10,7 +10,7 @@ import torch
 from fedgkd_pl import MLP, Digits, FedAvg, FedGen, FedGKDPlus, FedGKDVote, LocalEngine
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.federation.losses import MarginAdjusted, PriorAdjusted, RestrictedSoftmax
-from fedgkd_pl.federation.message import Message, joined
+from fedgkd_pl.federation.message import joined
 from fedgkd_pl.methods.fedgen import Generator, generator_loss
 from fedgkd_pl.models.ensemble import Ensemble
 from fedgkd_pl.seeds import derive
@@ -189,30 +189,6 @@ def test_fedgens_losses_on_fixed_tensors() -> None:
     for key, parameter in generator.named_parameters():
         torch.testing.assert_close(parameter.grad, g[key].grad, atol=1e-10, rtol=0)
 
-    model = build("FedGen")
-    client = model.client().double()
-    client.generator.net.double()  # type: ignore[attr-defined]
-    (start,) = models(1, None)
-    made = {k: t.detach().clone() for k, t in Generator(3, 6, 5, 7).double().state_dict().items()}
-    known = {"labels": torch.tensor([0, 2])}
-    sent, numbers = {"global": start, "generator": made}, {"alpha": 0.3, "beta": 0.2}
-    client.receive(Message(2, sent, numbers, {"labels": known}), {})
-    client.on_train_epoch_start()
-    x, labels = fixed_batch()
-    torch.manual_seed(4)
-    loss = client.training_step((x, labels), 0)
-    loss.backward()
-    torch.manual_seed(4)
-    fake = torch.tensor([0, 2])[torch.randint(2, (8,))]
-    both = torch.rand(8 + 7, 5).double()
-    w = {k: t.clone().requires_grad_() for k, t in start.items()}
-    settings = {"fake": (both[:8], fake), "same": both[8:], "alpha": 0.3, "beta": 0.2}
-    expected = fedgen.local_loss(w, x, labels, generator=made, **settings)
-    expected.backward()
-    assert loss.item() == pytest.approx(expected.item(), abs=1e-10)
-    for key, parameter in client.net.named_parameters():
-        torch.testing.assert_close(parameter.grad, w[key].grad, atol=1e-10, rtol=0)
-
 
 @cache
 def fedavg(name: str) -> FedAvg:
@@ -231,68 +207,6 @@ def test_the_method_is_not_fedavg(name: str) -> None:
     theirs = model.net.nets[0] if isinstance(model.net, Ensemble) else model.net
     weight = plain.net.classifier.weight - theirs.classifier.weight  # type: ignore[union-attr, operator]
     assert weight.abs().max() > 1e-3
-
-
-def fixed_batch() -> tuple[torch.Tensor, torch.Tensor]:
-    rng = np.random.default_rng(5)
-    return torch.from_numpy(rng.normal(size=(7, 4))), torch.from_numpy(rng.integers(0, 3, 7))
-
-
-def models(count: int, projection: int | None) -> list[dict[str, torch.Tensor]]:
-    built = []
-    for seed in range(count):
-        torch.manual_seed(seed + 10)
-        built.append(double(MLP(4, [6], 3, projection).state_dict()))
-    return built
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_local_loss_and_gradient_on_fixed_tensors(name: str) -> None:
-    settings, theirs, _ = METHODS[name]
-    projection = PROJECTION.get(name)
-    start, other, third = models(3, projection)
-    client = build(name).client().double()
-    targets = torch.from_numpy(np.random.default_rng(3).normal(size=(3, 3)))
-    message = Message(3, {"global": start}, {})
-    state: dict[str, torch.Tensor] = {}
-    context: dict[str, Any] = {}
-    for frozen in ("teacher", "anchor", "previous"):
-        if hasattr(client, frozen):
-            getattr(client, frozen).net.double()
-    if theirs == "fedprox":
-        context = {"start": start, "mu": settings["mu"]}
-    elif theirs == "fedgkd":
-        message = Message(3, {"global": start, "teacher": other}, {"distil": 1})
-        context = {"teacher": other, "gamma": settings["gamma"]}
-    elif theirs == "vote":
-        message = Message(
-            *(3, {"global": start, "teacher0": other, "teacher1": third}),
-            {"teacher0": 0.1, "teacher1": 0.25, "teacher2": 0.15},
-        )
-        context = {"teachers": [other, third, start], "coefficients": [0.1, 0.25, 0.15]}
-    elif theirs == "moon":
-        state = other
-        context = {"start": start, "previous": other, "mu": 2.0, "tau": 0.5}
-    else:  # labels 0 and 1 are held by two others, label 2 by this client alone
-        own = {"means": torch.full((3, 3), 0.5), "holds": torch.ones(3)}
-        holds = torch.tensor([3.0, 3.0, 1.0], dtype=torch.float64)
-        sums = 2 * targets + own["means"].double()
-        state = joined({"report": {key: value.double() for key, value in own.items()}})
-        logits = {"means": sums, "holds": holds}
-        message = Message(3, {"global": start}, {}, {"logits": logits})
-        known = torch.tensor([True, True, False])
-        context = {"targets": targets, "known": known, "coefficient": settings["coefficient"]}
-    client.receive(message, state)
-    client.net.load_state_dict(models(4, projection)[3])  # the client has moved since
-    x, y = fixed_batch()
-    loss = client.training_step((x, y), 0)
-    loss.backward()
-    w = {k: t.requires_grad_() for k, t in models(4, projection)[3].items()}
-    expected = oracle.local_loss(theirs, w, x, y, **context)
-    expected.backward()
-    assert loss.item() == pytest.approx(expected.item(), abs=1e-10)
-    for key, parameter in client.net.named_parameters():
-        torch.testing.assert_close(parameter.grad, w[key].grad, atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("name", OFF)

@@ -63,11 +63,16 @@ def reference(model: FedAvg, data: Table, name: str, **changes: Any) -> dict[str
     )
 
 
-@pytest.mark.parametrize("participation", [1.0, 0.67], ids=["all", "two of three"])
-@pytest.mark.parametrize("name", SERVER)
-def test_whole_rounds(name: str, participation: float) -> None:
-    data, model = table(participation=participation), build(name)
-    expected = reference(model, data, name)
+OTHER_BITS = [("CFD", 0.67, {"bits_up": bits, "bits_down": bits}) for bits in (1, 32)]
+
+
+@pytest.mark.parametrize(
+    ("name", "participation", "changes"),
+    [*((name, part, {}) for name in SERVER for part in (1.0, 0.67)), *OTHER_BITS],
+)
+def test_whole_rounds(name: str, participation: float, changes: dict[str, int]) -> None:
+    data, model = table(participation=participation), build(name, **changes)
+    expected = reference(model, data, name, **changes)
     seen = watched(model)
     fit(model, data, ROUNDS, precision="64-true")
     agree(seen, expected["models"])
@@ -78,16 +83,6 @@ def test_whole_rounds(name: str, participation: float) -> None:
         assert model.bytes_up == sum(sizes) and sum(bits) > 0
         downs = [math.ceil(b / 8) for each in expected["bits_down"] for b in each.values()]
         assert model.bytes_down == sum(downs) > 0
-
-
-@pytest.mark.parametrize("bits", [1, 32])
-def test_whole_rounds_of_cfd_with_other_bits(bits: int) -> None:
-    data = table(participation=0.67)
-    model = build("CFD", bits_up=bits, bits_down=bits)
-    expected = reference(model, data, "CFD", bits_up=bits, bits_down=bits)
-    seen = watched(model)
-    fit(model, data, ROUNDS, precision="64-true")
-    agree(seen, expected["models"])
 
 
 def test_a_checkpoint_of_cfd_does_not_grow_with_the_clients(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import os
 import pickle
 import random
-import zipfile
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -162,16 +161,10 @@ def test_constructor_arguments_are_not_saved(tmp_path: Path) -> None:
     assert same(model.state_dict(), read_checkpoint(file)["state_dict"]) and len(model.buffer) == 1
 
 
-def test_lightnings_own_files_can_be_resumed_from(tmp_path: Path) -> None:
-    """A Trainer with the user's own CheckpointIO keeps it; its files are read as plain data."""
-    whole, first, second = (FedGKD(linear(), **LOCAL) for _ in range(3))
-    fit(whole, Table(), 4)
-    keep = ModelCheckpoint(tmp_path, save_last=True)
-    plugins = {"plugins": [TorchCheckpointIO()], "enable_checkpointing": True}
-    fit(first, Table(), 2, callbacks=[keep], **plugins)
-    assert zipfile.is_zipfile(tmp_path / "last.ckpt")
-    quiet_trainer(max_epochs=4).fit(second, Table(), ckpt_path=tmp_path / "last.ckpt")
-    assert same(whole.net.state_dict(), second.net.state_dict())
+def test_another_writer_of_checkpoints_is_refused() -> None:
+    """Its files would hold no states, and might be pickles."""
+    with pytest.raises(SettingError, match=r"^plugins: must not have a CheckpointIO"):
+        fit(FedAvg(linear(), **LOCAL), Table(), 1, plugins=[TorchCheckpointIO()])
 
 
 def test_a_resume_on_other_data_is_refused(saved: Path) -> None:

@@ -19,28 +19,10 @@ for (const name of ["error", "warn"]) console[name] = (...all) => problems.push(
 </script></head>"""
 # Marks are what is drawn of the data: neither axes nor text, and not the pale bands.
 ASK = """<script>
-const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
-function rgb(colour) {  // 0 to 1
-  canvas.fillStyle = colour;
-  canvas.fillRect(0, 0, 1, 1);
-  return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3).map(c => c / 255);
-}
-function luminance(colour) {
-  const part = c => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
-  return colour.map(part).reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
-}
-function contrast(colour, ground, alpha) {
-  const [x, y] = [colour.map((c, i) => alpha * c + (1 - alpha) * ground[i]), ground].map(luminance);
-  return (Math.max(x, y) + 0.05) / (Math.min(x, y) + 0.05);
-}
 function parts(shape) {  // line and filling, as far as it has them
   const style = getComputedStyle(shape);
   return ["stroke", "fill"].filter(part => style[part] !== "none")
     .map(part => [style[part], style.opacity * style[part + "Opacity"]]);
-}
-function strength(shape, ground) {  // that of line or filling, whichever is stronger
-  const found = parts(shape).map(([colour, alpha]) => contrast(rgb(colour), ground, alpha));
-  return Math.max(0, ...found);
 }
 function shapes(panel) {
   const axes = panel.querySelectorAll(":scope > g[id*='matplotlib.axis']");
@@ -56,7 +38,6 @@ probe.style.color = "var(--figure)";
 document.body.append(probe);
 const text = getComputedStyle(probe).color;
 const figures = [...document.querySelectorAll("figure")].map(figure => {
-  const ground = rgb(getComputedStyle(figure.closest("section")).backgroundColor);
   const svg = figure.querySelector("svg"), box = svg.getBoundingClientRect();
   const panels = [...svg.querySelectorAll("g[id*='-axes_']")];
   const behind = [...svg.querySelectorAll("path")].filter(path => {
@@ -69,8 +50,6 @@ const figures = [...document.querySelectorAll("figure")].map(figure => {
     size: [box.width, box.height],
     buttons: figure.previousElementSibling.querySelectorAll("button").length,
     marks: panels.map(panel => shapes(panel).length),
-    weakest: Math.min(...panels.flatMap(shapes).map(shape => strength(shape, ground))),
-    faintest: Math.min(...[...svg.querySelectorAll("text")].map(each => strength(each, ground))),
     backgrounds: behind.length,
   };
 });

@@ -67,10 +67,3 @@ class LitClassifier(LightningModule):
         optimizer = optim.SGD(self.parameters(), lr=self.hparams["learning_rate"], momentum=0.9)
         scheduler = optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
         return [optimizer], [scheduler]
-
-
-class LitTested(LitClassifier):
-    """Has a test step of its own."""
-
-    def test_step(self, batch: Any, batch_idx: int) -> None:
-        self.log("test_spread", self(batch[0]).std())

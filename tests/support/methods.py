@@ -91,7 +91,6 @@ FEDGEN |= {"generator_steps": 6, "generator_lr": 0.05, "generator_batch_size": 8
 CLASSES = {info.title: getattr(fedgkd_pl, name) for name, info in discover().items()}
 SETTINGS = {name: settings for name, (settings, *_) in (METHODS | MORE | SERVER).items()}
 SETTINGS |= {"FedGen": FEDGEN, "FedMD": FEDMD, "FedDF": FEDDF | FEDDF_TOO}
-OWN_OPTIMIZER = ("FedAvgM", "FedAdam", "FedYogi", "FedAdagrad")  # of the server
 EVERY = [title for title in CLASSES if title != "FedAvg"]
 
 
