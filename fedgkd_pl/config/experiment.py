@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from fedgkd_pl.callbacks.averaged import AveragedModel
-from fedgkd_pl.callbacks.profile import RoundProfile
 from fedgkd_pl.config import strict_yaml
 from fedgkd_pl.config.messages import setting_error
 from fedgkd_pl.data.datamodule import FederatedDataModule
@@ -218,7 +217,7 @@ class Experiment:
         folder = start.folder
         write_text(folder.config, self.text)
         for callback in self.callbacks:
-            if isinstance(callback, RunFiles | RoundProfile) and callback.folder is None:
+            if isinstance(callback, RunFiles) and callback.folder is None:
                 callback.folder = str(folder.path)
             if isinstance(callback, ModelCheckpoint) and not isinstance(callback, LastRound):
                 callback.CHECKPOINT_NAME_LAST = "newest"  # last.ckpt is LastRound's

@@ -28,10 +28,6 @@ from torch import Tensor, nn
 class FedGMTClient(TeacherClient, FedDynClient):
     """The client module of FedGMT; d_k is its state."""
 
-    gamma: float
-    tau: float
-    beta: float
-
     def receive(self, message: Message, state: State) -> None:
         """Loads the student and the teacher; the dual's gradient is d_k/β."""
         super().receive(message, state)

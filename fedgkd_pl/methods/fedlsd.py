@@ -4,52 +4,38 @@ Lee et al., Preservation of the Global Knowledge by Not-True Distillation in Fed
 NeurIPS 2022, whose first version (2021) was FedLSD. With p and q the probabilities of w_t and of
 the client's model at temperature τ:
 
-    FedLSD, additive   CE(w) + β τ² KL(p ‖ q)                 the authors' later code
-            convex     (1 − β) CE(w) + β τ² (−Σ_c p_c log q_c)   their first code
-    FedNTD             CE(w) + β τ² KL(p̃ ‖ q̃)    p̃, q̃ over the classes other than the label
+    FedLSD    CE(w) + β τ² KL(p ‖ q)
+    FedNTD    CE(w) + β τ² KL(p̃ ‖ q̃)    p̃, q̃ over the classes other than the label
 
-All are means over the batch, and w_0 teaches, too.
+Both are means over the batch, and w_0 teaches, too. FedLSD is that of the authors' later code;
+their first mixes the terms: (1 − β) CE(w) + β τ² (−Σ_c p_c log q_c).
 """
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from fedgkd_pl.errors import not_negative, positive, require
+from fedgkd_pl.errors import not_negative, positive
 from fedgkd_pl.federation.client import Objective
-from fedgkd_pl.federation.hardware import wide
 from fedgkd_pl.federation.message import Message
 from fedgkd_pl.methods.fedavg import FedAvg, TeacherClient
 from fedgkd_pl.methods.fedgkd import distillation
 from torch import Tensor, nn
-from torch.nn.functional import log_softmax
-
-Form = Literal["additive", "convex"]
 
 
 class FedLSDClient(TeacherClient):
     """The client module of FedLSD."""
 
-    beta: float
-    tau: float
-    form: Form
-
     def has_teacher(self, message: Message) -> bool:
         """w_t teaches in every round."""
-        return self.beta > 0
+        return bool(self.beta > 0)
 
     def objective(self, x: Tensor, y: Tensor, teacher_output: Tensor | None) -> Objective:
-        """CE(w) + β τ² KL(p ‖ q), or the convex mixture."""
+        """CE(w) + β τ² KL(p ‖ q)."""
         if teacher_output is None:
             return super().objective(x, y, teacher_output)
         logits, ce, parts = self.task_loss(x, y)
-        own = 1.0
-        if self.form == "convex":
-            p = (wide(teacher_output) / self.tau).softmax(1)
-            kd = -(p * log_softmax(wide(logits) / self.tau, dim=1)).sum(1).mean()
-            own = 1 - self.beta
-        else:
-            kd = distillation(logits, teacher_output, temperature=self.tau)
-        return own * ce + self.beta * self.tau**2 * kd, {**parts, "kd": kd}
+        kd = distillation(logits, teacher_output, temperature=self.tau)
+        return ce + self.beta * self.tau**2 * kd, {**parts, "kd": kd}
 
 
 class FedLSD(FedAvg):
@@ -59,7 +45,6 @@ class FedLSD(FedAvg):
         net: the model to learn; any module from inputs to logits.
         beta: β, the weight of the distillation.
         tau: τ, its temperature.
-        form: ``additive`` adds it to the cross-entropy, ``convex`` mixes both.
         kwargs: those of :class:`FedAvg`.
     """
 
@@ -67,23 +52,17 @@ class FedLSD(FedAvg):
     citation = "Lee et al., 2021"
     colour = 11
     client_class = FedLSDClient
-    client_settings = ("beta", "tau", "form")
+    client_settings = ("beta", "tau")
     needs_outputs = True
     tasks: tuple[str, ...] = ("classes", "dense")
 
     def __init__(
-        self,
-        net: nn.Module | None = None,
-        beta: float = 1.0,
-        tau: float = 3.0,
-        form: Form = "additive",
-        **kwargs: Any,
+        self, net: nn.Module | None = None, beta: float = 1.0, tau: float = 3.0, **kwargs: Any
     ) -> None:
         super().__init__(net, **kwargs)
         not_negative(beta=beta)
-        require(form == "additive" or beta <= 1, "beta", "must be at most 1 if convex", beta)
         positive(tau=tau)
-        self.beta, self.tau, self.form = beta, tau, form
+        self.beta, self.tau = beta, tau
 
 
 class FedNTDClient(FedLSDClient):
@@ -99,7 +78,7 @@ class FedNTDClient(FedLSDClient):
         return ce + self.beta * self.tau**2 * kd, {**parts, "kd": kd}
 
 
-class FedNTD(FedAvg):
+class FedNTD(FedLSD):
     """FedNTD: distillation of what the global model says of the classes that are not the label.
 
     Args:
@@ -113,21 +92,12 @@ class FedNTD(FedAvg):
     citation = "Lee et al., NeurIPS 2022"
     colour = 12
     client_class = FedNTDClient
-    client_settings = ("beta", "tau")
-    needs_outputs = True
-    tasks: tuple[str, ...] = ("classes",)
+    tasks = ("classes",)
 
     def __init__(
-        self,
-        net: nn.Module | None = None,
-        beta: float = 1.0,
-        tau: float = 1.0,
-        **kwargs: Any,
+        self, net: nn.Module | None = None, beta: float = 1.0, tau: float = 1.0, **kwargs: Any
     ) -> None:
-        super().__init__(net, **kwargs)
-        not_negative(beta=beta)
-        positive(tau=tau)
-        self.beta, self.tau = beta, tau
+        super().__init__(net, beta, tau, **kwargs)
 
 
 def not_true(logits: Tensor, y: Tensor) -> Tensor:

@@ -27,8 +27,16 @@ from typing import Any
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.errors import not_negative, require
-from fedgkd_pl.federation.client import FederatedClient
-from fedgkd_pl.federation.message import ClientUpdate, Message, Spec, Specs, State, joined, like
+from fedgkd_pl.federation.message import (
+    ClientUpdate,
+    Message,
+    Spec,
+    Specs,
+    State,
+    grouped,
+    joined,
+    like,
+)
 from fedgkd_pl.federation.optimizer import empty_state
 from fedgkd_pl.methods.fedavg import FedAvg, Weighting
 from fedgkd_pl.methods.fedweit_client import (
@@ -42,6 +50,7 @@ from fedgkd_pl.methods.fedweit_client import (
     mean_of_sent,
     prune,
     received,
+    split,
 )
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
@@ -60,10 +69,6 @@ class FedWeIT(FedAvg):
         lam2: λ2, the weight of the drift of old tasks' weights (published code: 100, with a half of
             the sum: 50 here).
         sparsity: the part of the channels whose B is not sent; null sends all.
-        adaptive: false leaves B alone: masks of one, no A, no attention.
-        local: whether biases, norm layers and the last layer are a client's own for each task;
-            false averages them as FedAvg does.
-        keep_optimizer: whether the state of a client's optimizer lasts for a task, or a round.
         optimizer: of the clients; by default about that of the published code, Adam at 0.001/3.
         weighting: of the clients in B's mean: ``uniform``, or by their ``samples``.
         kwargs: those of :class:`FedAvg`; ``server_optimizer`` does not move B.
@@ -73,9 +78,7 @@ class FedWeIT(FedAvg):
     citation = "Yoon et al., ICML 2021"
     colour = 24
     client_class = FedWeITClient
-    client_settings = (
-        *("decomposed", "lam1", "lam2", "sparsity", "adaptive", "local", "keep_optimizer"),
-    )
+    client_settings = ("decomposed", "lam1", "lam2", "sparsity")
     takes_modules = False
     tasks: tuple[str, ...] = ("classes",)
     shares_models = False
@@ -88,9 +91,6 @@ class FedWeIT(FedAvg):
         lam1: float = 1e-3,
         lam2: float = 100.0,
         sparsity: float | None = 0.3,
-        adaptive: bool = True,
-        local: bool = True,
-        keep_optimizer: bool = True,
         optimizer: OptimizerCallable = lambda params: torch.optim.Adam(params, lr=0.00033),
         weighting: Weighting = "uniform",
         **kwargs: Any,
@@ -101,11 +101,6 @@ class FedWeIT(FedAvg):
         require(sparsity is None or 0 <= sparsity < 1, "sparsity", text, sparsity)
         self.lam1, self.lam2 = lam1, lam2
         self.sparsity = sparsity
-        self.adaptive = adaptive
-        self.local = local
-        self.keep_optimizer = keep_optimizer
-        # of what is not decomposed or not a client's own, models are averaged as in FedAvg
-        self.shares_models = not (adaptive and local)
         self.decomposed = decomposed(net)
         self._cohort: Sequence[int] = ()
         self.reset()
@@ -115,17 +110,14 @@ class FedWeIT(FedAvg):
         super().reset()
         self.knowledge: dict[int, State] = {}  # the A of the last task, by client
         self.informed: dict[int, int] = {}  # at which place a client has last been told of it
-        self.start = self.global_copy()  # w_0
-        shared = self.decomposed if self.local else self.start  # what is not a client's own
-        self.base = {name: self.start[name].clone() for name in shared}
+        self.base = {name: self.start[name].clone() for name in self.decomposed}
 
     def check(self, data: FederatedDataModule) -> None:
         """Asks for a layer to decompose, and for an optimizer whose state can be kept."""
-        super().check(data)
         text = "FedWeIT decomposes the weights of Linear and Conv2d before the last layer: has none"
         require(len(self.decomposed) > 0, "net", text)
-        if self.keep_optimizer:
-            empty_state(self.optimizer, dict(self.net.named_parameters()))
+        super().check(data)
+        empty_state(self.optimizer, dict(self.net.named_parameters()))
 
     # -- a round -------------------------------------------------------------------------------
 
@@ -143,73 +135,58 @@ class FedWeIT(FedAvg):
         if self._without_knowledge(self._cohort):
             told = {str(client): adapted for client, adapted in self.knowledge.items()}
             message.tensors["knowledge"] = joined(told)
-        self._total: State = {}
-        self._count: State = {}
-        self._adapted: dict[int, State] = {}
-        self._answered: list[int] = []
         return message
 
     def on_update(self, update: ClientUpdate) -> None:
         """Sums B and the masks up; keeps A until the round counts."""
-        self._answered.append(update.client)
-        for name in self.decomposed if self.adaptive else ():
-            for sums, part in (self._total, BASE), (self._count, MASK):
-                value = self.weight(update) * update.extra[part + name].double()
-                sums[name] = sums[name] + value if name in sums else value
-        if self._sends_adaptive():
-            found = {name: update.extra[ADAPTIVE + name] for name in self.decomposed}
-            self._adapted[update.client] = found
+        groups = grouped(update.extra)
+        self.answers.append((update.client, groups.pop(ADAPTIVE, {})))
+        for name, value in joined(groups).items():
+            self.sums[name] += self.weight(update) * value.double()
 
     def server_step(self, mean: State) -> None:
-        """B is the mean of what was sent; all other weights are averaged as in FedAvg."""
+        """B is the mean of what was sent, and the global model that of the clients' models."""
         super().server_step(mean)
-        averaged = self.global_state()
-        for name in self.base:
-            new = averaged[name]
-            if name in self._total:
-                new = mean_of_sent(self._total[name], self._count[name]).to(new.dtype)
-            self.base[name] = new.cpu().clone()
-        self.informed |= dict.fromkeys(self._answered, self._place())
+        sums, now = grouped(self.sums), self.global_state()
+        for name, total in sums[BASE].items():
+            self.base[name] = mean_of_sent(total, sums[MASK][name]).to(now[name].dtype)
+        self.informed |= {client: self._place() for client, _ in self.answers}
         if self._ends():
-            self.knowledge = self._adapted
+            self.knowledge = dict(self.answers)
 
     # -- what clients send and keep ------------------------------------------------------------
 
     def client_extra(self) -> Specs:
         """B and which channels of it count; in a task's last round A."""
-        model, extra = self.client_model(), {}
-        for name in self.decomposed if self.adaptive else ():
-            extra[BASE + name] = model[name]
-            extra[MASK + name] = Spec(model[name].shape[:1], model[name].dtype, 0, 1)
-            if self._sends_adaptive():
-                extra[ADAPTIVE + name] = model[name]
-        return extra
+        model = self.client_model()
+        base = {name: model[name] for name in self.decomposed}
+        masks = {name: Spec(form.shape[:1], form.dtype, 0, 1) for name, form in base.items()}
+        extra = {BASE: base, MASK: masks}
+        return joined(extra | {ADAPTIVE: base} if self._ends() else extra)
 
     def client_state(self, number: int = 0) -> Specs:
         """A client's :class:`Memory`: as one that begins all tasks so far without numbers."""
         place = self._place()
         with torch.device("meta"):
-            first = {name: t.to("meta") for name, t in self._first().items()}
-            start = {name: first[name] for name in self.decomposed} if self.adaptive else {}
-            rest = {n: t for n, t in first.items() if n not in self.decomposed and self.local}
+            first = {name: t.to("meta") for name, t in self.start_of().items()}
+            start, rest = split(first, self.decomposed)
             memory = Memory({"base": start}, [])
             for _ in range(place + 1):
                 memory.begin(start, rest, self.datamodule.num_clients)
-        if self.keep_optimizer:
-            moved: dict[str, State] = {"net": dict(self.net.named_parameters())}
-            moved["mask"] = memory.groups.get(f"mask {place}", {})
-            own = ("adaptive", "attention")
-            moved |= {g: s for g, s in memory.groups.items() if g.startswith(own)}
-            shapes = joined(moved).items()
-            copies = {n: nn.Parameter(torch.zeros(t.shape, dtype=t.dtype)) for n, t in shapes}
-            memory.groups["moments"] = empty_state(self.optimizer, copies)
-        state = like(joined(memory.groups))
-        return state | ({LEARNED: Spec((place + 1,), torch.int64, 0, 1)} if state else {})
+        moved: dict[str, State] = {"net": dict(self.net.named_parameters())}
+        moved["mask"] = memory.groups[f"mask {place}"]
+        own = ("adaptive", "attention")
+        moved |= {g: s for g, s in memory.groups.items() if g.startswith(own)}
+        shapes = joined(moved).items()
+        copies = {n: nn.Parameter(torch.zeros(t.shape, dtype=t.dtype)) for n, t in shapes}
+        memory.groups["moments"] = empty_state(self.optimizer, copies)
+        return {**like(joined(memory.groups)), LEARNED: Spec((place + 1,), torch.int64, 0, 1)}
 
     def client_fault(self, update: ClientUpdate) -> str:
         """A channel is sent or is not; of one that is not, B is 0."""
-        for name in self.decomposed if self.adaptive else ():
-            base, mask = update.extra[BASE + name], update.extra[MASK + name]
+        sent = grouped(update.extra)
+        for name, base in sent[BASE].items():
+            mask = sent[MASK][name]
             if not torch.equal(mask, mask.bool().to(mask)):
                 return f"its mask of {name} is not 0 or 1"
             if base[~mask.bool()].any():
@@ -219,19 +196,15 @@ class FedWeIT(FedAvg):
     def bytes_of(self, message: Message, cohort: Sequence[int]) -> int:
         """B for everybody; KB, without its zeros, for those who do not have it."""
         base, knowledge = (message.tensors.get(group, {}) for group in ("base", "knowledge"))
-        return sum(t.nbytes for t in base.values()) * len(cohort) + sum(
-            map(sparse_bytes, knowledge.values())
-        ) * len(self._without_knowledge(cohort))
+        told = sum(map(sparse_bytes, knowledge.values())) * len(self._without_knowledge(cohort))
+        return sum(t.nbytes for t in base.values()) * len(cohort) + told
 
     def bytes_of_answer(self, update: ClientUpdate) -> int:
         """The channels that are sent and which those are; A without its zeros."""
-        masked = self.decomposed if self.adaptive else []
-        total = sum(update.weights[name].nbytes for name in self.base if name not in masked)
-        for name in masked:
-            base, mask = update.extra[BASE + name], update.extra[MASK + name]
-            total += int(mask.sum()) * base[:1].nbytes + -(-len(mask) // 8)
-            if ADAPTIVE + name in update.extra:
-                total += sparse_bytes(update.extra[ADAPTIVE + name])
+        sent = grouped(update.extra)
+        total = sum(map(sparse_bytes, sent.get(ADAPTIVE, {}).values()))
+        for name, mask in sent[MASK].items():
+            total += int(mask.sum()) * sent[BASE][name][:1].nbytes + -(-len(mask) // 8)
         return total
 
     # -- tasks ---------------------------------------------------------------------------------
@@ -243,9 +216,6 @@ class FedWeIT(FedAvg):
     def _ends(self) -> bool:
         tasks = self.datamodule.client_data.tasks
         return tasks is not None and tasks.ends(self.round)
-
-    def _sends_adaptive(self) -> bool:
-        return self.adaptive and self._ends()
 
     def _without_knowledge(self, cohort: Sequence[int]) -> list[int]:
         place = self._place()
@@ -259,29 +229,13 @@ class FedWeIT(FedAvg):
         Of a task that it has not begun: with m = 0, the first A and nothing attended to.
         """
         memory = Memory.read(self.client_states.get(client) or {})
-        model = self._first()
-        begun = place <= memory.place
-        if self.local and begun:
-            model |= memory.groups[f"rest {place}"]
-        own = memory.groups.get("base", self.start) if self.adaptive else {}
-        base = {n: received(t.to(model[n].dtype), own.get(n)) for n, t in self.base.items()}
-        if not self.adaptive:
-            return model | base
-        known = {n: base[n] for n in self.decomposed}
-        if begun:
-            return model | base | memory.effective(place, known, self.lam1)
-        first = {n: b / 2 + prune(model[n] / 3, self.lam1) for n, b in known.items()}
-        return model | base | first
-
-    def _first(self) -> State:
-        """w_0 in the precision of now."""
-        return {name: self.start[name].to(t.dtype) for name, t in self.global_state().items()}
-
-    def client(self, number: int = 0) -> FederatedClient:
-        """A client that knows w_0."""
-        client = super().client(number)
-        client.start = self._first()
-        return client
+        model = self.start_of()
+        own = memory.groups.get("base", self.start)
+        base = {n: received(t.to(model[n].dtype), own[n]) for n, t in self.base.items()}
+        if place <= memory.place:
+            rest = memory.groups.get(f"rest {place}", {})
+            return model | rest | memory.effective(place, base, self.lam1)
+        return model | {n: b / 2 + prune(model[n] / 3, self.lam1) for n, b in base.items()}
 
 
 def sparse_bytes(tensor: Tensor) -> int:

@@ -1,6 +1,6 @@
 """The clients of FedWeIT and what they keep; fedweit.py has the equations and the server's half."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import sqrt
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.init import trunc_normal_
 
-BASE, MASK, ADAPTIVE = (f"{kind}{OF_GROUP}" for kind in ("base", "mask", "adaptive"))
+BASE, MASK, ADAPTIVE = "base", "mask", "adaptive"  # groups of what is sent
 LEARNED = "learned"  # for every task so far, whether the client has trained in it
 TRUNCATED = 0.87962566103423978  # the standard deviation of a normal one that is cut at ±2
 
@@ -56,27 +56,24 @@ class Memory:
         """Begins the next task.
 
         Args:
-            start: the decomposed weights of the first round, in the type that clients train in;
-                none if nothing is decomposed.
+            start: the decomposed weights of the first round, in the type that clients train in.
             rest: what else a client has of its own, as it is at first; may be empty.
             clients: how many there are, whose knowledge is attended to.
         """
         last, place = self.place, self.place + 1
         self.groups.pop("moments", None)
-        for task in range(place) if start else ():
-            whole = self._without_knowledge(task, self.groups["base"])
-            kept = (
-                whole if self.learned[task] else {n: torch.zeros_like(w) for n, w in whole.items()}
-            )
-            self.groups[f"old {task}"] = kept
-        if start and last > 0:
+        for task in range(place):
+            old = self._without_knowledge(task, self.groups["base"])
+            if not self.learned[task]:
+                old = {name: torch.zeros_like(weight) for name, weight in old.items()}
+            self.groups[f"old {task}"] = old
+        if last > 0:
             self.groups[f"attended {last}"] = self.attended(last)
         if rest:
             self.groups[f"rest {place}"] = {name: t.clone() for name, t in rest.items()}
-        if start:
-            self.groups[f"mask {place}"] = {n: draw(len(w), w) for n, w in start.items()}
-            self.groups[f"adaptive {place}"] = {n: w / 3 for n, w in start.items()}
-        if start and place:
+        self.groups[f"mask {place}"] = {n: draw(len(w), w) for n, w in start.items()}
+        self.groups[f"adaptive {place}"] = {n: w / 3 for n, w in start.items()}
+        if place:
             self.groups["attention"] = {n: draw(clients, w) for n, w in start.items()}
             self.learn_from({}, start, clients)
         self.learned.append(False)
@@ -126,6 +123,12 @@ def decomposed(net: nn.Module) -> list[str]:
     }
     last = "classifier" if "classifier" in layers else next(reversed(layers), "")
     return [f"{name}.weight" for name in layers if name != last]
+
+
+def split(state: State, decomposed: Sequence[str]) -> tuple[State, State]:
+    """The weights that are decomposed, and the rest."""
+    rest = {name: tensor for name, tensor in state.items() if name not in decomposed}
+    return {name: state[name] for name in decomposed}, rest
 
 
 def compose(base: Tensor, mask: Tensor, adaptive: Tensor, attended: Tensor | None = None) -> Tensor:
@@ -180,14 +183,6 @@ def draw(size: int, like: Tensor) -> Tensor:
 class FedWeITClient(FedAvgClient):
     """The client module of FedWeIT; its net's own weights are B, and what is not decomposed."""
 
-    start: State  # w_0
-    decomposed: list[str]
-    lam1: float
-    lam2: float
-    sparsity: float | None
-    adaptive: bool
-    local: bool
-    keep_optimizer: bool
     memory: Memory
 
     def __init__(self, net: nn.Module, *args: Any, **settings: Any) -> None:
@@ -199,9 +194,7 @@ class FedWeITClient(FedAvgClient):
     def receive(self, message: Message, state: State) -> None:
         """Takes B, where it is 0 its own, and goes on in its task or begins the next."""
         sent, clients = message.tensors["base"], int(message.numbers["clients"])
-        first = self.start
-        start = {name: first[name] for name in self.decomposed} if self.adaptive else {}
-        rest = {n: t for n, t in first.items() if n not in self.decomposed} if self.local else {}
+        start, rest = split(self.start, self.decomposed)
         memory = self.memory = Memory.read(state)
         memory.groups.setdefault("base", dict(start))
         place = 0 if self.task is None else self.task.place
@@ -210,24 +203,19 @@ class FedWeITClient(FedAvgClient):
         if "knowledge" in message.tensors:
             told = Memory.read(message.tensors["knowledge"]).groups
             memory.learn_from({int(client): a for client, a in told.items()}, start, clients)
-        base = {n: received(t, memory.groups["base"].get(n)) for n, t in sent.items()}
-        model = first | base | memory.groups.get(f"rest {place}", {})
+        base = {n: received(t, memory.groups["base"][n]) for n, t in sent.items()}
+        model = self.start | base | memory.groups.get(f"rest {place}", {})
         super().receive(Message(message.round, {"global": model}, message.numbers), {})
-        if self.adaptive:
-            self._load(place)
+        self._load(place)
 
     @torch.no_grad()
     def _load(self, place: int) -> None:
         """Makes parameters of what is trained, in the layout of the net's weights."""
         weights, groups, learned = self.weights(), self.memory.groups, self.memory.learned
-        adaptive = [f"adaptive {task}" for task in range(place + 1)]
-        values = joined(
-            {
-                "mask": {n: groups[f"mask {place}"][n] for n in weights},
-                **{group: {n: groups[group][n] for n in weights} for group in adaptive},
-                "attention": groups["attention"] if place else {},
-            }
-        )
+        own = {"mask": groups[f"mask {place}"]}
+        own |= {f"adaptive {task}": groups[f"adaptive {task}"] for task in range(place + 1)}
+        values = joined({g: {n: named[n] for n in weights} for g, named in own.items()})
+        values |= joined({"attention": groups["attention"]} if place else {})
         parameters: dict[str, nn.Parameter] = {}
         for key, value in values.items():
             name = key.split(OF_GROUP, 1)[1]
@@ -264,7 +252,7 @@ class FedWeITClient(FedAvgClient):
     def named(self) -> dict[str, nn.Parameter]:
         """All that is trained."""
         net = joined({"net": dict(self.net.named_parameters())})
-        return net | (self.own if self.adaptive else {})
+        return net | self.own
 
     def trained(self) -> list[nn.Parameter]:
         """All that is trained."""
@@ -273,47 +261,40 @@ class FedWeITClient(FedAvgClient):
     def configure_optimizers(self) -> Any:
         """A new optimizer, which in a task goes on from where that of the last round stopped."""
         configured = super().configure_optimizers()
-        if self.keep_optimizer and hasattr(self, "memory"):
+        if hasattr(self, "memory"):
             kept = self.memory.groups.get("moments", {})
             load_state(first_optimizer(configured), kept, self.named())
         return configured
 
     def on_train_end(self) -> None:
         """Keeps the optimizer's state, which Lightning drops after this hook."""
-        if self.keep_optimizer:
-            optimizer = first_optimizer(self.optimizers(use_pl_optimizer=False))
-            all_moved = {name: nn.Parameter(w.detach()) for name, w in self.named().items()}
-            unmoved = empty_state(self.optimizer, all_moved)
-            self.memory.groups["moments"] = state_of(optimizer, unmoved, self.named())
+        optimizer = first_optimizer(self.optimizers(use_pl_optimizer=False))
+        all_moved = {name: nn.Parameter(w.detach()) for name, w in self.named().items()}
+        unmoved = empty_state(self.optimizer, all_moved)
+        self.memory.groups["moments"] = state_of(optimizer, unmoved, self.named())
 
     def theta(self) -> dict[str, Tensor]:
         """θ_t."""
-        place = self.memory.place
-        composed = {}
+        own, composed = grouped(self.own), {}
+        masks, adaptive = own["mask"], own[f"adaptive {self.memory.place}"]
+        attention = own.get("attention", {})
+        attended = {n: attend(a, self.knowledge[n]) for n, a in attention.items()}
         for name, base in self.weights().items():
-            mask, adaptive, attention = (
-                self.own.get(f"{group}{OF_GROUP}{name}")
-                for group in ("mask", f"adaptive {place}", "attention")
-            )
-            attended = None if attention is None else attend(attention, self.knowledge[name])
-            assert mask is not None and adaptive is not None
-            composed[name] = compose(base, mask, adaptive, attended)
+            composed[name] = compose(base, masks[name], adaptive[name], attended.get(name))
         return composed
 
     def task_loss(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Parts]:
         """CE(θ_t); see :meth:`FederatedClient.task_loss`."""
-        outputs: Tensor = (
-            functional_call(self.net, self.theta(), (x,)) if self.adaptive else self.net(x)
-        )
+        outputs: Tensor = functional_call(self.net, self.theta(), (x,))
         return outputs, *self.loss_of(outputs, y)
 
     def objective(self, x: Tensor, y: Tensor, teacher_output: Tensor | None) -> Objective:
         """CE(θ_t) + λ1 ( Σ|m_t| + Σ_{i≤t} Σ|A_i| ) + λ2 Σ_{i<t} ‖ B ⊙ σ(m_i) + A_i − θ_i ‖²."""
         loss, parts = super().objective(x, y, teacher_output)
-        if self.adaptive and self.lam1:
+        if self.lam1:
             parts["sparsity"] = self.lam1 * self.sparsity_term()
             loss = loss + parts["sparsity"]
-        if self.adaptive and self.lam2 and self.old:
+        if self.lam2 and self.old:
             parts["drift"] = self.lam2 * self.drift_term()
             loss = loss + parts["drift"]
         return loss, parts
@@ -340,28 +321,22 @@ class FedWeITClient(FedAvgClient):
         update = super().reply()
         memory, place = self.memory, self.memory.place
         memory.learned[place] = True
-        if self.local:
-            rest = {n: t for n, t in update.weights.items() if n not in self.decomposed}
-            memory.groups[f"rest {place}"] = rest
-        if self.adaptive:
-            base = memory.groups["base"] = {n: update.weights[n] for n in self.decomposed}
-            for group, parameters in grouped(self.own).items():
-                copies = {n: p.detach().cpu().clone() for n, p in parameters.items()}
-                memory.groups[f"mask {place}" if group == "mask" else group] |= copies
-            update.extra = self._sent(base, memory.groups[f"mask {place}"])
-            update.weights = update.weights | memory.effective(place, base, self.lam1)
-        if self.adaptive or self.local or self.keep_optimizer:
-            update.state = memory.state()
+        base, rest = split(update.weights, self.decomposed)
+        memory.groups |= {"base": base, f"rest {place}": rest}
+        for group, parameters in grouped(self.own).items():
+            copies = {n: p.detach().cpu().clone() for n, p in parameters.items()}
+            memory.groups[f"mask {place}" if group == "mask" else group] = copies
+        update.extra = self._sent(base, memory.groups[f"mask {place}"])
+        update.weights = update.weights | memory.effective(place, base, self.lam1)
+        update.state = memory.state()
         return update
 
     def _sent(self, base: State, masks: State) -> State:
-        sent: State = {}
-        for name, mask in masks.items():
-            kept = torch.ones_like(mask)
-            if self.sparsity is not None:
-                kept = kept_channels(mask, self.sparsity)
-            sent |= {BASE + name: base[name] * over(kept, base[name]), MASK + name: kept}
+        kept = {name: torch.ones_like(mask) for name, mask in masks.items()}
+        if self.sparsity is not None:
+            kept = {name: kept_channels(mask, self.sparsity) for name, mask in masks.items()}
+        sent = {BASE: {n: b * over(kept[n], b) for n, b in base.items()}, MASK: kept}
         if self.task is not None and self.task.ends:
             adaptive = self.memory.groups[f"adaptive {self.task.place}"]
-            sent |= {ADAPTIVE + n: prune(a, self.lam1) for n, a in adaptive.items()}
-        return sent
+            sent[ADAPTIVE] = {name: prune(a, self.lam1) for name, a in adaptive.items()}
+        return joined(sent)

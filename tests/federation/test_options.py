@@ -172,7 +172,7 @@ def test_fednova_is_fedavg_for_equal_work() -> None:
 
 def test_fedgkd_with_one_teacher_is_fedlsd_from_the_start() -> None:
     gkd = build("FedGKD", gamma=0.2, buffer_size=1, teach_from_start=True)
-    lsd = build("FedLSD", beta=0.1, tau=1.0, form="additive")
+    lsd = build("FedLSD", beta=0.1, tau=1.0)
     fit(gkd, table(), 4)
     fit(lsd, table(), 4)
     assert same(gkd.net.state_dict(), lsd.net.state_dict())

@@ -67,8 +67,8 @@ MORE: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
     "SCAFFOLD": ({}, "scaffold", {}),
     "FedDyn": ({"alpha": 0.3}, "feddyn", {"alpha": 0.3}),
     "FedLSD": (
-        {"beta": 0.4, "tau": 2.0, "form": "convex"},
-        *("fedlsd", {"beta": 0.4, "tau": 2.0, "form": "convex"}),
+        {"beta": 0.4, "tau": 2.0},
+        *("fedlsd", {"beta": 0.4, "tau": 2.0, "form": "additive"}),
     ),
     "FedNTD": ({"beta": 0.7, "tau": 1.5}, "fedntd", {"beta": 0.7, "tau": 1.5}),
     "FedNova": ({"mu": 0.2}, "fednova", {"mu": 0.2}),
