@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedgkd_pl.callbacks.rows import RowsFile
+from fedgkd_pl.callbacks.evaluate import RowsFile
 from fedgkd_pl.federation.message import ClientUpdate
 from fedgkd_pl.runs.folder import PROFILE
 from lightning.pytorch import LightningModule, Trainer

@@ -137,7 +137,6 @@ class CFD(FedAvg):
         self.adam = KeptOptimizer(partial(server_adam, lr=distil_lr))
         self.reset()
         self._sent: dict[int, State] = {}  # of the round, until it counts
-        self._received: dict[int, State] = {}
 
     def reset(self) -> None:
         """Starts from the net as it is, without labels."""
@@ -148,24 +147,25 @@ class CFD(FedAvg):
 
     def broadcast(self) -> Message:
         """Y_down, and no model."""
-        self._sent, self._received = {}, {}
+        self._sent = {}
         return Message(self.round, {}, tensors={"labels": self.labels} if self.labels else {})
 
     def on_update(self, update: ClientUpdate) -> None:
         """Takes a client's labels in."""
-        self.answers.append(update.extra["labels"])
+        self.answers.append((update.client, update.extra["labels"]))
 
     def server_step(self, mean: State) -> None:
         """Trains the server's model on the mean of the clients' labels, and makes Y_down."""
         self.optimizers().step()  # type: ignore[union-attr]  # no gradient: only counts it
         like = next(self.net.parameters())
-        target = torch.stack(self.answers).mean(0).to(like)
+        target = torch.stack([labels for _, labels in self.answers]).mean(0).to(like)
         public, optimizer = (self.public, self.distil_batch_size), self.adam.of(self.net)
         steps, loss = self.own_steps, soft_cross_entropy
         distil(self, self.net, as_known, public, optimizer, steps, loss, known=target)
         self.labels = {"labels": soft_labels(self.net, self.public, self.bits_down)}
         self.sent.update(self._sent)
-        self.received.update(self._received)
+        # never the same file as what was sent
+        self.received.update({client: {"answer": labels} for client, labels in self.answers})
 
     def bytes_of(self, message: Message, cohort: Any) -> int:
         """The coded labels; every client has another last message."""
@@ -179,7 +179,6 @@ class CFD(FedAvg):
     def bytes_of_answer(self, update: ClientUpdate) -> int:
         """The coded labels."""
         labels, before = update.extra["labels"], self.received.get(update.client)
-        self._received[update.client] = {"answer": labels}  # never the same file as what was sent
         return self._coded(labels, before, self.bits_up)
 
     def _coded(self, labels: Tensor, before: State | None, bits: int) -> int:

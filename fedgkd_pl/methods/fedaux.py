@@ -29,7 +29,7 @@ from fedgkd_pl.federation.message import ClientUpdate, Message, Spec, Specs, Sta
 from fedgkd_pl.federation.server_training import KeptOptimizer, as_input, server_adam, server_steps
 from fedgkd_pl.federation.teachers import FrozenNet
 from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient, Weighting
-from fedgkd_pl.methods.feddf import distil, frozen, mean_answer
+from fedgkd_pl.methods.feddf import distil, mean_answer
 from fedgkd_pl.models.heads import require_classifier
 from fedgkd_pl.seeds import derive
 from fedgkd_pl.storage.recorded import Recorded
@@ -154,10 +154,8 @@ class FedAUXClient(FedAvgClient):
             )
             samples = len(local) + len(others)
             noise = torch.randn(local.shape[1], dtype=torch.float64)
-            scale = 0.0
-            if self.epsilon is not None:
-                scale = sigma(samples, self.lam, self.epsilon, self.delta)
-            self.scores = certainty(local, others, rest, self.lam, scale * noise)
+            noise *= sigma(samples, self.lam, self.epsilon, self.delta) if self.epsilon else 0.0
+            self.scores = certainty(local, others, rest, self.lam, noise)
 
     @torch.no_grad()
     def _features(self, examples: Examples) -> Tensor:
@@ -267,7 +265,7 @@ class FedAUX(FedAvg):
         like = next(self.net.parameters())  # some devices have no doubles
         weights = torch.stack([scores for _, scores in self.answers], dim=1).to(like)
         models, self.answers = [(self.net, model) for model, _ in self.answers], []
-        answer = mean_answer(frozen(models, self.device))
+        answer = mean_answer(models, self.device)
         batches, optimizer = (examples, self.distil_batch_size), self.adam.of(self.net)
         distil(self, self.net, answer, batches, optimizer, steps, known=weights)
 

@@ -109,7 +109,7 @@ class FedDF(FedAvg):
         if not self.distil_steps:
             return
         present = {id(net) for net, _ in self.answers}
-        answer = mean_answer(frozen(self.answers, self.device))
+        answer = mean_answer(self.answers, self.device)
         for net, label in zip(self.nets, self.net_names, strict=True):
             if id(net) not in present:
                 continue
@@ -126,16 +126,6 @@ class FedDF(FedAvg):
                 name=name,
             )
             best.restore()
-
-
-def frozen(models: list[tuple[nn.Module, State]], device: torch.device) -> list[FrozenNet]:
-    """The models of a round's clients, which are given away with it."""
-    teachers = []
-    while models:
-        net, model = models.pop(0)
-        teachers.append(FrozenNet(net))
-        teachers[-1].load(model, device)
-    return teachers
 
 
 def distil(
@@ -166,8 +156,16 @@ def distil(
     server_steps(server, optimizer, answered, step_loss, steps, **options)
 
 
-def mean_answer(teachers: Sequence[FrozenNet]) -> Answer:
-    """The mean of the teachers' logits, weighted where every input has its weights."""
+def mean_answer(models: list[tuple[nn.Module, State]], device: torch.device) -> Answer:
+    """The mean of the models' logits, weighted where every input has its weights.
+
+    ``models``, each with its net, are given away with it.
+    """
+    teachers = []
+    while models:
+        net, model = models.pop(0)
+        teachers.append(FrozenNet(net))
+        teachers[-1].load(model, device)
 
     def answer(x: Tensor, shares: Tensor | None = None) -> Tensor:
         logits = torch.stack([teacher(x) for teacher in teachers])

@@ -34,8 +34,13 @@ class FedLSDClient(TeacherClient):
         if teacher_output is None:
             return super().objective(x, y, teacher_output)
         logits, ce, parts = self.task_loss(x, y)
-        kd = distillation(logits, teacher_output, temperature=self.tau)
+        student, teacher = (self.compared(each, y) for each in (logits, teacher_output))
+        kd = distillation(student, teacher, temperature=self.tau)
         return ce + self.beta * self.tau**2 * kd, {**parts, "kd": kd}
+
+    def compared(self, logits: Tensor, y: Tensor) -> Tensor:
+        """What of a model's logits is distilled."""
+        return logits
 
 
 class FedLSD(FedAvg):
@@ -68,14 +73,9 @@ class FedLSD(FedAvg):
 class FedNTDClient(FedLSDClient):
     """The client module of FedNTD."""
 
-    def objective(self, x: Tensor, y: Tensor, teacher_output: Tensor | None) -> Objective:
-        """CE(w) + β τ² KL(p̃ ‖ q̃)."""
-        if teacher_output is None:
-            return super().objective(x, y, teacher_output)
-        logits, ce, parts = self.task_loss(x, y)
-        student, teacher = not_true(logits, y), not_true(teacher_output, y)
-        kd = distillation(student, teacher, temperature=self.tau)
-        return ce + self.beta * self.tau**2 * kd, {**parts, "kd": kd}
+    def compared(self, logits: Tensor, y: Tensor) -> Tensor:
+        """Those of the classes that are not the label."""
+        return not_true(logits, y)
 
 
 class FedNTD(FedLSD):

@@ -65,7 +65,7 @@ def test_whole_rounds(name: str, participation: float) -> None:
         ("FedDyn", {"weighting": "samples"}, {"uniform": False}),
         ("SCAFFOLD", {"weighting": "uniform"}, {"uniform": True}),
         ("FedExP", {"weighting": "samples", "epsilon": 0.0}, {"uniform": False, "eps": 1e-300}),
-        ("FedGMT", {"teach_from_start": True, "proximal": True}, {"bias_corrected": False}),
+        ("FedGMT", {"teach_from_start": True}, {"bias_corrected": False}),
         ("FedGMT", {"server_term": False, "beta": float("inf")}, {"server_term": False}),
     ],
 )
@@ -74,7 +74,7 @@ def test_whole_rounds_of_variants(
 ) -> None:
     settings = MORE[name][2] | theirs
     if name == "FedGMT":
-        settings |= {"prox": "proximal" in changes, "beta": changes.get("beta", 4.0)}
+        settings |= {"beta": changes.get("beta", 4.0)}
     data = table(participation=0.67)
     compare(build(name, **changes), data, more, MORE[name][1], settings, {"clip": clip})
 
