@@ -87,7 +87,7 @@ class FedMDClient(PublicClient):
             adam = server_adam(self.net.parameters(), self.public_lr)
             batches = Batches(self.public, self.public_batch_size, self.random())
             for _ in range(self.public_epochs):
-                self.learn(batches, adam, _labels, len(self.public))
+                self.learn(batches, adam, label_loss, len(self.public))
         elif self.consensus is not None:
             self.adam = server_adam(self.net.parameters(), self.distil_lr)
             load_state(self.adam, self.kept.get(DIGEST, {}), weights_of(self.net))
@@ -248,7 +248,8 @@ def weights_of(net: nn.Module) -> dict[str, nn.Parameter]:
     return dict(net.named_parameters())
 
 
-def _labels(logits: Tensor, y: Tensor) -> Tensor:
+def label_loss(logits: Tensor, y: Tensor) -> Tensor:
+    """CE."""
     return cross_entropy(wide(logits), y)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from fedgkd_pl import MLP, FedWeIT, LocalEngine, TaskAccuracy
 from fedgkd_pl.errors import SettingError
-from fedgkd_pl.methods.fedweit_client import (
+from fedgkd_pl.methods.fedweit import (
     Memory,
     attend,
     compose,
