@@ -18,7 +18,8 @@ def test_every_part_is_seen_and_a_resume_keeps_the_rounds_before(
     model, data = FedGKD(linear(), engine=LocalEngine(1)), Table(sizes=(8, 8), val_fraction=0.2)
     profile, start = RoundProfile(), time.perf_counter()
     last = ModelCheckpoint(tmp_path, filename="last")
-    fit(model, data, 2, callbacks=[profile, RunFiles(str(tmp_path)), last])
+    callbacks = [profile, RunFiles(str(tmp_path)), last]
+    fit(model, data, 2, callbacks=callbacks, enable_checkpointing=True)
     assert sum(row[part] for row in profile.rows for part in PARTS) < time.perf_counter() - start
     for row in profile.rows:
         assert all(row[part] >= 0 for part in PARTS)
