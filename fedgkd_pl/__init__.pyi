@@ -3,13 +3,13 @@
 from .callbacks.agreement import TeacherAgreement as TeacherAgreement
 from .callbacks.averaged import AveragedModel as AveragedModel
 from .callbacks.client_evaluation import ClientEvaluation as ClientEvaluation
+from .callbacks.client_evaluation import LocalModels as LocalModels
 from .callbacks.communication import Communication as Communication
 from .callbacks.dashboard import Dashboard as Dashboard
 from .callbacks.drift import ClientDrift as ClientDrift
 from .callbacks.export import ModelExport as ModelExport
 from .callbacks.feature_map import FeatureMap as FeatureMap
 from .callbacks.forgetting import Forgetting as Forgetting
-from .callbacks.local_models import LocalModels as LocalModels
 from .callbacks.net_accuracy import NetAccuracy as NetAccuracy
 from .callbacks.profile import RoundProfile as RoundProfile
 from .callbacks.progress import RoundProgress as RoundProgress

@@ -62,10 +62,9 @@ class AveragedModel(FederatedCallback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """From the checkpoint; refuses that of another average."""
-        for key in ("decay", "size"):
-            before, now = state_dict[key], getattr(self, key)
-            text = f"a run is resumed with the average it began with, here {before}"
-            require(before == now, key, text, now)
+        before = state_dict["size"], state_dict["decay"]
+        text = f"a run is resumed with the average it began with; size and decay were {before}"
+        require(before == (self.size, self.decay), "size", text)
         self.models.load_state_dict(state_dict["models"])
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

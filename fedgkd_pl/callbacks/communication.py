@@ -24,12 +24,8 @@ class Communication(FederatedCallback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         """Logs the round; the server has counted it already."""
-        pl_module.log_round(
-            {
-                "comm/total_mb_down": pl_module.bytes_down / MEGABYTE,
-                "comm/total_mb_up": pl_module.bytes_up / MEGABYTE,
-            }
-        )
+        sent = {"down": pl_module.bytes_down, "up": pl_module.bytes_up}
+        pl_module.log_round({f"comm/total_mb_{way}": n / MEGABYTE for way, n in sent.items()})
         _log_seconds(trainer, pl_module, "time/clients", pl_module.waited)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

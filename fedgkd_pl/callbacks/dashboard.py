@@ -1,19 +1,13 @@
-"""A run in TensorBoard: charts for the paper's questions, figures, features."""
+"""A run in TensorBoard: charts for the paper's questions, figures."""
 
 from collections.abc import Collection
 from typing import Any
 
-import numpy as np
-import torch
 import yaml
-from fedgkd_pl.callbacks.evaluate import SplitRunner
-from fedgkd_pl.data.index import ClientIndex, Indices
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.callback import FederatedCallback
-from fedgkd_pl.federation.own_module import has_outputs
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.runs.files import RunFiles
-from fedgkd_pl.storage.reading import printable
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
@@ -48,19 +42,16 @@ CHARTS: tuple[tuple[str, str, str, str | tuple[str, str, str]], ...] = (
 class Dashboard(FederatedCallback):
     """Adds to what TensorBoard shows of a run; does nothing where it is not the logger.
 
-    CUSTOM SCALARS gets charts of what belongs together, TEXT the settings, IMAGES the confusion
-    matrix of the test set, and PROJECTOR what the final model makes of the clients' samples.
+    CUSTOM SCALARS gets charts of what belongs together, TEXT the settings, and IMAGES the
+    confusion matrix of the test set.
 
     Args:
         every_n_rounds: how often the confusion matrix is drawn; when the run ends in any case.
-        samples: how many training samples the projector shows, evenly of the clients; 0 for none.
     """
 
-    def __init__(self, every_n_rounds: int = 10, samples: int = 500) -> None:
+    def __init__(self, every_n_rounds: int = 10) -> None:
         require(every_n_rounds >= 1, "every_n_rounds", "must be at least 1", every_n_rounds)
-        require(samples >= 0, "samples", "must not be negative", samples)
         self.every_n_rounds = every_n_rounds
-        self.samples = samples
         self.undrawn: tuple[int, Tensor] | None = None  # the last round and its confusion matrix
 
     @override
@@ -87,20 +78,8 @@ class Dashboard(FederatedCallback):
 
     @override
     def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """Draws the last round and writes the features."""
+        """Draws the last round."""
         self._draw(trainer, pl_module)
-        data, loggers = pl_module.datamodule, tensorboards(trainer)
-        if loggers and self.samples and has_outputs(pl_module.net):
-            rows, owners = even_sample(data.client_data.index, self.samples)
-            examples = data.client_data.examples.view(torch.from_numpy(rows))
-            labels = examples.labels.tolist()
-            names = [printable(data.class_names[y] if data.class_names else y) for y in labels]
-            shown = [list(row) for row in zip(names, map(str, owners), strict=True)]
-            features = features_of(SplitRunner(trainer, pl_module, data, examples), pl_module)
-            for logger in loggers:
-                where = {"tag": "features", "global_step": trainer.current_epoch}
-                header = ["label", "client"]
-                logger.experiment.add_embedding(features, shown, metadata_header=header, **where)
 
     def _draw(self, trainer: Trainer, server: FederatedServer) -> None:
         from fedgkd_pl.plots.figures import confusion_chart
@@ -133,29 +112,6 @@ def layout(callbacks: Collection[str]) -> Layout:
         if not needed or needed in callbacks:
             charts.setdefault(category, {})[name] = content
     return charts
-
-
-def even_sample(index: ClientIndex, samples: int) -> tuple[Indices, Indices]:
-    """Takes as many samples of every client; returns their numbers and their owners."""
-    owners = np.repeat(np.arange(len(index)), index.sizes)
-    turns = np.arange(len(owners)) - index.offsets[owners]
-    chosen = np.sort(np.lexsort((owners, turns))[:samples])
-    return index.samples[chosen].astype(np.int64), owners[chosen]
-
-
-def features_of(runner: SplitRunner, server: FederatedServer) -> Tensor:
-    """The features of samples in the global model; its outputs where a net has none.
-
-    Features that still have a height and a width, as those of torchvision's VGG, are averaged over
-    them.
-    """
-    net = runner.load(server.global_state())
-    try:
-        features = runner.outputs(net.features)
-        features = features.flatten(2).mean(2) if features.dim() > 2 else features
-        return features.reshape(len(runner.targets), -1)
-    except Exception:  # of the user's net, which may mean anything by that name
-        return runner.outputs(net)
 
 
 def tensorboards(trainer: Trainer) -> list[TensorBoardLogger]:

@@ -1,4 +1,4 @@
-"""The bases of callbacks that evaluate models: a net run over a split."""
+"""The bases of callbacks that evaluate models, a net run over a split, or that write a table."""
 
 from collections.abc import Callable, Collection
 from typing import Any, Literal
@@ -14,6 +14,8 @@ from fedgkd_pl.federation.hardware import evaluating
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.federation.teachers import FrozenNet
+from fedgkd_pl.runs.files import csv_text, run_folder
+from fedgkd_pl.storage.files import write_text
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -172,3 +174,44 @@ class SplitCallback(FederatedCallback):
         value = self.measure(runner, pl_module, update) if runner and update.weights else None
         if value is not None:
             self.found[update.client] = value
+
+
+class RowsFile(FederatedCallback):
+    """Base of callbacks that write rows to a CSV file beside ``metrics.csv``.
+
+    A resumed run's file is that of a run that was never stopped. In a run without
+    :class:`~fedgkd_pl.RunFiles` no file is written.
+    """
+
+    file: str  # its name
+    columns: tuple[str, ...]
+    rows: list[dict[str, Any]]
+
+    def add(self, *values: float | None) -> None:
+        """Adds a row; of None the file has an empty cell."""
+        self.rows.append(dict(zip(self.columns, values, strict=True)))
+
+    def state_dict(self) -> dict[str, Any]:
+        """For the checkpoint."""
+        return {"rows": self.rows}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """From the checkpoint."""
+        self.rows = list(state_dict["rows"])
+
+    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        """A new run starts without rows; those of a checkpoint come after this hook."""
+        if trainer.current_epoch == 0:
+            self.rows = []
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Drops the rows of rounds that were never committed from the file."""
+        self._write(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Writes the rows."""
+        self._write(trainer)
+
+    def _write(self, trainer: Trainer) -> None:
+        if folder := run_folder(trainer):
+            write_text(folder / self.file, csv_text(list(self.columns), self.rows))

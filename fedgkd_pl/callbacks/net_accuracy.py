@@ -17,8 +17,6 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
-PREFIX = "nets/"  # of what is logged
-
 
 class NetAccuracy(FederatedCallback):
     """Measures every net of clients with nets of their own, whenever their ensemble is measured.
@@ -77,7 +75,7 @@ class NetAccuracy(FederatedCallback):
                 accs[kind].append(share(hits))
         names = pl_module.net_names
         means = {names[kind]: sum(found) / len(found) for kind, found in sorted(accs.items())}
-        pl_module.log_round({f"{PREFIX}{name}_{split}_acc": acc for name, acc in means.items()})
+        pl_module.log_round({f"nets/{name}_{split}_acc": acc for name, acc in means.items()})
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Stops listening."""

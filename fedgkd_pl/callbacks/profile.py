@@ -1,16 +1,12 @@
 """The seconds of each part of a round."""
 
-import csv
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from fedgkd_pl.federation.callback import FederatedCallback
+from fedgkd_pl.callbacks.evaluate import RowsFile
 from fedgkd_pl.federation.message import ClientUpdate
-from fedgkd_pl.runs.files import csv_text
 from fedgkd_pl.runs.folder import PROFILE
-from fedgkd_pl.storage.files import write_text
 from lightning.pytorch import LightningModule, Trainer
 from typing_extensions import override
 
@@ -18,35 +14,22 @@ CLIENTS = ("student", "teacher", "transfer")
 PARTS = (*CLIENTS, "aggregation", "training", "evaluation", "other")
 
 
-class RoundProfile(FederatedCallback):
+class RoundProfile(RowsFile):
     """Measures the parts of every round; writes ``profile.csv`` and prints a table at the end.
 
     Clients that train side by side share the seconds that the server waits for them, in proportion
     to what each part took. On a GPU steps run ahead of Python, so that student and teacher are
-    separated less sharply there.
-
-    Args:
-        folder: where ``profile.csv`` goes; None for no file.
+    separated less sharply there. In a run without :class:`~fedgkd_pl.RunFiles` no file is written.
     """
 
-    def __init__(self, folder: str | None = None) -> None:
-        self.folder = folder
-        self.rows: list[dict[str, float]] = []
-        self.row: dict[str, float] = {}  # of the round that is measured
+    file = PROFILE
+    columns = ("round", *PARTS)
+
+    def __init__(self) -> None:
+        self.row: dict[str, float] = {}  # of the round that is measured; empty outside of training
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Of an interrupted run, keeps the rounds that were committed."""
-        self.rows, self.row, self.earlier = [], {}, list[dict[str, Any]]()
-        self.round = trainer.current_epoch
-        file = Path(self.folder or "") / PROFILE
-        if self.folder is not None and file.is_file():
-            with file.open() as lines:
-                known = list(csv.DictReader(lines))
-            self.earlier = [row for row in known if int(row["round"]) <= self.round]
-
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Starts the clock; closes the round before."""
-        self._close()
+        """Starts the clock."""
         self.row, self.last = dict.fromkeys(PARTS, 0.0), time.perf_counter()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
@@ -80,9 +63,16 @@ class RoundProfile(FederatedCallback):
         """Evaluation is done."""
         self._lap("evaluation")
 
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Closes the round, and writes it; what follows, such as a checkpoint, is of the next."""
+        self._lap("other")
+        self.add(pl_module.round, *(round(self.row[part], 4) for part in PARTS))
+        self.row = dict.fromkeys(PARTS, 0.0)
+        super().on_train_epoch_end(trainer, pl_module)
+
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Prints the table."""
-        self._close()
+        self.row = {}
         print(profile_table(self.rows))
 
     def _lap(self, part: str) -> None:
@@ -91,20 +81,6 @@ class RoundProfile(FederatedCallback):
             now = time.perf_counter()
             self.row[part] += now - self.last
             self.last = now
-
-    def _close(self) -> None:
-        if not self.row:
-            return
-        self._lap("other")
-        self.rows.append(self.row)
-        self.row = {}
-        if self.folder is not None:
-            rounds = [
-                {"round": number, **{name: f"{seconds:.4f}" for name, seconds in row.items()}}
-                for number, row in enumerate(self.rows, self.round + 1)
-            ]
-            text = csv_text(["round", *PARTS], [*self.earlier, *rounds])
-            write_text(Path(self.folder) / PROFILE, text)
 
 
 def profile_table(rows: Sequence[Mapping[str, float]]) -> str:

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from fedgkd_pl.callbacks.evaluate import Split, SplitCallback
-from fedgkd_pl.callbacks.rows import RowsFile
+from fedgkd_pl.callbacks.evaluate import RowsFile, Split, SplitCallback
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.server import FederatedServer

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from fedgkd_pl.data.examples import Batch, Batches, Examples
@@ -162,6 +162,9 @@ class FederatedClient(LightningModule):
     own_epochs: int | None = None  # of this client in this round, if other than the usual
     number: int  # of the client at hand
     samples: int  # n_k of the client at hand
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...  # the settings, which the server has typed
 
     def __init__(
         self,

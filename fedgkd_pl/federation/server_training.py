@@ -53,10 +53,11 @@ class KeptOptimizer:
         self.optimizer, self.saved = None, state
 
 
-def server_adam(parameters: Iterable[nn.Parameter], lr: float) -> Adam:
+def server_adam(parameters: Iterable[nn.Parameter], lr: float, weight_decay: float = 0.0) -> Adam:
     """Adam with torch's other defaults, but for an ε that float16 can hold."""
     weights = list(parameters)
-    return Adam(weights, lr=lr, eps=max(1e-8, torch.finfo(weights[0].dtype).tiny))
+    eps = max(1e-8, torch.finfo(weights[0].dtype).tiny)
+    return Adam(weights, lr=lr, eps=eps, weight_decay=weight_decay)
 
 
 def server_steps(

@@ -21,13 +21,12 @@ a symbol of its own (delta coding). Between our processes, plain tensors travel.
 import math
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
-from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.examples import Examples
 from fedgkd_pl.errors import at_least, positive, require
-from fedgkd_pl.federation.client import FederatedClient
 from fedgkd_pl.federation.hardware import wide
 from fedgkd_pl.federation.message import ClientUpdate, Message, Spec, Specs, State
 from fedgkd_pl.federation.nets import ClientNets, server_net
@@ -36,12 +35,10 @@ from fedgkd_pl.federation.server_training import (
     answered_batches,
     logits_of,
     server_adam,
-    server_steps,
 )
-from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
-from fedgkd_pl.methods.feddf import check_public
-from fedgkd_pl.methods.feddistill import own_copy, report_type
-from fedgkd_pl.seeds import derive
+from fedgkd_pl.methods.fedavg import FedAvg
+from fedgkd_pl.methods.feddf import PublicClient, distil
+from fedgkd_pl.methods.feddistill import report_type
 from fedgkd_pl.storage.states import StateStore
 from torch import Tensor, nn
 
@@ -49,15 +46,9 @@ PLAIN = 32  # bits that mean: not quantised
 MOST = 16  # other bits
 
 
-class CFDClient(FedAvgClient):
+class CFDClient(PublicClient):
     """The client module of CFD."""
 
-    uses_public = True
-    start: State
-    bits_up: int
-    client_steps: int
-    distil_lr: float
-    distil_batch_size: int
     labels: Tensor | None = None
 
     def receive(self, message: Message, state: State) -> None:
@@ -71,18 +62,12 @@ class CFDClient(FedAvgClient):
         if self.labels is None or not self.client_steps:
             return
         assert self.public is not None
-        like = next(self.net.parameters())
-        random = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
-        batches = answered_batches(
-            self.public, self.distil_batch_size, random, as_known, like, self.labels.to(like)
-        )
+        like, size = next(self.net.parameters()), self.distil_batch_size
+        labels = self.labels.to(like)
+        batches = answered_batches(self.public, size, self.random(), as_known, like, labels)
         optimizer = server_adam(self.net.parameters(), self.distil_lr)
-        for _, (x, labels) in zip(range(self.client_steps), batches, strict=False):
-            self.norms.expect(len(labels))
-            optimizer.zero_grad()
-            soft_cross_entropy(self.net(x), labels).backward()
-            optimizer.step()
-        optimizer.zero_grad()
+        first = islice(batches, self.client_steps)
+        self.learn(first, optimizer, soft_cross_entropy, len(self.public))
 
     def reply(self) -> ClientUpdate:
         """Sends the soft labels of the public inputs."""
@@ -122,6 +107,7 @@ class CFD(FedAvg):
     shares_models = False
     takes_sequences = False
     averages = False
+    public_inputs = 1
     keeps = ("start", "labels", "adam", "sent", "received")
 
     def __init__(
@@ -150,50 +136,36 @@ class CFD(FedAvg):
         self.distil_lr, self.distil_batch_size = distil_lr, distil_batch_size
         self.adam = KeptOptimizer(partial(server_adam, lr=distil_lr))
         self.reset()
-        self._answers: list[Tensor] = []
         self._sent: dict[int, State] = {}  # of the round, until it counts
-        self._received: dict[int, State] = {}
 
     def reset(self) -> None:
         """Starts from the net as it is, without labels."""
         super().reset()
-        self.start = self.global_copy()  # w_0
         self.labels: State = {}  # Y_down, once there is one
         self.sent = StateStore()  # to every client, the last
         self.received = StateStore()  # from every client, the last
 
-    def check(self, data: FederatedDataModule) -> None:
-        """Asks for public data, too."""
-        check_public(data, self.title)
-        super().check(data)
-
     def broadcast(self) -> Message:
         """Y_down, and no model."""
-        self._answers, self._sent, self._received = [], {}, {}
+        self._sent = {}
         return Message(self.round, {}, tensors={"labels": self.labels} if self.labels else {})
 
     def on_update(self, update: ClientUpdate) -> None:
         """Takes a client's labels in."""
-        self._answers.append(update.extra["labels"])
+        self.answers.append((update.client, update.extra["labels"]))
 
     def server_step(self, mean: State) -> None:
         """Trains the server's model on the mean of the clients' labels, and makes Y_down."""
         self.optimizers().step()  # type: ignore[union-attr]  # no gradient: only counts it
         like = next(self.net.parameters())
-        target = torch.stack(self._answers).mean(0).to(like)
-        seed = derive(self.datamodule.seed, "server", self.round)
-        random = torch.Generator().manual_seed(seed)
-        batches = answered_batches(
-            self.public, self.distil_batch_size, random, as_known, like, target
-        )
-
-        def loss(x: Tensor, labels: Tensor) -> Tensor:
-            return soft_cross_entropy(self.net(x), labels)
-
-        server_steps(self, self.adam.of(self.net), batches, loss, self.own_steps)
+        target = torch.stack([labels for _, labels in self.answers]).mean(0).to(like)
+        public, optimizer = (self.public, self.distil_batch_size), self.adam.of(self.net)
+        steps, loss = self.own_steps, soft_cross_entropy
+        distil(self, self.net, as_known, public, optimizer, steps, loss, known=target)
         self.labels = {"labels": soft_labels(self.net, self.public, self.bits_down)}
         self.sent.update(self._sent)
-        self.received.update(self._received)
+        # never the same file as what was sent
+        self.received.update({client: {"answer": labels} for client, labels in self.answers})
 
     def bytes_of(self, message: Message, cohort: Any) -> int:
         """The coded labels; every client has another last message."""
@@ -207,7 +179,6 @@ class CFD(FedAvg):
     def bytes_of_answer(self, update: ClientUpdate) -> int:
         """The coded labels."""
         labels, before = update.extra["labels"], self.received.get(update.client)
-        self._received[update.client] = {"answer": labels}  # never the same file as what was sent
         return self._coded(labels, before, self.bits_up)
 
     def _coded(self, labels: Tensor, before: State | None, bits: int) -> int:
@@ -229,12 +200,6 @@ class CFD(FedAvg):
         units = labels * (2**self.bits_up - 1)
         off = self.bits_up != PLAIN and (units - units.round()).abs().max() > 1e-2
         return f"its labels are not of {self.bits_up} bits" if off else ""
-
-    def client(self, number: int = 0) -> FederatedClient:
-        """A client that knows w_0 of its net."""
-        client = super().client(number)
-        client.start = self.start if self.client_nets.index is None else own_copy(self.nets[number])
-        return client
 
 
 def as_known(x: Tensor, labels: Tensor) -> Tensor:

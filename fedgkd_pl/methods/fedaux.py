@@ -23,14 +23,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.examples import Batches, Examples
 from fedgkd_pl.errors import at_least, not_negative, positive, require
 from fedgkd_pl.federation.message import ClientUpdate, Message, Spec, Specs, State
 from fedgkd_pl.federation.server_training import KeptOptimizer, as_input, server_adam, server_steps
 from fedgkd_pl.federation.teachers import FrozenNet
 from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient, Weighting
-from fedgkd_pl.methods.feddf import check_public, distil, frozen
+from fedgkd_pl.methods.feddf import distil, mean_answer
 from fedgkd_pl.models.heads import require_classifier
 from fedgkd_pl.seeds import derive
 from fedgkd_pl.storage.recorded import Recorded
@@ -130,11 +129,6 @@ class FedAUXClient(FedAvgClient):
     """The client module of FedAUX: FedAvg's, with scores that it keeps."""
 
     uses_public = True
-    start: State
-    negatives: float
-    lam: float
-    epsilon: float | None
-    delta: float
 
     def __init__(self, net: nn.Module, *args: Any, **settings: Any) -> None:
         super().__init__(net, *args, **settings)
@@ -160,10 +154,8 @@ class FedAUXClient(FedAvgClient):
             )
             samples = len(local) + len(others)
             noise = torch.randn(local.shape[1], dtype=torch.float64)
-            scale = 0.0
-            if self.epsilon is not None:
-                scale = sigma(samples, self.lam, self.epsilon, self.delta)
-            self.scores = certainty(local, others, rest, self.lam, scale * noise)
+            noise *= sigma(samples, self.lam, self.epsilon, self.delta) if self.epsilon else 0.0
+            self.scores = certainty(local, others, rest, self.lam, noise)
 
     @torch.no_grad()
     def _features(self, examples: Examples) -> Tensor:
@@ -202,11 +194,12 @@ class FedAUX(FedAvg):
     citation = "Sattler et al., 2021"
     colour = 20
     client_class = FedAUXClient
-    client_settings = ("start", "negatives", "lam", "epsilon", "delta")
+    client_settings = ("negatives", "lam", "epsilon", "delta")
     takes_modules = False
     takes_sequences = False
     tasks: tuple[str, ...] = ("classes",)
     keeps = ("start", "adam")
+    public_inputs = 2
 
     def __init__(
         self,
@@ -235,16 +228,7 @@ class FedAUX(FedAvg):
         self.negatives, self.lam, self.epsilon, self.delta = negatives, lam, epsilon, delta
         self.pretraining, self.features = pretraining, features
         self.distil_epochs, self.distil_batch_size = distil_epochs, distil_batch_size
-        # the net that scores, which clients know as they know their own
-        self.start = {name: t.detach().cpu().clone() for name, t in net.state_dict().items()}
         self.adam = KeptOptimizer(partial(server_adam, lr=distil_lr))
-        self._models: list[tuple[nn.Module, State]] = []  # of the round's clients
-        self._scores: list[Tensor] = []
-
-    def check(self, data: FederatedDataModule) -> None:
-        """Asks for enough public data to split."""
-        check_public(data, "FedAUX", least=2)
-        super().check(data)
 
     def on_train_start(self) -> None:
         """Pre-trains the net of a new run, and opens the engine."""
@@ -261,7 +245,6 @@ class FedAUX(FedAvg):
 
     def broadcast(self) -> Message:
         """w_t and, where it is not the one that clients know, the net that scores."""
-        self._models, self._scores = [], []
         message = super().broadcast()
         if self.pretraining is not None:
             message.models["start"] = self.start
@@ -270,8 +253,7 @@ class FedAUX(FedAvg):
     def on_update(self, update: ClientUpdate) -> None:
         """Keeps a client's model and scores until they have taught."""
         if self.distil_epochs:
-            self._models.append((self.net, update.weights))
-            self._scores.append(update.extra["scores"])
+            self.answers.append((update.weights, update.extra["scores"]))
 
     def server_step(self, mean: State) -> None:
         """As FedAvg; then the ensemble, weighted by its scores, teaches the mean."""
@@ -281,10 +263,11 @@ class FedAUX(FedAvg):
         _, examples = split_public(self.public, self.negatives, self.datamodule.seed)
         steps = self.distil_epochs * math.ceil(len(examples) / self.distil_batch_size)
         like = next(self.net.parameters())  # some devices have no doubles
-        weights = torch.stack(self._scores, dim=1).to(like)
-        teachers, batches = frozen(self._models, self.device), (examples, self.distil_batch_size)
-        optimizer = self.adam.of(self.net)
-        distil(self, self.net, teachers, batches, optimizer, steps, weights=weights)
+        weights = torch.stack([scores for _, scores in self.answers], dim=1).to(like)
+        models, self.answers = [(self.net, model) for model, _ in self.answers], []
+        answer = mean_answer(models, self.device)
+        batches, optimizer = (examples, self.distil_batch_size), self.adam.of(self.net)
+        distil(self, self.net, answer, batches, optimizer, steps, known=weights)
 
     def client_extra(self) -> Specs:
         """The scores of all public inputs that are distilled on."""

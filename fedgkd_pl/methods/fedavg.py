@@ -8,9 +8,11 @@ FedAdam and others (Reddi et al., ICLR 2021).
     server:    w_{t+1} ← w_t − η_s (w_t − Σ_k n_k/n w_k)
 """
 
+from collections import defaultdict
 from typing import Any, Literal, cast
 
 import torch
+from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.engines.base import Engine
 from fedgkd_pl.engines.local import LocalEngine
 from fedgkd_pl.errors import require
@@ -28,6 +30,7 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torchmetrics import Metric
+from typing_extensions import override
 
 Weighting = Literal["samples", "uniform"]
 DISTIL = "distil"  # the number in a message that says whether the teacher teaches
@@ -106,6 +109,7 @@ class FedAvg(FederatedServer):
     colour = 0
     client_class: type[FederatedClient] = FedAvgClient
     averages = True  # whether the server averages the clients' models
+    public_inputs = 0  # how many the method needs at least
 
     def __init__(
         self,
@@ -139,6 +143,9 @@ class FedAvg(FederatedServer):
         self.metrics = metrics or {}
         self.weighting: Weighting = weighting
         self.server_optimizer = server_optimizer
+        self.start: State = {}  # w_0, of a method that keeps it, unless clients have different nets
+        self.answers: list[Any] = []  # what on_update has kept of the round, for server_step
+        self.sums = defaultdict[str, Any](float)  # and what it has added up
         if round_scheduler is not None:
             weight = [nn.Parameter(torch.zeros(1))]
             if self.optimizer is None:
@@ -150,6 +157,7 @@ class FedAvg(FederatedServer):
     def training_step(self, cohort: list[int], batch_idx: int) -> None:
         """One communication round (Algorithm 1)."""
         with threads(1):  # so that nothing depends on how many cores the server has
+            self.answers, self.sums = [], defaultdict[str, Any](float)
             message = self.broadcast()
             total = WeightedMean()
             for update in self.local_updates(message, cohort):
@@ -157,6 +165,35 @@ class FedAvg(FederatedServer):
                 self.on_update(update)
             if self.round_counts():
                 self.server_step(total.mean(exact=True))
+
+    @override
+    def reset(self) -> None:
+        super().reset()
+        if "start" in self.keeps and self.client_nets.index is None:
+            self.start = self.global_copy()
+
+    @override
+    def check(self, data: FederatedDataModule) -> None:
+        if self.public_inputs:
+            data.client_data  # noqa: B018  (loads it)
+            text = f"must have at least {self.public_inputs} inputs: such as HeldOut, or OtherData"
+            require(len(data.public or ()) >= self.public_inputs, "public", text)
+        super().check(data)
+
+    @override
+    def client(self, number: int = 0) -> FederatedClient:
+        client = super().client(number)
+        if "start" in self.keeps:
+            client.start = self.start_of(number)
+        return client
+
+    def start_of(self, number: int = 0) -> State:
+        """w_0 of clients with one of the nets, on the CPU and in the precision of now."""
+        now = self.nets[number].state_dict()
+        return {
+            name: self.start.get(name, t).detach().to("cpu", t.dtype, copy=True)
+            for name, t in now.items()
+        }
 
     def broadcast(self) -> Message:
         """What every client gets: w_t; where clients have several nets, the model of each."""
@@ -180,7 +217,7 @@ class FedAvg(FederatedServer):
         return like({name: p.detach() for name, p in self.net.named_parameters()})
 
     def on_update(self, update: ClientUpdate) -> None:
-        """Takes in what a method needs of a client's answer; nothing here."""
+        """Adds what a method needs of a client's answer to ``answers`` or ``sums``."""
 
     @torch.no_grad()
     def server_step(self, mean: State) -> None:

@@ -14,23 +14,25 @@ clients of the round teach every prototype that has one in it; the others stay a
 evaluated is the mean of the prototypes' logits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.examples import Examples
-from fedgkd_pl.errors import at_least, not_negative, positive, require
-from fedgkd_pl.federation.message import ClientUpdate, Message, State
+from fedgkd_pl.errors import at_least, not_negative, positive
+from fedgkd_pl.federation.message import ClientUpdate, State
 from fedgkd_pl.federation.nets import ClientNets, server_net
 from fedgkd_pl.federation.server_training import (
+    Answer,
     answered_batches,
+    as_input,
     server_adam,
     server_steps,
     validation_scores,
 )
 from fedgkd_pl.federation.teachers import FrozenNet
-from fedgkd_pl.methods.fedavg import FedAvg, Weighting
+from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient, Weighting
 from fedgkd_pl.methods.fedgkd import distillation
 from fedgkd_pl.seeds import derive
 from torch import Tensor, nn
@@ -62,6 +64,7 @@ class FedDF(FedAvg):
     takes_modules = False
     takes_sequences = False
     tasks: tuple[str, ...] = ("classes",)
+    public_inputs = 1
 
     def __init__(
         self,
@@ -94,30 +97,19 @@ class FedDF(FedAvg):
         self.temperature = temperature
         self.validate_every = validate_every
         self.patience = patience
-        self._models: list[tuple[nn.Module, State]] = []  # of the round's clients, with their nets
-
-    def check(self, data: FederatedDataModule) -> None:
-        """Asks for public data, too."""
-        check_public(data, self.title)
-        super().check(data)
-
-    def broadcast(self) -> Message:
-        """w_t."""
-        self._models = []
-        return super().broadcast()
 
     def on_update(self, update: ClientUpdate) -> None:
         """Keeps a client's model until it has taught."""
         if self.distil_steps:
-            self._models.append((self.nets[self.net_index(update.client)], update.weights))
+            self.answers.append((self.nets[self.net_index(update.client)], update.weights))
 
     def server_step(self, mean: State) -> None:
         """As FedAvg; then the ensemble teaches the mean of every net that had a client."""
         super().server_step(mean)
         if not self.distil_steps:
             return
-        present = {id(net) for net, _ in self._models}
-        teachers = frozen(self._models, self.device)
+        present = {id(net) for net, _ in self.answers}
+        answer = mean_answer(self.answers, self.device)
         for net, label in zip(self.nets, self.net_names, strict=True):
             if id(net) not in present:
                 continue
@@ -125,8 +117,9 @@ class FedDF(FedAvg):
             name = "server" if self.client_nets.index is None else f"server/{label}"
             best = Best(self, net, name)
             distil(
-                *(self, net, teachers, (self.public, self.distil_batch_size)),
-                *(optimizer, self.distil_steps, self.temperature),
+                *(self, net, answer, (self.public, self.distil_batch_size)),
+                *(optimizer, self.distil_steps),
+                loss=partial(distillation, temperature=self.temperature),
                 clip=self.distil_clip,
                 scheduler=CosineAnnealingLR(optimizer, self.distil_steps),
                 stop=best if len(self.datamodule.val) else lambda step: False,
@@ -135,46 +128,50 @@ class FedDF(FedAvg):
             best.restore()
 
 
-def frozen(models: list[tuple[nn.Module, State]], device: torch.device) -> list[FrozenNet]:
-    """The models of a round's clients, which are given away with it."""
+def distil(
+    server: FedAvg,
+    net: nn.Module,
+    answer: Answer,
+    batches: tuple[Examples, int],
+    optimizer: Optimizer,
+    steps: int,
+    loss: Callable[[Tensor, Tensor], Tensor] = distillation,
+    known: Tensor | None = None,
+    **options: Any,
+) -> None:
+    """Trains a net of the server towards what is said of public data.
+
+    Args:
+        answer: what is said of inputs and, where it is given, of their rows of ``known``.
+        batches: the public data, and how many inputs a step takes.
+        loss: of the net's logits and the answers.
+        options: those of ``server_steps``.
+    """
+
+    def step_loss(x: Tensor, target: Tensor) -> Tensor:
+        return loss(net(x), target)
+
+    random = torch.Generator().manual_seed(derive(server.datamodule.seed, "server", server.round))
+    answered = answered_batches(*batches, random, answer, next(net.parameters()), known)
+    server_steps(server, optimizer, answered, step_loss, steps, **options)
+
+
+def mean_answer(models: list[tuple[nn.Module, State]], device: torch.device) -> Answer:
+    """The mean of the models' logits, weighted where every input has its weights.
+
+    ``models``, each with its net, are given away with it.
+    """
     teachers = []
     while models:
         net, model = models.pop(0)
         teachers.append(FrozenNet(net))
         teachers[-1].load(model, device)
-    return teachers
-
-
-def distil(
-    server: FedAvg,
-    net: nn.Module,
-    teachers: Sequence[FrozenNet],
-    batches: tuple[Examples, int],
-    optimizer: Optimizer,
-    steps: int,
-    temperature: float = 1.0,
-    weights: Tensor | None = None,
-    **options: Any,
-) -> None:
-    """Trains a net of the server towards an ensemble.
-
-    Args:
-        batches: the public data, and how many inputs a step takes.
-        weights: of the teachers, a row for every input; None for alike.
-        options: those of ``server_steps``.
-    """
-    like = next(net.parameters())
 
     def answer(x: Tensor, shares: Tensor | None = None) -> Tensor:
         logits = torch.stack([teacher(x) for teacher in teachers])
         return logits.mean(0) if shares is None else weighted_mean(logits, shares)
 
-    def loss(x: Tensor, target: Tensor) -> Tensor:
-        return distillation(net(x), target, temperature=temperature)
-
-    random = torch.Generator().manual_seed(derive(server.datamodule.seed, "server", server.round))
-    answered = answered_batches(*batches, random, answer, like, known=weights)
-    server_steps(server, optimizer, answered, loss, steps, **options)
+    return answer
 
 
 class Best:
@@ -211,10 +208,34 @@ def weighted_mean(logits: Tensor, shares: Tensor) -> Tensor:
     return (scores * logits).sum(0) / scores.sum(0)
 
 
-def check_public(data: FederatedDataModule, method: str, least: int = 1) -> None:
-    """Raises a clear error if there is no public data, or too little."""
-    data.client_data  # noqa: B018  (loads it)
-    text = f"{method} needs public data: such as data.public: HeldOut, or OtherData"
-    require(data.public is not None, "public", text)
-    found = len(data.public or ())
-    require(found >= least, "public", f"{method} needs at least {least} inputs", found)
+class PublicClient(FedAvgClient):
+    """A client that learns from public data before its own."""
+
+    uses_public = True
+
+    def random(self) -> torch.Generator:
+        """What public data is shuffled by."""
+        return torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+
+    def learn(
+        self,
+        batches: Iterable[Sequence[Tensor]],
+        optimizer: Optimizer,
+        loss: Callable[..., Tensor],
+        samples: int,
+    ) -> float:
+        """Takes a step a batch; returns the mean loss over so many samples.
+
+        Args:
+            batches: inputs and what else ``loss`` takes after the net's logits.
+        """
+        weight, total = next(self.net.parameters()), 0.0
+        for x, *given in batches:
+            self.norms.expect(len(x))
+            optimizer.zero_grad()
+            value = loss(self.net(as_input(x, weight)), *given)
+            value.backward()
+            optimizer.step()
+            total += value.item() * len(x) / samples
+        optimizer.zero_grad()
+        return total

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from fedgkd_pl.errors import not_negative
-from fedgkd_pl.federation.client import OUTPUTS, FederatedClient, Objective
+from fedgkd_pl.federation.client import OUTPUTS, Objective
 from fedgkd_pl.federation.hardware import wide
 from fedgkd_pl.federation.message import ClientUpdate, Message, Spec, Specs, State, grouped, joined
 from fedgkd_pl.federation.nets import ClientNets, server_net
@@ -30,7 +30,6 @@ LARGEST = 1e6  # of a mean logit
 class FedDistillClient(FedAvgClient):
     """The client module of both; its last report is its state and, in the plain one, its model."""
 
-    coefficient: float
     start: State | None = None  # w_0, for clients that keep a model of their own
     targets: Tensor | None = None  # t(y) by label
     known: Tensor  # whether anybody else holds the label
@@ -47,10 +46,7 @@ class FedDistillClient(FedAvgClient):
         if "logits" in message.tensors:
             means, holds = (message.tensors["logits"][name] for name in ("means", "holds"))
             if REPORT in kept:
-                means, holds = (
-                    means - kept[REPORT]["means"],
-                    holds - kept[REPORT]["holds"],
-                )
+                means, holds = means - kept[REPORT]["means"], holds - kept[REPORT]["holds"]
             self.known = (holds > 0.5).to(self.device)
             targets = (means / holds.clamp(min=1)[:, None]).to(means.dtype)
             self.targets = targets.to(self.device)
@@ -113,7 +109,6 @@ class FedDistillPlus(FedAvg):
         not_negative(coefficient=coefficient)
         self.coefficient = coefficient
         self.reports: dict[int, State] = {}  # the newest of every client
-        self._new_reports: dict[int, State] = {}
 
     def reset(self) -> None:
         """Drops the reports, too."""
@@ -123,7 +118,6 @@ class FedDistillPlus(FedAvg):
     def broadcast(self) -> Message:
         """w_t, and the sum of all clients' reports; each client takes its own out."""
         message = super().broadcast()
-        self._new_reports = {}
         if self.reports and self.coefficient:
             reports = [self.reports[client] for client in sorted(self.reports)]
             message.tensors["logits"] = {
@@ -135,12 +129,12 @@ class FedDistillPlus(FedAvg):
     def on_update(self, update: ClientUpdate) -> None:
         """Keeps a client's report until the round counts."""
         if update.extra:
-            self._new_reports[update.client] = update.extra
+            self.answers.append((update.client, update.extra))
 
     def server_step(self, mean: State) -> None:
         """As FedAvg; the new reports replace those of the same clients."""
         super().server_step(mean)
-        self.reports |= self._new_reports
+        self.reports |= dict(self.answers)
 
     def client_extra(self) -> Specs:
         """The mean logits of every label, and which labels a client holds."""
@@ -202,14 +196,6 @@ class FedDistill(FedDistillPlus):
     ) -> None:
         super().__init__(server_net("per_client", net, nets), coefficient, **kwargs)
         self.client_nets = ClientNets("per_client", nets, nets_of)
-        # w_0, unless clients have different nets
-        self.start = self.global_copy() if self.client_nets.index is None else {}
-
-    def reset(self) -> None:
-        """Starts from the net as it is, too."""
-        super().reset()
-        if self.client_nets.index is None:
-            self.start = self.global_copy()
 
     def broadcast(self) -> Message:
         """The sum of all clients' reports, and no model."""
@@ -220,17 +206,6 @@ class FedDistill(FedDistillPlus):
     def client_state(self, number: int = 0) -> Specs:
         """A client's last report and its model."""
         return {**super().client_state(), **joined({OWN: self.client_model(number)})}
-
-    def client(self, number: int = 0) -> FederatedClient:
-        """A client that knows w_0 of its net."""
-        client = super().client(number)
-        client.start = self.start or own_copy(self.nets[number])
-        return client
-
-
-def own_copy(net: nn.Module) -> State:
-    """A copy of a net's weights on the CPU."""
-    return {name: tensor.detach().cpu().clone() for name, tensor in net.state_dict().items()}
 
 
 def report_type(net: nn.Module) -> torch.dtype:

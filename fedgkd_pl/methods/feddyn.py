@@ -73,27 +73,20 @@ class FedDyn(FedAvg):
         self.mu = alpha  # of FedProx's term, around w_t − d_k
         self.server_term = server_term
         self.moved: State = {}  # the sum of all clients' d_k
-        self._moves: State = {}  # of the round
 
     def reset(self) -> None:
         """Starts with d_k of zero."""
         super().reset()
         self.moved = {}
 
-    def broadcast(self) -> Message:
-        """w_t."""
-        self._moves = {}
-        return super().broadcast()
-
     def on_update(self, update: ClientUpdate) -> None:
         """Adds θ_k − w_t up."""
         for name, move in self.move_of(update).items():
-            self._moves[name] = self._moves[name] + move if name in self._moves else move
+            self.sums[name] += move
 
     def server_step(self, mean: State) -> None:
         """Moves to the cohort's mean and the mean of all clients' d_k."""
-        for name, move in self._moves.items():
-            self.moved[name] = self.moved[name] + move if name in self.moved else move
+        self.moved = {name: self.moved.get(name, 0.0) + move for name, move in self.sums.items()}
         if self.server_term:
             clients = self.datamodule.num_clients
             mean = mean | {name: mean[name] + d / clients for name, d in self.moved.items()}

@@ -13,7 +13,7 @@ over the parameters; buffers are averaged. The authors test (w_t + w_{t−1})/2:
 from typing import Any
 
 from fedgkd_pl.errors import not_negative
-from fedgkd_pl.federation.message import ClientUpdate, Message, State
+from fedgkd_pl.federation.message import ClientUpdate, State
 from fedgkd_pl.methods.fedavg import FedAvg, Weighting
 from torch import nn
 
@@ -42,25 +42,20 @@ class FedExP(FedAvg):
         super().__init__(net, weighting=weighting, **kwargs)
         not_negative(epsilon=epsilon)
         self.epsilon = epsilon
-        self._squares = self._weight = 0.0
-
-    def broadcast(self) -> Message:
-        """w_t."""
-        self._squares = self._weight = 0.0
-        return super().broadcast()
 
     def on_update(self, update: ClientUpdate) -> None:
         """Adds p_k ‖Δ_k‖² up."""
         share = self.weight(update)
-        self._weight += share
+        self.sums["weight"] += share
         for move in self.move_of(update).values():
-            self._squares += share * float(move.square().sum())
+            self.sums["squares"] += share * float(move.square().sum())
 
     def server_step(self, mean: State) -> None:
         """Goes η_g times as far as the mean."""
         start = {n: p.detach().cpu().double() for n, p in self.net.named_parameters()}
         square = sum(float((mean[name] - w).square().sum()) for name, w in start.items())
-        step = extrapolation(self._squares / self._weight, square, self.epsilon)
+        mean_square = self.sums["squares"] / self.sums["weight"]
+        step = extrapolation(mean_square, square, self.epsilon)
         self.log_round({"server/step_size": step})
         new = {name: w + step * (mean[name] - w) for name, w in start.items()}
         super().server_step(mean | new)

@@ -22,6 +22,7 @@ from fedgkd_pl.errors import at_least, not_negative, require
 from fedgkd_pl.federation.client import Objective
 from fedgkd_pl.federation.hardware import wide
 from fedgkd_pl.federation.message import ClientUpdate, Message, Spec, Specs, State
+from fedgkd_pl.federation.server_training import server_adam
 from fedgkd_pl.federation.teachers import FrozenNet
 from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
 from fedgkd_pl.methods.fedgkd import distillation
@@ -48,15 +49,12 @@ class Generator(nn.Sequential):
         """Features that a sample of these labels might have."""
         if labels is not None:
             noise = torch.cat([noise, one_hot(labels, self.num_classes).to(noise)], dim=1)
-        for layer in self:
-            noise = layer(noise)
-        return noise
+        return super().forward(noise)  # type: ignore[no-untyped-call,no-any-return]
 
 
 class FedGenClient(FedAvgClient):
     """The client module of FedGen."""
 
-    generated: int  # samples per step; 0 if the generator is not used at all
     labels: Tensor | None = None  # to draw from; None while there is no generator
     weights: Tensor  # α_t and β_t
     counts: Tensor | None = None  # samples of each label
@@ -171,8 +169,6 @@ class FedGen(FedAvg):
         self.generator_batch_size = generator_batch_size
         self.generator = Generator(last.out_features, last.in_features, noise, hidden)
         self._fresh = {n: t.clone() for n, t in self.generator.state_dict().items()}
-        self._heads: list[tuple[Tensor, Tensor]] = []
-        self._counts: list[Tensor] = []
         self.labels: list[int] = []  # that somebody has reported
 
     @property
@@ -194,7 +190,6 @@ class FedGen(FedAvg):
     def broadcast(self) -> Message:
         """w_t and, once it has learned, the generator."""
         message = super().broadcast()
-        self._heads, self._counts = [], []
         if self.labels:
             shrink = self.decay ** (self.round - 1)
             message.models["generator"] = self.generator.state_dict()
@@ -206,14 +201,14 @@ class FedGen(FedAvg):
         """Keeps a client's head and label counts until the generator has learned from them."""
         if self.regularises:
             weights = update.weights
-            self._heads.append((weights["classifier.weight"], weights["classifier.bias"]))
-            self._counts.append(update.extra["counts"])
+            head = weights["classifier.weight"], weights["classifier.bias"]
+            self.answers.append((*head, update.extra["counts"]))
 
     def server_step(self, mean: State) -> None:
         """As FedAvg; then the generator learns from the cohort's heads."""
         super().server_step(mean)
         if self.regularises:
-            counts = torch.stack(self._counts)
+            counts = torch.stack([counts for *_, counts in self.answers])
             self.labels = sorted({*self.labels, *counts.sum(0).nonzero().flatten().tolist()})
             self.train_generator(counts)
 
@@ -221,17 +216,13 @@ class FedGen(FedAvg):
         """The generator's steps of one round; all its randomness comes from (seed, round)."""
         like = next(self.generator.parameters())
         shares = (counts / counts.sum(0).clamp(min=1)).to(like)
-        heads = [(weight.to(like), bias.to(like)) for weight, bias in self._heads]
+        heads = [(weight.to(like), bias.to(like)) for weight, bias, _ in self.answers]
         present = counts.sum(0).nonzero().flatten()
         random = torch.Generator().manual_seed(
             derive(self.datamodule.seed, "generator", self.round)
         )
-        optimizer = torch.optim.Adam(
-            self.generator.parameters(),
-            lr=self.generator_lr,
-            eps=max(1e-8, torch.finfo(like.dtype).tiny),  # in float16, 1e-8 is 0
-            weight_decay=self.generator_weight_decay,
-        )
+        weights, decay = self.generator.parameters(), self.generator_weight_decay
+        optimizer = server_adam(weights, self.generator_lr, decay)
         self.generator.train()
         with torch.enable_grad():
             for _ in range(self.generator_steps):

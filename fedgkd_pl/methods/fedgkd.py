@@ -27,11 +27,6 @@ Distance = Literal["kl", "mse"]
 class FedGKDClient(TeacherClient):
     """The client module of FedGKD."""
 
-    gamma: float
-    distance: Distance
-    temperature: float
-    tau_squared: bool
-
     def objective(self, x: Tensor, y: Tensor, teacher_output: Tensor | None) -> Objective:
         """CE(w) + γ/2 · KL(h(w̄_t) ‖ h(w))."""
         if teacher_output is None:

@@ -10,7 +10,7 @@ Model Trajectory, ICML 2025. With e_t the moving average, d_k the sum of client 
 By default the average starts empty and is divided by 1 − α^t, so that the random w_0 does not teach
 (after 100 rounds at α=0.995 it would still be 61 % of e). The dual without a proximal term moves
 directions that the loss does not hold: β is 10 in the authors' code for fewer local steps; with
-hundreds of steps take a larger β, or ``proximal`` (‖w − w_t‖²/(2β) beside it).
+hundreds of steps take a larger β.
 """
 
 from typing import Any
@@ -28,14 +28,9 @@ from torch import Tensor, nn
 class FedGMTClient(TeacherClient, FedDynClient):
     """The client module of FedGMT; d_k is its state."""
 
-    gamma: float
-    tau: float
-    beta: float
-
     def receive(self, message: Message, state: State) -> None:
         """Loads the student and the teacher; the dual's gradient is d_k/β."""
         super().receive(message, state)
-        self.start = self.sent  # a proximal term is around w_t here
         if state:
             names = [name for name, _ in self.net.named_parameters()]
             self.correction = [(state[name] / self.beta).to(self.device) for name in names]
@@ -46,11 +41,7 @@ class FedGMTClient(TeacherClient, FedDynClient):
             return super().objective(x, y, teacher_output)
         logits, ce, parts = self.task_loss(x, y)
         parts["kd"] = distillation(logits, teacher_output, temperature=self.tau)
-        loss = ce + self.gamma * self.tau**2 * parts["kd"]
-        if self.mu:
-            parts["proximal"] = self.proximal_term()
-            loss = loss + parts["proximal"]
-        return loss, parts
+        return ce + self.gamma * self.tau**2 * parts["kd"], parts
 
 
 class FedGMT(FedDyn):
@@ -63,7 +54,6 @@ class FedGMT(FedDyn):
         alpha: α, the decay of the moving average (authors: 0.95).
         beta: β, which divides the dual (authors: 10); ``inf`` for none in the client's loss.
         server_term: add the mean of all clients' d_k to the mean of the cohort's models.
-        proximal: hold clients near w_t, too.
         teach_from_start: start the average at w_0, as the authors do.
         weighting: of the clients in their mean: by their ``samples``, or ``uniform``.
         kwargs: those of :class:`FedAvg`.
@@ -86,7 +76,6 @@ class FedGMT(FedDyn):
         alpha: float = 0.95,
         beta: float = 10.0,
         server_term: bool = True,
-        proximal: bool = False,
         teach_from_start: bool = False,
         weighting: Weighting = "samples",
         **kwargs: Any,
@@ -97,7 +86,7 @@ class FedGMT(FedDyn):
         require(beta > 0, "beta", "must be positive", beta)
         super().__init__(net, alpha, server_term, weighting, **kwargs)
         self.gamma, self.tau, self.beta = gamma, tau, beta
-        self.mu = 1 / beta if proximal else 0.0
+        self.mu = 0.0  # no proximal term
         self.teach_from_start = teach_from_start
         self.average = MovingMean(alpha)
 

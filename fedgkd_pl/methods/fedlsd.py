@@ -29,27 +29,26 @@ Form = Literal["additive", "convex"]
 class FedLSDClient(TeacherClient):
     """The client module of FedLSD."""
 
-    beta: float
-    tau: float
-    form: Form
-
     def has_teacher(self, message: Message) -> bool:
         """w_t teaches in every round."""
-        return self.beta > 0
+        return bool(self.beta > 0)
 
     def objective(self, x: Tensor, y: Tensor, teacher_output: Tensor | None) -> Objective:
         """CE(w) + β τ² KL(p ‖ q), or the convex mixture."""
         if teacher_output is None:
             return super().objective(x, y, teacher_output)
         logits, ce, parts = self.task_loss(x, y)
-        own = 1.0
         if self.form == "convex":
             p = (wide(teacher_output) / self.tau).softmax(1)
             kd = -(p * log_softmax(wide(logits) / self.tau, dim=1)).sum(1).mean()
-            own = 1 - self.beta
-        else:
-            kd = distillation(logits, teacher_output, temperature=self.tau)
-        return own * ce + self.beta * self.tau**2 * kd, {**parts, "kd": kd}
+            return (1 - self.beta) * ce + self.beta * self.tau**2 * kd, {**parts, "kd": kd}
+        student, teacher = (self.compared(each, y) for each in (logits, teacher_output))
+        kd = distillation(student, teacher, temperature=self.tau)
+        return ce + self.beta * self.tau**2 * kd, {**parts, "kd": kd}
+
+    def compared(self, logits: Tensor, y: Tensor) -> Tensor:
+        """What of a model's logits is distilled."""
+        return logits
 
 
 class FedLSD(FedAvg):
@@ -89,17 +88,12 @@ class FedLSD(FedAvg):
 class FedNTDClient(FedLSDClient):
     """The client module of FedNTD."""
 
-    def objective(self, x: Tensor, y: Tensor, teacher_output: Tensor | None) -> Objective:
-        """CE(w) + β τ² KL(p̃ ‖ q̃)."""
-        if teacher_output is None:
-            return super().objective(x, y, teacher_output)
-        logits, ce, parts = self.task_loss(x, y)
-        student, teacher = not_true(logits, y), not_true(teacher_output, y)
-        kd = distillation(student, teacher, temperature=self.tau)
-        return ce + self.beta * self.tau**2 * kd, {**parts, "kd": kd}
+    def compared(self, logits: Tensor, y: Tensor) -> Tensor:
+        """Those of the classes that are not the label."""
+        return not_true(logits, y)
 
 
-class FedNTD(FedAvg):
+class FedNTD(FedLSD):
     """FedNTD: distillation of what the global model says of the classes that are not the label.
 
     Args:
@@ -113,21 +107,12 @@ class FedNTD(FedAvg):
     citation = "Lee et al., NeurIPS 2022"
     colour = 12
     client_class = FedNTDClient
-    client_settings = ("beta", "tau")
-    needs_outputs = True
-    tasks: tuple[str, ...] = ("classes",)
+    tasks = ("classes",)
 
     def __init__(
-        self,
-        net: nn.Module | None = None,
-        beta: float = 1.0,
-        tau: float = 1.0,
-        **kwargs: Any,
+        self, net: nn.Module | None = None, beta: float = 1.0, tau: float = 1.0, **kwargs: Any
     ) -> None:
-        super().__init__(net, **kwargs)
-        not_negative(beta=beta)
-        positive(tau=tau)
-        self.beta, self.tau = beta, tau
+        super().__init__(net, beta, tau, "additive", **kwargs)
 
 
 def not_true(logits: Tensor, y: Tensor) -> Tensor:

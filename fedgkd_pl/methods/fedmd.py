@@ -17,7 +17,6 @@ the mean before any party digests: so do we, at the end of the round before, and
 paper are T + 1 of ours. What is evaluated is the mean of the logits of all parties' nets.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,7 +26,6 @@ from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.examples import Batches, Examples
 from fedgkd_pl.data.public import sampled_rows
 from fedgkd_pl.errors import at_least, not_negative, positive, require
-from fedgkd_pl.federation.client import FederatedClient
 from fedgkd_pl.federation.hardware import wide
 from fedgkd_pl.federation.message import (
     ClientUpdate,
@@ -42,10 +40,10 @@ from fedgkd_pl.federation.message import (
 from fedgkd_pl.federation.nets import ClientNets, server_net
 from fedgkd_pl.federation.optimizer import empty_state, first_optimizer, load_state, state_of
 from fedgkd_pl.federation.own_module import one_of
-from fedgkd_pl.federation.server_training import as_input, logits_of, server_adam
-from fedgkd_pl.methods.fedavg import FedAvg, FedAvgClient
-from fedgkd_pl.methods.feddf import check_public
-from fedgkd_pl.methods.feddistill import LARGEST, OWN, own_copy, report_type
+from fedgkd_pl.federation.server_training import logits_of, server_adam
+from fedgkd_pl.methods.fedavg import FedAvg
+from fedgkd_pl.methods.feddf import PublicClient
+from fedgkd_pl.methods.feddistill import LARGEST, OWN, report_type
 from fedgkd_pl.seeds import derive
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -55,21 +53,9 @@ PRIVATE, DIGEST = "own optimizer", "digest's optimizer"  # their groups in a cli
 SINCE = "consensus of round"  # the number in a message that says so
 
 
-class FedMDClient(FedAvgClient):
+class FedMDClient(PublicClient):
     """The client module of FedMD: a party, which keeps its net and its optimizers."""
 
-    uses_public = True
-    start: State
-    labelled: bool
-    public_samples: int
-    public_epochs: int
-    public_lr: float
-    public_batch_size: int
-    start_epochs: int
-    digest_epochs: int
-    digest_batch_size: int
-    digest_decay: float
-    distil_lr: float
     kept: dict[str, State] = {}  # noqa: RUF012  (replaced, never changed)
     private: Optimizer | None = None
     adam: Optimizer | None = None
@@ -99,18 +85,17 @@ class FedMDClient(FedAvgClient):
         assert self.public is not None
         if self.is_new:
             adam = server_adam(self.net.parameters(), self.public_lr)
-            batches = Batches(self.public, self.public_batch_size, self._random())
-            self._train(batches, self.public_epochs, adam, _labels)
+            batches = Batches(self.public, self.public_batch_size, self.random())
+            for _ in range(self.public_epochs):
+                self.learn(batches, adam, label_loss, len(self.public))
         elif self.consensus is not None:
             self.adam = server_adam(self.net.parameters(), self.distil_lr)
             load_state(self.adam, self.kept.get(DIGEST, {}), weights_of(self.net))
             agreed = self._agreed(self.since)
-            batches = Batches(agreed, self.digest_batch_size, self._random())
+            batches = Batches(agreed, self.digest_batch_size, self.random())
             batches.teacher_output = self.consensus.to(self.device)
-            self.distance = self._train(batches, self.digest_epochs, self.adam, self._digest)
-
-    def _random(self) -> torch.Generator:
-        return torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+            for _ in range(self.digest_epochs):
+                self.distance = self.learn(batches, self.adam, self._digest, len(agreed))
 
     def _agreed(self, round: int) -> Examples:
         assert self.public is not None
@@ -121,23 +106,6 @@ class FedMDClient(FedAvgClient):
     def _digest(self, logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
         last = last_layer(self.net) if self.digest_decay else None
         return digest_loss(logits, target, last, self.digest_decay)
-
-    def _train(
-        self, batches: Batches, epochs: int, optimizer: Optimizer, loss: Callable[..., Tensor]
-    ) -> float | None:
-        """The mean loss of the last pass."""
-        weight, total = next(self.net.parameters()), None
-        for _ in range(epochs):
-            total = 0.0
-            for x, y, *target in batches:
-                self.norms.expect(len(y))
-                optimizer.zero_grad()
-                value = loss(self.net(as_input(x, weight)), y, *target)
-                value.backward()
-                optimizer.step()
-                total += value.item() * len(y) / len(batches.examples)
-        optimizer.zero_grad()
-        return total
 
     def reply(self) -> ClientUpdate:
         """Sends the logits of the round's public inputs, and keeps all the rest."""
@@ -193,7 +161,8 @@ class FedMD(FedAvg):
     shares_models = False
     takes_sequences = False
     averages = False
-    keeps = ("consensus", "since")
+    public_inputs = 1
+    keeps = ("start", "consensus", "since")
 
     def __init__(
         self,
@@ -227,7 +196,6 @@ class FedMD(FedAvg):
         self.digest_decay, self.distil_lr = digest_decay, distil_lr
         self.labelled = False  # whether the public data is; known with the data
         self.reset()
-        self._answers: list[Tensor] = []
 
     def reset(self) -> None:
         """Drops the consensus, too."""
@@ -237,7 +205,6 @@ class FedMD(FedAvg):
 
     def check(self, data: FederatedDataModule) -> None:
         """Asks for public data, with labels if it begins with them, and for a last layer."""
-        check_public(data, self.title)
         self.labelled = data.public_source is not None and data.public_source.labelled
         text = "FedMD begins with labels of the public data: labelled: true, or public_epochs: 0"
         require(self.labelled or not self.public_epochs, "public", text)
@@ -249,19 +216,18 @@ class FedMD(FedAvg):
 
     def broadcast(self) -> Message:
         """z̄, and no model."""
-        self._answers = []
         if not self.consensus:
             return Message(self.round, {})
         return Message(self.round, {}, {SINCE: self.since}, {"consensus": self.consensus})
 
     def on_update(self, update: ClientUpdate) -> None:
         """Takes a party's logits in."""
-        self._answers.append(update.extra["logits"])
+        self.answers.append(update.extra["logits"])
 
     def server_step(self, mean: State) -> None:
         """Copies the parties' nets, to evaluate them, and makes z̄."""
         super().server_step(mean)
-        self.consensus = {"logits": torch.stack(self._answers).mean(0)}
+        self.consensus = {"logits": torch.stack(self.answers).mean(0)}
         self.since = self.round
 
     def client_extra(self) -> Specs:
@@ -276,19 +242,14 @@ class FedMD(FedAvg):
         private, digest = (like(empty_state(each, weights)) for each in (self.optimizer, adam))
         return joined({OWN: self.client_model(number), PRIVATE: private, DIGEST: digest})
 
-    def client(self, number: int = 0) -> FederatedClient:
-        """A party, which knows its net as it starts."""
-        client = super().client(number)
-        client.start = own_copy(self.nets[number])
-        return client
-
 
 def weights_of(net: nn.Module) -> dict[str, nn.Parameter]:
     """The weights of a net by name."""
     return dict(net.named_parameters())
 
 
-def _labels(logits: Tensor, y: Tensor) -> Tensor:
+def label_loss(logits: Tensor, y: Tensor) -> Tensor:
+    """CE."""
     return cross_entropy(wide(logits), y)
 
 

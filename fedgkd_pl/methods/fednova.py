@@ -9,12 +9,14 @@ Clients may have FedProx's term; it is a part of a_k.
 """
 
 import math
+from functools import reduce
+from operator import add
 from typing import Any
 
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.errors import require
-from fedgkd_pl.federation.message import ClientUpdate, Message, State
+from fedgkd_pl.federation.message import ClientUpdate, State
 from fedgkd_pl.federation.optimizer import UnitGradient, check_countable
 from fedgkd_pl.methods.fedprox import FedProx
 from torch import nn
@@ -35,8 +37,6 @@ class FedNova(FedProx):
 
     def __init__(self, net: nn.Module | None = None, mu: float = 0.0, **kwargs: Any) -> None:
         super().__init__(net, mu, **kwargs)
-        self._work = self._weight = 0.0
-        self._moves: State = {}
 
     def check(self, data: FederatedDataModule) -> None:
         """Asks for an optimizer whose steps can be counted."""
@@ -45,26 +45,19 @@ class FedNova(FedProx):
         require(self.optimizer is not None, "optimizer", text)
         check_countable(self.client(), "FedNova")
 
-    def broadcast(self) -> Message:
-        """w_t."""
-        self._work = self._weight = 0.0
-        self._moves = {}
-        return super().broadcast()
-
     def on_update(self, update: ClientUpdate) -> None:
         """Adds p_k a_k and p_k (w_t − w_k) / a_k up."""
         share, work = self.weight(update), self.work(update.num_samples)
-        self._weight += share
-        self._work += share * work
+        self.answers.append((share, share * work))
         for name, move in self.move_of(update).items():
-            move *= share / work
-            self._moves[name] = self._moves[name] + move if name in self._moves else move
+            self.sums[name] += move * (share / work)
 
     def server_step(self, mean: State) -> None:
         """Moves by the normalised mean; buffers are averaged."""
-        scale = self._work / self._weight**2
+        weights, works = zip(*self.answers, strict=True)
+        scale = reduce(add, works) / sum(weights) ** 2  # sum() of floats depends on Python
         new = {
-            name: parameter.detach().cpu().double() + scale * self._moves[name]
+            name: parameter.detach().cpu().double() + scale * self.sums[name]
             for name, parameter in self.net.named_parameters()
         }
         super().server_step(mean | new)

@@ -55,19 +55,16 @@ class Adaptive(Optimizer):
         positive(tau=tau)
         super().__init__(params, {"rule": rule, "lr": lr, "betas": betas, "tau": tau})
 
-    @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step, computed in double precision."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = None if closure is None else closure()
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     self._move(parameter, group)
         return loss
 
+    @torch.no_grad()
     def _move(self, parameter: Tensor, group: dict[str, Any]) -> None:
         delta, tau = -parameter.grad.cpu().double(), group["tau"]  # type: ignore[union-attr]
         state = self.state[parameter]

@@ -18,8 +18,6 @@ from torch import Tensor, nn
 class FedProxClient(FedAvgClient):
     """The client module of FedProx."""
 
-    mu: float
-
     def receive(self, message: Message, state: State) -> None:
         """Remembers w_t."""
         super().receive(message, state)
@@ -36,7 +34,9 @@ class FedProxClient(FedAvgClient):
     def proximal_term(self) -> Tensor:
         """μ/2 ‖w − start‖²."""
         pairs = zip(self.net.parameters(), self.start, strict=True)
-        return self.mu / 2 * torch.stack([((w - w_t) ** 2).sum() for w, w_t in pairs]).sum()
+        squares = torch.stack([((w - w_t) ** 2).sum() for w, w_t in pairs]).sum()
+        term: Tensor = self.mu / 2 * squares
+        return term
 
 
 class FedProx(FedAvg):

@@ -25,9 +25,6 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 class MOONClient(FedAvgClient):
     """The client module of MOON; its previous model is its state."""
 
-    mu: float
-    tau: float
-
     def __init__(self, net: nn.Module, *args: Any, **settings: Any) -> None:
         super().__init__(net, *args, **settings)
         self.anchor, self.previous = FrozenNet(net), FrozenNet(net)

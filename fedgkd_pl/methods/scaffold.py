@@ -67,16 +67,13 @@ class SCAFFOLD(FedAvg):
         super().__init__(net, **kwargs)
         self.reset()
 
-    def _zeros(self) -> State:
-        return {
-            name: torch.zeros(parameter.shape, dtype=torch.float64)
-            for name, parameter in self.net.named_parameters()
-        }
-
     def reset(self) -> None:
         """Starts with control variates of zero."""
         super().reset()
-        self.control = self._zeros()
+        self.control: State = {
+            name: torch.zeros(parameter.shape, dtype=torch.float64)
+            for name, parameter in self.net.named_parameters()
+        }
 
     def check(self, data: FederatedDataModule) -> None:
         """Asks for an optimizer whose steps can be counted."""
@@ -86,7 +83,6 @@ class SCAFFOLD(FedAvg):
     def broadcast(self) -> Message:
         """w_t and c."""
         message = super().broadcast()
-        self._changes = self._zeros()
         message.tensors["control"] = {
             name: self.control[name].to(parameter.dtype)
             for name, parameter in self.net.named_parameters()
@@ -96,12 +92,12 @@ class SCAFFOLD(FedAvg):
     def on_update(self, update: ClientUpdate) -> None:
         """Adds c_k⁺ − c_k up."""
         for name, change in update.extra.items():
-            self._changes[name] += change.double()
+            self.sums[name] += change.double()
 
     def server_step(self, mean: State) -> None:
         """As FedAvg; c moves by the mean change over all clients."""
         super().server_step(mean)
-        for name, change in self._changes.items():
+        for name, change in self.sums.items():
             self.control[name] += change / self.datamodule.num_clients
 
     def client_extra(self) -> Specs:

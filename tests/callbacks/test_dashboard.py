@@ -11,20 +11,18 @@ from urllib.parse import urlencode
 
 import numpy as np
 import pytest
-import torch
 import yaml
 from fedgkd_pl import FedAvg, LocalEngine
-from fedgkd_pl.callbacks.dashboard import CHARTS, Dashboard, even_sample, layout
+from fedgkd_pl.callbacks.dashboard import CHARTS, Dashboard, layout
 from fedgkd_pl.cli.main import main
-from fedgkd_pl.data.partition import ClientIndex
 from fedgkd_pl.plots import figures
 from lightning.pytorch.loggers import TensorBoardLogger
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import SGD
 
 from tests.conftest import Table, fit, linear
 
-OTHERS = ("drift.ClientDrift", "local_models.LocalModels", "forgetting.Forgetting")
+OTHERS = ("drift.ClientDrift", "client_evaluation.LocalModels", "forgetting.Forgetting")
 OTHERS += ("agreement.TeacherAgreement", "communication.Communication", "averaged.AveragedModel")
 OTHERS += ("client_evaluation.ClientEvaluation",)
 Ask = Callable[..., Any]
@@ -69,7 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words += ["--model.local_epochs", "1", "--data.client_test_fraction", "0.2"]
     for name in (*OTHERS, "dashboard.Dashboard"):
         words.append(f"--trainer.callbacks+=fedgkd_pl.callbacks.{name}")
-    words += ["--trainer.callbacks.every_n_rounds", "2", "--trainer.callbacks.samples", "50"]
+    words += ["--trainer.callbacks.every_n_rounds", "2"]
     run = parent / "quickstart" / "version_0"
     assert main([*words, "--rounds", "2"]) == 0
     assert main(["fit", "--resume", str(run), "--rounds", "3"]) == 0
@@ -144,54 +142,6 @@ def test_the_confusion_matrix_is_an_image(ask: Ask) -> None:
     assert pictures[0] != pictures[1]
 
 
-def test_the_projector_shows_the_final_model(ask: Ask) -> None:
-    embedding = ask("projector/info", run=RUN)["embeddings"][-1]
-    assert embedding["tensorName"] == "features:00003"
-    assert embedding["tensorShape"] == [50, 64]
-    metadata = ask("projector/metadata", run=RUN, name="features:00003")
-    header, *rows = metadata.decode().splitlines()
-    assert header == "label\tclient" and len(rows) == 50
-
-
-def test_samples_are_drawn_evenly_of_clients() -> None:
-    index = ClientIndex([np.arange(8), np.arange(8, 13), np.array([], int), np.array([13])])
-    rows, owners = even_sample(index, 6)
-    assert owners.tolist() == [0, 0, 0, 1, 1, 3]
-    assert rows.tolist() == [0, 1, 2, 8, 9, 13]
-    assert even_sample(index, 99)[0].tolist() == list(range(14))
-
-
-class Maps(nn.Module):
-    """Features with a height and a width, and random numbers in eval mode, too."""
-
-    def __init__(self, hostile: bool = False) -> None:
-        super().__init__()
-        self.wide = nn.Linear(4, 6)
-        self.hostile = hostile
-
-    def features(self, x: Tensor) -> Tensor:
-        assert not self.hostile
-        return self.wide(x).view(-1, 3, 2, 1) + 0 * torch.rand(1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.wide(x).view(-1, 3, 2).mean(2)
-
-
-@pytest.mark.parametrize("hostile", [False, True])
-def test_features_are_pooled_and_where_a_net_hides_them_logits(
-    tmp_path: Path, hostile: bool
-) -> None:
-    data, model = Table(sizes=(4, 3)), server(Maps(hostile))
-    fit(model, data, 1, callbacks=[Dashboard()], logger=logger_of(tmp_path))
-    state = {name: t.numpy() for name, t in model.net.state_dict().items()}
-    (first, second) = data.client_data.index
-    wide = data.x[[*first, *second]] @ state["wide.weight"].T + state["wide.bias"]
-    (file,) = tmp_path.glob("*/features/tensors.tsv")
-    np.testing.assert_allclose(np.loadtxt(file), wide.reshape(7, 3, 2).mean(2), atol=1e-5)
-    expected = [f"{data.y[row]}\t{k}" for k, part in enumerate((first, second)) for row in part]
-    assert (file.parent / "metadata.tsv").read_text().splitlines()[1:] == expected
-
-
 def logger_of(folder: Path) -> TensorBoardLogger:
     return TensorBoardLogger(folder, "", "")
 
@@ -202,7 +152,7 @@ def server(net: nn.Module, **kwargs: Any) -> FedAvg:
 
 def test_the_test_sets_confusion_with_the_truth_in_rows(tmp_path: Path) -> None:
     data, model = Table(val_fraction=0.2), server(linear())
-    callback = Dashboard(every_n_rounds=2, samples=0)
+    callback = Dashboard(every_n_rounds=2)
     with patch.object(figures, "confusion_chart", wraps=figures.confusion_chart) as drawn:
         trainer = fit(model, data, 5, callbacks=[callback], logger=logger_of(tmp_path))
         trainer.validate(model, data, verbose=False)
@@ -215,7 +165,6 @@ def test_the_test_sets_confusion_with_the_truth_in_rows(tmp_path: Path) -> None:
     np.add.at(counts, (data.y[:6], guesses), 1)
     assert not np.array_equal(counts, counts.T), "rows and columns could be exchanged unseen"
     np.testing.assert_array_equal(drawn.call_args.args[0], counts)
-    assert not list(tmp_path.glob("proj*"))
 
 
 def test_no_chart_of_what_is_not_measured() -> None:

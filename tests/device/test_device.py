@@ -149,7 +149,7 @@ def test_every_callback_measures_the_same(tmp_path: Path, monkeypatch: pytest.Mo
         callbacks = [
             *(ClientDrift(), TeacherAgreement(split="val"), Forgetting(), LocalModels()),
             *(FeatureMap(every_n_rounds=2), AveragedModel(size=2), ClientEvaluation()),
-            *(Dashboard(every_n_rounds=1, samples=5), Communication()),
+            *(Dashboard(every_n_rounds=1), Communication()),
             *(ModelExport(formats=list(FILES)), RunFiles(str(folder))),
         ]
         model = FedGKDVote(conv_net(), buffer_size=2, optimizer=OPTIMIZER, engine=LocalEngine(1))

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fedgkd_pl import MLP, FedAvg, FedWeIT, LocalEngine, TaskAccuracy
+from fedgkd_pl import MLP, FedWeIT, LocalEngine, TaskAccuracy
 from fedgkd_pl.errors import SettingError
-from fedgkd_pl.methods.fedweit_client import (
+from fedgkd_pl.methods.fedweit import (
     Memory,
     attend,
     compose,
@@ -193,23 +193,6 @@ def test_three_tasks_of_three_clients(local: Any, settings: Any, clip: Any, late
     a = [expected["accuracy"][t] for t in (1, 3, 5)]
     lost = [oracle.forgetting([[*of[k].values()] for of in a]) for k in range(3)]
     assert model.report["task/forgetting"] == pytest.approx(np.mean(lost))
-
-
-IDENTITY: dict[str, Any] = {"adaptive": False, "local": False, "lam1": 0.0, "lam2": 0.0}
-
-
-@pytest.mark.parametrize("weighting", ["samples", "uniform"])
-def test_without_its_parts_it_is_fedavg_bit_for_bit(weighting: Any) -> None:
-    common: dict[str, Any] = {"local_epochs": 2, "optimizer": partial(SGD, lr=0.1, momentum=0.9)}
-    common |= {"weighting": weighting, "engine": LocalEngine(1)}
-    plain = FedAvg(six_net(), **common)
-    other = FedWeIT(six_net(), keep_optimizer=False, **IDENTITY, **common)
-    for model in (plain, other):
-        fit(model, Six(participation=0.67), ROUNDS, callbacks=[TaskAccuracy()])
-    assert same(plain.net.state_dict(), other.net.state_dict())
-    assert same(other.base, plain.net.state_dict()) and not other.client_states
-    assert plain.report == other.report
-    assert (plain.bytes_down, plain.bytes_up) == (other.bytes_down, other.bytes_up)
 
 
 def test_a_resume_at_any_round_and_two_workers_give_the_same_bits(tmp_path: Path) -> None:
