@@ -20,7 +20,7 @@ from fedgkd_pl.data.tasks import ClassTasks
 from fedgkd_pl.data.validation import check_splits, warn_of_missing, warn_of_owners
 from fedgkd_pl.errors import at_least, require
 from fedgkd_pl.seeds import default_seed, derive
-from fedgkd_pl.storage.checkpoint_io import load_newest
+from fedgkd_pl.storage.checkpoint import load_newest
 from fedgkd_pl.storage.recorded import Recorded
 from lightning.pytorch import LightningDataModule
 from torch import Tensor, nn

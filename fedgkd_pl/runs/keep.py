@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from fedgkd_pl.federation.checks import SCORES
 from fedgkd_pl.runs.folder import LAST
-from fedgkd_pl.storage.checkpoint import CheckpointDamaged, read_checkpoint
-from fedgkd_pl.storage.checkpoint_io import copy_checkpoint
+from fedgkd_pl.storage.checkpoint import CheckpointDamaged, copy_checkpoint, read_checkpoint
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from typing_extensions import override

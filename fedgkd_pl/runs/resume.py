@@ -7,8 +7,7 @@ from typing import Any
 from fedgkd_pl.errors import SettingError, StorageError, require
 from fedgkd_pl.runs.folder import LAST, RunFolder
 from fedgkd_pl.runs.settings import short
-from fedgkd_pl.storage.checkpoint import RECORD, CheckpointDamaged
-from fedgkd_pl.storage.checkpoint_io import load_newest
+from fedgkd_pl.storage.checkpoint import RECORD, CheckpointDamaged, load_newest
 from fedgkd_pl.storage.files import CHECKPOINTS, previous
 from torch import nn
 

@@ -2,7 +2,8 @@
 
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from fedgkd_pl.errors import SettingError, StorageError
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
+    from torch import Tensor
 
 # The errors of a disk that cannot be written to.
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM)
@@ -100,11 +102,23 @@ def lock(folder: Path, key: str = "resume", seconds: float = 0) -> "BaseFileLock
 
 def sync_folder(folder: Path) -> None:
     """Forces a folder's names to the disk, where the system can."""
-    if os.name == "posix":
+    with suppress(OSError):  # some network filesystems cannot
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)
-        except OSError as error:
-            raise StorageError(folder, error) from error
         finally:
             os.close(descriptor)
+
+
+def to_safetensors(state: "Mapping[str, Tensor]", metadata: dict[str, str] | None = None) -> bytes:
+    """Tensors of any device as one safetensors blob; tied weights are written once per name."""
+    from safetensors.torch import save
+
+    seen: set[int] = set()
+    plain: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        tensor = tensor.detach().cpu().contiguous()
+        pointer = tensor.untyped_storage().data_ptr()
+        plain[name] = tensor.clone() if pointer in seen else tensor
+        seen.add(pointer)
+    return bytes(save(plain, metadata))

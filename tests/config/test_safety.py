@@ -22,7 +22,7 @@ import yaml
 from fedgkd_pl import read_checkpoint
 from fedgkd_pl.cli.main import main
 from fedgkd_pl.config.safety import PLACES, _things, confined
-from fedgkd_pl.storage.checkpoint_io import SafeCheckpointIO
+from fedgkd_pl.storage.checkpoint import SafeCheckpointIO
 
 from tests.support.runs import QUICK
 

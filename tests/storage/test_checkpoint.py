@@ -3,7 +3,6 @@
 import os
 import pickle
 import random
-import zipfile
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,8 @@ import torch
 from fedgkd_pl import FedAvg, FedGKD, LocalEngine, read_checkpoint
 from fedgkd_pl.errors import SettingError, StorageError
 from fedgkd_pl.runs.keep import BestRound
-from fedgkd_pl.storage.checkpoint import CheckpointDamaged
-from fedgkd_pl.storage.checkpoint_io import SafeCheckpointIO
-from fedgkd_pl.storage.files import previous
-from fedgkd_pl.storage.tensors import to_safetensors
-from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from fedgkd_pl.storage.checkpoint import CheckpointDamaged, SafeCheckpointIO
+from fedgkd_pl.storage.files import previous, to_safetensors
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from safetensors.torch import load_file
@@ -160,18 +156,6 @@ def test_constructor_arguments_are_not_saved(tmp_path: Path) -> None:
     assert file.is_symlink() and "hyper_parameters" not in read_checkpoint(file)
     model = Mine.load_from_checkpoint(file, net=linear(seed=5), **LOCAL)
     assert same(model.state_dict(), read_checkpoint(file)["state_dict"]) and len(model.buffer) == 1
-
-
-def test_lightnings_own_files_can_be_resumed_from(tmp_path: Path) -> None:
-    """A Trainer with the user's own CheckpointIO keeps it; its files are read as plain data."""
-    whole, first, second = (FedGKD(linear(), **LOCAL) for _ in range(3))
-    fit(whole, Table(), 4)
-    keep = ModelCheckpoint(tmp_path, save_last=True)
-    plugins = {"plugins": [TorchCheckpointIO()], "enable_checkpointing": True}
-    fit(first, Table(), 2, callbacks=[keep], **plugins)
-    assert zipfile.is_zipfile(tmp_path / "last.ckpt")
-    quiet_trainer(max_epochs=4).fit(second, Table(), ckpt_path=tmp_path / "last.ckpt")
-    assert same(whole.net.state_dict(), second.net.state_dict())
 
 
 def test_a_resume_on_other_data_is_refused(saved: Path) -> None:
