@@ -35,8 +35,10 @@ from .data.datasets.toy import Toy2D as Toy2D
 from .data.examples import Examples as Examples
 from .data.examples import Splits as Splits
 from .data.partition import IID as IID
+from .data.partition import AuthorsDirichlet as AuthorsDirichlet
 from .data.partition import ByKey as ByKey
 from .data.partition import Dirichlet as Dirichlet
+from .data.partition import FromFile as FromFile
 from .data.partition import Partition as Partition
 from .data.partition import Pathological as Pathological
 from .data.partition import QuantitySkew as QuantitySkew
@@ -44,8 +46,6 @@ from .data.partition import Shards as Shards
 from .data.public import HeldOut as HeldOut
 from .data.public import OtherData as OtherData
 from .data.public import PublicData as PublicData
-from .data.published import AuthorsDirichlet as AuthorsDirichlet
-from .data.published import FromFile as FromFile
 from .data.sources.arrays import Arrays as Arrays
 from .data.sources.base import OwnData as OwnData
 from .data.sources.clients import ClientFiles as ClientFiles

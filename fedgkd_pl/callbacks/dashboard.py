@@ -7,7 +7,7 @@ import numpy as np
 import torch
 import yaml
 from fedgkd_pl.callbacks.evaluate import SplitRunner
-from fedgkd_pl.data.index import ClientIndex, Indices
+from fedgkd_pl.data.partition import ClientIndex, Indices
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.callback import FederatedCallback
 from fedgkd_pl.federation.own_module import has_outputs

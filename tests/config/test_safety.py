@@ -336,7 +336,6 @@ def test_every_argument_that_may_be_a_place_is_known() -> None:
     """A new version of Lightning may bring more of them."""
     harmless = {
         "data_dir",  # where data is read from; what is written there is the data's cache
-        "train_file",
         "path",  # of a partition, of cohorts or of own data: read as data
         "test_path",
         "profiler_kwargs",

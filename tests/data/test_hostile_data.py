@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import pickle
 import struct
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +19,7 @@ from fedgkd_pl.errors import SettingError
 
 from tests.conftest import Given, Table
 from tests.support.datasets import write_tiny
-from tests.support.formats import TREE, ag_news, image, small_texts, sst5
+from tests.support.formats import image
 
 # -- files -------------------------------------------------------------------------------------
 
@@ -35,40 +34,6 @@ def test_what_is_not_the_file_is_not_read(tmp_path: Path) -> None:
     for kind in ("pipe", "folder", "large", "nowhere", "device", "changed"):
         with pytest.raises(SettingError, match=f"^data_dir: .*{kind}"):
             read_checked(tmp_path / kind, "0" * 32)
-
-
-LINES = {
-    "sst5/dev.txt": [b"(7 (2 a))", b"(3 (2 a)", b"(3 (2 a)) b", b"(3 )", b"a film", b"\xff"],
-    "ag_news/test.csv": [b'"1","a"', b'"0","a","b"', b'"5","a","b"', b'"1","a","b', b"", b"\xff"],
-}
-
-
-def test_a_line_that_is_no_tree_or_row_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = small_texts(tmp_path, monkeypatch)
-    for name, lines in LINES.items():
-        data, sound = (sst5, TREE) if "sst5" in name else (ag_news, b'"1","a","b"\n')
-        for line in [*lines, b"\0", b"(2 " * 100_000]:
-            (folder / name).write_bytes(sound + line + b"\n" + sound)
-            with pytest.raises(SettingError, match=Path(name).name) as error:
-                data(folder).texts()
-            assert error.value.key == "data_dir" and len(str(error.value)) < 600
-
-
-def test_a_damaged_cache_of_tokens_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = small_texts(tmp_path, monkeypatch)
-    first = sst5(folder)
-    first.setup()
-    (cache,) = (folder / "sst5" / "tokenised").iterdir()
-    sound = cache.read_bytes()
-    for damaged in (b"", sound[:-1], sound[:-1] + bytes([sound[-1] ^ 1]), pickle.dumps([1])):
-        cache.write_bytes(damaged)
-        again = sst5(folder)
-        again.setup()
-        assert again.fingerprint() == first.fingerprint() and cache.read_bytes() == sound
 
 
 def as_large_as_can_be() -> bytes:

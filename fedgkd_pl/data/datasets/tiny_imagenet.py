@@ -58,20 +58,18 @@ class TinyImageNet(ImageArchive):
         require(len(classes) == self.num_classes, "data_dir", reason)
         self.class_names = names
         key = hashlib.sha256(("\n".join(names) + annotations).encode()).hexdigest()[:12]
-        train = [f"train/{name}/images/{file}" for name in names for file in self._files(name)]
+        train = [f"train/{name}/images/{file}" for name in classes for file in self._files(name)]
         # Mixed once and for all, so that the last tenth, the validation set, has every class.
         order = np.random.default_rng(0).permutation(len(train))
         rows = [line.split("\t") for line in annotations.splitlines()]
         known = all(len(row) > 1 and row[1] in classes for row in rows)
         reason = f"val_annotations.txt must name {self.TEST} images, each of a known class"
         require(known and len(rows) == self.TEST, "data_dir", reason)
+        test = [f"val/images/{row[0]}" for row in rows]
+        labels = np.array([classes[row[1]] for row in rows])
         return Splits(
             self._decoded(f"train-{key}", [train[n] for n in order], order // self.PER_CLASS),
-            self._decoded(
-                f"test-{key}",
-                [f"val/images/{row[0]}" for row in rows],
-                np.array([classes[row[1]] for row in rows]),
-            ),
+            self._decoded(f"test-{key}", test, labels),
         )
 
     def _files(self, name: str) -> list[str]:
