@@ -120,10 +120,8 @@ from .methods.fedprox import FedProx as FedProx
 from .methods.fedweit import FedWeIT as FedWeIT
 from .methods.moon import MOON as MOON
 from .methods.scaffold import SCAFFOLD as SCAFFOLD
-from .models.cnn import CNN as CNN
 from .models.ensemble import Ensemble as Ensemble
 from .models.heads import SplitNet as SplitNet
-from .models.mlp import MLP as MLP
 from .models.resnet import ResNet as ResNet
 from .models.resnet import ResNet8 as ResNet8
 from .models.resnet import ResNet18 as ResNet18
@@ -131,6 +129,8 @@ from .models.resnet import ResNet20 as ResNet20
 from .models.resnet import ResNet32 as ResNet32
 from .models.resnet import ResNet50 as ResNet50
 from .models.resnet import ResNet56 as ResNet56
+from .models.small import CNN as CNN
+from .models.small import MLP as MLP
 from .models.text import TextClassifier as TextClassifier
 from .runs.files import RunFiles as RunFiles
 from .storage.checkpoint import read_checkpoint as read_checkpoint

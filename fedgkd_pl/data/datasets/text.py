@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
-from fedgkd_pl.data.downloads import read_text
 from fedgkd_pl.data.examples import Examples, Splits
 from fedgkd_pl.data.inputs import TextInputs
 from fedgkd_pl.errors import SettingError, at_least, require
@@ -129,7 +128,7 @@ def load_tokenizer(name: str) -> Any:
     transformers = load_transformers("tokenizer")
     try:
         if Path(name).is_file():
-            words = read_text(Path(name), None).splitlines()
+            words = Path(name).read_text(encoding="utf-8").splitlines()
             tokenizer = transformers.BertTokenizer(vocab={word: n for n, word in enumerate(words)})
         else:
             tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
