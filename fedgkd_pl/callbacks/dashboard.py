@@ -13,7 +13,7 @@ from fedgkd_pl.federation.callback import FederatedCallback
 from fedgkd_pl.federation.own_module import has_outputs
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.runs.files import RunFiles
-from fedgkd_pl.storage.reading import printable
+from fedgkd_pl.storage.files import printable
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor

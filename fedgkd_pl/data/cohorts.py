@@ -20,7 +20,7 @@ import numpy as np
 from fedgkd_pl.data.partition import LARGEST, AuthorsDirichlet, Partition
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.seeds import derive
-from fedgkd_pl.storage.reading import read_json
+from fedgkd_pl.storage.files import read_json
 from fedgkd_pl.storage.recorded import Recorded
 from numpy.typing import NDArray
 from typing_extensions import override

@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 from fedgkd_pl.errors import SettingError, at_least, not_negative, positive, require
-from fedgkd_pl.storage.files import commit
-from fedgkd_pl.storage.reading import MB, read_json
+from fedgkd_pl.storage.files import MB, commit, read_json
 from fedgkd_pl.storage.recorded import Recorded
 from numpy.random import Generator, RandomState
 from numpy.typing import NDArray

@@ -16,8 +16,7 @@ from typing import Any
 
 import torch
 from fedgkd_pl.errors import StorageError
-from fedgkd_pl.storage.files import commit, home_of, previous, to_safetensors
-from fedgkd_pl.storage.reading import printable
+from fedgkd_pl.storage.files import commit, home_of, previous, printable, to_safetensors
 from fedgkd_pl.storage.states import FOLDER, StateStore, clean, read_state
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 from safetensors import safe_open
