@@ -3,7 +3,6 @@
 import hashlib
 import os
 import struct
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from fedgkd_pl.data.examples import Examples, Splits, digest
 from fedgkd_pl.data.transforms import Scale
 from fedgkd_pl.errors import SettingError
 
-from tests.conftest import Given, Table
+from tests.conftest import Table
 from tests.support.datasets import write_tiny
 from tests.support.formats import image
 
@@ -99,7 +98,6 @@ NAN, INF = float("nan"), float("-inf")
 BAD: dict[str, tuple[Any, str]] = {
     "one label less": (with_train(targets=torch.arange(3)), "train has 3 labels"),
     "labels of floats": (with_train(targets=torch.arange(4.0)), "train labels"),
-    "labels of 32 bits": (with_test(targets=torch.arange(3, dtype=torch.int32)), "test targets"),
     "label too large": (with_train(targets=torch.tensor([0, 2, 3, 3])), "train label at 2"),
     "NaN": (with_train(inputs=with_value(NAN, 3)), "train input at 3"),
     "Inf": (with_test(inputs=with_value(INF, 1, 3)), "test input at 1"),
@@ -107,13 +105,9 @@ BAD: dict[str, tuple[Any, str]] = {
     "no test samples": (with_test(0), "test"),
     "no training samples": (with_train(rows=0), "train"),
     "another shape": (with_test(inputs=torch.zeros(3, 5)), "test inputs"),
-    "another type": (
-        replace(SOUND, val=examples(inputs=torch.zeros(4, 2, dtype=torch.uint8))),
-        "val inputs",
-    ),
+    "another type": (replace(SOUND, val=examples(inputs=torch.zeros(4, 2).half())), "val inputs"),
     "doubles": (with_test(inputs=torch.zeros(3, 2).double(), transform=as_it_is), "test inputs"),
     "a transform that fails": (with_train(transform=lambda x, _: x.view(5)), "transform"),
-    "a transform to arrays": (with_train(transform=lambda x, _: x.numpy()), "transform"),
     "keys too few": (replace(SOUND, keys=np.arange(3)), "keys"),
 }
 
@@ -167,22 +161,6 @@ def test_the_fingerprint_is_the_same_everywhere() -> None:
     ):
         expected.update(f"torch.{array.dtype.name} {array.shape};".encode() + array.tobytes())
     assert data.fingerprint() == expected.hexdigest() == data.fingerprint()
-
-
-def test_any_change_of_the_data_changes_the_fingerprint() -> None:
-    one = with_value(1.0, 2)
-    make: Callable[..., Own] = lambda splits, **settings: Own(splits, partition_seed=5, **settings)  # noqa: E731
-    changed = [
-        make(SOUND),
-        make(with_train(inputs=examples().inputs + one)),
-        make(with_train(targets=torch.tensor([0, 1, 2, 1]))),
-        make(with_test(inputs=examples(3).inputs + one[:3])),
-        make(with_test(targets=torch.tensor([0, 1, 1]))),
-        make(with_test(4)),
-        make(replace(SOUND, val=examples(3, inputs=examples(3).inputs + 1))),
-        make(SOUND, partition=Given([[0, 2], [1, 3]])),
-    ]
-    assert len({data.fingerprint() for data in changed}) == len(changed)
 
 
 def test_a_digest_reads_a_tensor_in_its_order_whatever_its_layout() -> None:

@@ -224,26 +224,9 @@ def test_a_run_in_another_folder_takes_the_states_along(tmp_path: Path) -> None:
         read_checkpoint(tmp_path / "a" / "last.ckpt", states=True)
 
 
-def trained(folder: Path, rounds: int) -> SCAFFOLD:
-    keep = ModelCheckpoint(folder, save_last=True)
-    model = SCAFFOLD(linear(), **LOCAL)
-    fit(model, Table(), rounds, callbacks=[keep], enable_checkpointing=True)
-    return model
-
-
-def test_a_resumed_run_is_the_same(tmp_path: Path) -> None:
-    whole = trained(tmp_path / "whole", 4)
-    trained(tmp_path / "half", 2)
-    resumed = SCAFFOLD(linear(), **LOCAL)
-    quiet_trainer(max_epochs=4).fit(resumed, Table(), ckpt_path=tmp_path / "half" / "last.ckpt")
-    assert same(whole.net.state_dict(), resumed.net.state_dict())
-    assert whole.client_states.keys() == resumed.client_states.keys()
-    for client, kept in whole.client_states.items():
-        assert same(kept, resumed.client_states[client])
-
-
 def test_only_a_fit_needs_what_clients_keep(tmp_path: Path) -> None:
-    whole = trained(tmp_path / "run", 3)
+    whole, keep = SCAFFOLD(linear(), **LOCAL), ModelCheckpoint(tmp_path / "run", save_last=True)
+    fit(whole, Table(), 3, callbacks=[keep], enable_checkpointing=True)
     alone = tmp_path / "alone.ckpt"
     shutil.copy(tmp_path / "run" / "last.ckpt", alone)
     model, tester = SCAFFOLD(linear(seed=1), **LOCAL), quiet_trainer(max_epochs=4)
