@@ -92,8 +92,11 @@ def test_a_commit_writes_what_changed(
     sync = os.fsync
 
     def named(descriptor: int) -> None:
-        name = Path(os.readlink(f"/proc/self/fd/{descriptor}")).name
-        synced.append("state" if ".safetensors." in name else name.split(f".{os.getpid()}")[0])
+        file = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        name = "state" if ".safetensors." in file.name else file.name.split(f".{os.getpid()}")[0]
+        synced.append(name)
+        if file.is_dir():  # as on some network filesystems
+            raise OSError(errno.EINVAL, "Invalid argument")
         sync(descriptor)
 
     monkeypatch.setattr(os, "fsync", named)
@@ -224,13 +227,25 @@ def test_a_run_in_another_folder_takes_the_states_along(tmp_path: Path) -> None:
         read_checkpoint(tmp_path / "a" / "last.ckpt", states=True)
 
 
-def test_only_a_fit_needs_what_clients_keep(tmp_path: Path) -> None:
-    whole, keep = SCAFFOLD(linear(), **LOCAL), ModelCheckpoint(tmp_path / "run", save_last=True)
-    fit(whole, Table(), 3, callbacks=[keep], enable_checkpointing=True)
-    alone = tmp_path / "alone.ckpt"
-    shutil.copy(tmp_path / "run" / "last.ckpt", alone)
-    model, tester = SCAFFOLD(linear(seed=1), **LOCAL), quiet_trainer(max_epochs=4)
-    tester.test(model, Table(), ckpt_path=alone, verbose=False)
-    assert same(whole.net.state_dict(), model.net.state_dict())
+def trained(folder: Path, rounds: int) -> SCAFFOLD:
+    keep = ModelCheckpoint(folder, save_last=True)
+    model = SCAFFOLD(linear(), **LOCAL)
+    fit(model, Table(), rounds, callbacks=[keep], enable_checkpointing=True)
+    return model
+
+
+def test_a_resumed_run_is_the_same_and_only_a_fit_needs_what_clients_keep(tmp_path: Path) -> None:
+    whole, half = trained(tmp_path / "whole", 4), trained(tmp_path / "half", 2)
+    last, alone = tmp_path / "half" / "last.ckpt", tmp_path / "alone.ckpt"
+    model, trainer = SCAFFOLD(linear(seed=1), **LOCAL), quiet_trainer(max_epochs=4)
+    shutil.copy(last, alone)
+    trainer.test(model, Table(), ckpt_path=alone, verbose=False)
+    assert same(half.net.state_dict(), model.net.state_dict())
     with pytest.raises(CheckpointDamaged, match="states/"):
-        tester.fit(SCAFFOLD(linear(), **LOCAL), Table(), ckpt_path=alone)
+        trainer.fit(SCAFFOLD(linear(), **LOCAL), Table(), ckpt_path=alone)
+    resumed = SCAFFOLD(linear(), **LOCAL)
+    quiet_trainer(max_epochs=4).fit(resumed, Table(), ckpt_path=last)
+    assert same(whole.net.state_dict(), resumed.net.state_dict())
+    assert whole.client_states.keys() == resumed.client_states.keys()
+    for client, kept in whole.client_states.items():
+        assert same(kept, resumed.client_states[client])
