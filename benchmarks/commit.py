@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from fedgkd_pl import MOON, FedAvg, FedGen, FedGKD, FedGKDVote, ResNet8
 from fedgkd_pl.storage import files as storage
-from fedgkd_pl.storage.checkpoint_io import SafeCheckpointIO
+from fedgkd_pl.storage.checkpoint import SafeCheckpointIO
 from torch.optim import SGD
 
 REPEATS = 7

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from fedgkd_pl import FedAvg, ResNet8
 from fedgkd_pl.data.examples import ClientData, Examples
-from fedgkd_pl.data.index import ClientIndex
+from fedgkd_pl.data.partition import ClientIndex
 from fedgkd_pl.data.sources.dataset import lazy_examples
 from fedgkd_pl.data.transforms import ImageTransform
 from fedgkd_pl.federation.client_trainer import ClientTrainer, Job, quiet

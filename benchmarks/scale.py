@@ -93,7 +93,7 @@ def run_keepers(clients: int) -> None:
     import torch
     from fedgkd_pl import SCAFFOLD, Arrays, CyclicCohorts, LocalEngine
     from fedgkd_pl.runs.resume import LastRound
-    from fedgkd_pl.storage.checkpoint_io import SafeCheckpointIO
+    from fedgkd_pl.storage.checkpoint import SafeCheckpointIO
     from lightning.pytorch import Trainer
     from torch import nn
 

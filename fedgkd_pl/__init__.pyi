@@ -35,8 +35,10 @@ from .data.datasets.toy import Toy2D as Toy2D
 from .data.examples import Examples as Examples
 from .data.examples import Splits as Splits
 from .data.partition import IID as IID
+from .data.partition import AuthorsDirichlet as AuthorsDirichlet
 from .data.partition import ByKey as ByKey
 from .data.partition import Dirichlet as Dirichlet
+from .data.partition import FromFile as FromFile
 from .data.partition import Partition as Partition
 from .data.partition import Pathological as Pathological
 from .data.partition import QuantitySkew as QuantitySkew
@@ -44,8 +46,6 @@ from .data.partition import Shards as Shards
 from .data.public import HeldOut as HeldOut
 from .data.public import OtherData as OtherData
 from .data.public import PublicData as PublicData
-from .data.published import AuthorsDirichlet as AuthorsDirichlet
-from .data.published import FromFile as FromFile
 from .data.sources.arrays import Arrays as Arrays
 from .data.sources.base import OwnData as OwnData
 from .data.sources.dataset import LightningData as LightningData
@@ -120,10 +120,8 @@ from .methods.fedprox import FedProx as FedProx
 from .methods.fedweit import FedWeIT as FedWeIT
 from .methods.moon import MOON as MOON
 from .methods.scaffold import SCAFFOLD as SCAFFOLD
-from .models.cnn import CNN as CNN
 from .models.ensemble import Ensemble as Ensemble
 from .models.heads import SplitNet as SplitNet
-from .models.mlp import MLP as MLP
 from .models.resnet import ResNet as ResNet
 from .models.resnet import ResNet8 as ResNet8
 from .models.resnet import ResNet18 as ResNet18
@@ -131,6 +129,8 @@ from .models.resnet import ResNet20 as ResNet20
 from .models.resnet import ResNet32 as ResNet32
 from .models.resnet import ResNet50 as ResNet50
 from .models.resnet import ResNet56 as ResNet56
+from .models.small import CNN as CNN
+from .models.small import MLP as MLP
 from .models.text import TextClassifier as TextClassifier
 from .runs.files import RunFiles as RunFiles
 from .storage.checkpoint import read_checkpoint as read_checkpoint

@@ -23,8 +23,7 @@ from fedgkd_pl.methods import title_of
 from fedgkd_pl.runs.accuracy import accuracy_summary
 from fedgkd_pl.runs.folder import METRICS, RunFolder
 from fedgkd_pl.runs.settings import fixed_settings
-from fedgkd_pl.storage.files import write_text
-from fedgkd_pl.storage.reading import read_json
+from fedgkd_pl.storage.files import read_json, write_text
 
 Row = dict[str, str]
 RUNS, ROUNDS, SETTINGS = "runs.csv", "rounds.csv", "settings.yaml"

@@ -12,8 +12,7 @@ from fedgkd_pl.federation.teachers import FrozenNet, MovingMean, TeacherBuffer
 from fedgkd_pl.models.ensemble import Ensemble
 from fedgkd_pl.runs.files import run_folder
 from fedgkd_pl.runs.folder import AVERAGE
-from fedgkd_pl.storage.files import commit
-from fedgkd_pl.storage.tensors import to_safetensors
+from fedgkd_pl.storage.files import commit, to_safetensors
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override

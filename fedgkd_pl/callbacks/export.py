@@ -13,8 +13,7 @@ from fedgkd_pl.errors import SettingError, installs, require
 from fedgkd_pl.federation.callback import FederatedCallback
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.runs.files import output_folder
-from fedgkd_pl.storage.files import commit
-from fedgkd_pl.storage.tensors import to_safetensors
+from fedgkd_pl.storage.files import commit, to_safetensors
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from typing_extensions import override

@@ -83,11 +83,10 @@ def partition(settings: list[str], export: str | None = None) -> None:
     Any further flag is one of fedgkd-pl fit, such as --config cifar10_fedgkd.yaml.
 
     Args:
-        export: write who owns which sample (.json, .npz), for --data.partition FromFile.
+        export: write who owns which sample (.json), for --data.partition FromFile.
     """
     file = None if export is None else Path(export)
-    fits = file is None or file.suffix in (".json", ".npz")
-    require(fits, "export", "must end in .json or .npz", export)
+    require(file is None or file.suffix == ".json", "export", "must end in .json", export)
     from fedgkd_pl.cli.partition import show_partition
     from fedgkd_pl.config.build import build_request
     from fedgkd_pl.config.request import read_request

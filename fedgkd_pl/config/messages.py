@@ -8,7 +8,7 @@ from typing import Any
 
 from fedgkd_pl.errors import ArgumentError, SettingError
 from fedgkd_pl.runs.settings import short
-from fedgkd_pl.storage.reading import printable
+from fedgkd_pl.storage.files import printable
 
 # Lines of the tree that say where the parser was, not what is wrong.
 NOISE = (

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 from fedgkd_pl.errors import SettingError, require
-from fedgkd_pl.storage.reading import MB, read_bytes
+from fedgkd_pl.storage.files import MB, read_bytes
 from jsonargparse._loaders_dumpers import get_yaml_default_loader
 from typing_extensions import override
 

@@ -14,15 +14,13 @@ A method may change what was drawn: :meth:`FederatedServer.choose_clients`.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from operator import index
 
 import numpy as np
-from fedgkd_pl.data.partition import Partition
-from fedgkd_pl.data.published import LARGEST, AuthorsDirichlet
+from fedgkd_pl.data.partition import LARGEST, AuthorsDirichlet, Partition
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.seeds import derive
-from fedgkd_pl.storage.reading import read_json
+from fedgkd_pl.storage.files import read_json
 from fedgkd_pl.storage.recorded import Recorded
 from numpy.typing import NDArray
 from typing_extensions import override
@@ -54,13 +52,9 @@ class Population:
         slots = random.choice(len(self.clients), self.size, replace=False, p=chances)
         return [self.clients[slot] for slot in slots.tolist()]
 
-    @cached_property
-    def _known(self) -> frozenset[int]:
-        return frozenset(self.clients)
-
     def require_some(self, cohort: Sequence[int], who: str) -> None:
         """Refuses a cohort, drawn by ``who``, that is not of these clients."""
-        fits = len(cohort) == len(set(cohort)) > 0 and self._known.issuperset(cohort)
+        fits = len(cohort) == len(set(cohort)) > 0 and set(cohort) <= set(self.clients)
         require(fits, "cohorts", f"{who} must name clients that can be drawn, each once", cohort)
 
 
@@ -178,10 +172,11 @@ class AuthorsCohorts(Cohorts):
         return population.partition.cohort(round, len(population.clients), population.size)
 
 
-class CohortSampler:
-    """The cohort of the current round, as drawn and then changed by ``choose`` (the method's).
+class CohortLoader:
+    """An epoch of the server's Trainer: one batch, which is the cohort of the round.
 
-    Lightning calls :meth:`set_epoch` before every epoch, on resume too, so this needs no state.
+    It is drawn and then changed by ``choose`` (the method's). Lightning calls the sampler's
+    :meth:`set_epoch` before every epoch, on resume too, so this needs no state.
     """
 
     def __init__(self, cohorts: Cohorts, population: Population, choose: Choose | None) -> None:
@@ -189,6 +184,7 @@ class CohortSampler:
         self.population = population
         self.choose = choose
         self.epoch = 0
+        self.sampler = self  # where Lightning looks for set_epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Moves to the round after ``epoch`` finished ones."""
@@ -203,15 +199,8 @@ class CohortSampler:
         self.population.require_some(drawn, who)
         return drawn
 
-
-class CohortLoader:
-    """An epoch of the server's Trainer: one batch, which is one cohort."""
-
-    def __init__(self, sampler: CohortSampler) -> None:
-        self.sampler = sampler  # Lightning looks for this name, to call set_epoch
-
     def __len__(self) -> int:
         return 1
 
     def __iter__(self) -> Iterator[list[int]]:
-        yield self.sampler.cohort()
+        yield self.cohort()

@@ -7,20 +7,18 @@ from typing import Any, Literal, Self
 
 import numpy as np
 import torch
-from fedgkd_pl.data.cohorts import CohortLoader, Cohorts, CohortSampler, Population, UniformCohorts
+from fedgkd_pl.data.cohorts import CohortLoader, Cohorts, Population, UniformCohorts
 from fedgkd_pl.data.examples import Batches, ClientData, Examples, Splits, digest
 from fedgkd_pl.data.heterogeneity import heterogeneity
-from fedgkd_pl.data.index import ClientIndex, stratified
 from fedgkd_pl.data.inputs import InputFormat
 from fedgkd_pl.data.own import OwnSplits, keep_own, own_of_owners
-from fedgkd_pl.data.partition import IID, Partition
+from fedgkd_pl.data.partition import IID, OTHERS, ClientIndex, Partition, export, stratified
 from fedgkd_pl.data.public import PublicData, unlabelled
-from fedgkd_pl.data.published import OTHERS, export
 from fedgkd_pl.data.tasks import ClassTasks
 from fedgkd_pl.data.validation import check_splits, warn_of_missing, warn_of_owners
 from fedgkd_pl.errors import at_least, require
 from fedgkd_pl.seeds import default_seed, derive
-from fedgkd_pl.storage.checkpoint_io import load_newest
+from fedgkd_pl.storage.checkpoint import load_newest
 from fedgkd_pl.storage.recorded import Recorded
 from lightning.pytorch import LightningDataModule
 from torch import Tensor, nn
@@ -265,7 +263,7 @@ class FederatedDataModule(LightningDataModule, Recorded):
         return self._everything
 
     def export_partition(self, path: str | Path) -> None:
-        """Writes who owns which sample to a .json or .npz file, for :class:`FromFile`."""
+        """Writes who owns which sample to a JSON file, for :class:`FromFile`."""
         parts = ClientIndex([self.rows["clients"][part] for part in self.client_data.index])
         others = {name: self.rows[name] for name in OTHERS}
         export(parts, self._everything.labels.numpy(), Path(path), others)
@@ -313,7 +311,7 @@ class FederatedDataModule(LightningDataModule, Recorded):
         choose = getattr(module, "choose_clients", None)
         if self.trainer and self.trainer.max_epochs:
             self.check_rounds(self.trainer.max_epochs)
-        return CohortLoader(CohortSampler(self.cohorts, self.population, choose))
+        return CohortLoader(self.cohorts, self.population, choose)
 
     def eval_splits(self) -> list[str]:
         """The names of what :meth:`val_dataloader` gives: within ``fit`` the test set too."""

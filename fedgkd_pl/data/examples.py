@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from fedgkd_pl.data.index import ClientIndex, SingleClientIndex
 from fedgkd_pl.data.mapped import MappedTensor
+from fedgkd_pl.data.partition import ClientIndex, SingleClientIndex
 from fedgkd_pl.data.tasks import Task, TaskSequences
 from fedgkd_pl.errors import require
 from fedgkd_pl.seeds import derive

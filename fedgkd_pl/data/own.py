@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from fedgkd_pl.data.examples import Examples
-from fedgkd_pl.data.index import ClientIndex, Indices, stratified
+from fedgkd_pl.data.partition import ClientIndex, Indices, stratified
 from fedgkd_pl.errors import require
 from fedgkd_pl.seeds import Purpose, derive
 

@@ -7,17 +7,118 @@ rest of the package::
     split[3]        # the sample numbers of client 3
 """
 
+import hashlib
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
-from fedgkd_pl.data.index import ClientIndex, Indices, Labels
 from fedgkd_pl.errors import SettingError, at_least, not_negative, positive, require
+from fedgkd_pl.storage.files import MB, commit, read_json
 from fedgkd_pl.storage.recorded import Recorded
 from numpy.random import Generator, RandomState
+from numpy.typing import NDArray
 from typing_extensions import override
 
+Labels = NDArray[np.int64]
+Indices = NDArray[np.int64]
 GROUP = 10  # clients that share a draw of the authors' procedure
+MAX_TRIES = 10_000  # draws by chance, before a clear error
+LARGEST = 1000 * MB
+OTHERS = ("validation", "public")  # whose samples no client of a file owns
+
+
+class ClientIndex(Sequence[Indices]):
+    """The sample numbers of every client, as one array with offsets.
+
+    Lists of Python integers take ten times the memory at 100,000 clients.
+    """
+
+    def __init__(self, parts: Sequence[Indices]) -> None:
+        self.offsets = np.concatenate([[0], np.cumsum([len(p) for p in parts])]).astype(np.int64)
+        self.samples = np.concatenate(parts).astype(np.int32)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, client: int) -> Indices:  # type: ignore[override]
+        if not 0 <= client < len(self):
+            raise IndexError(client)
+        start, stop = self.offsets[client : client + 2]
+        return self.samples[start:stop].astype(np.int64)
+
+    def size(self, client: int) -> int:
+        """The number of samples of one client."""
+        return int(self.offsets[client + 1] - self.offsets[client])
+
+    @property
+    def sizes(self) -> Indices:
+        """The number of samples of every client."""
+        return np.diff(self.offsets)
+
+    def among(self, rows: Indices) -> "ClientIndex":
+        """The same owners of some samples alone, which count from 0 in the order of ``rows``."""
+        place = np.full(max(self.samples.max(initial=0), rows.max(initial=0)) + 1, -1)
+        place[rows] = np.arange(len(rows))
+        parts = [place[part] for part in self]
+        return ClientIndex([part[part >= 0] for part in parts])
+
+    def label_counts(self, labels: Labels, num_classes: int) -> list[list[int]]:
+        """The samples of each class of every client; ``labels`` has one per sample."""
+        owners = np.repeat(np.arange(len(self)), self.sizes)
+        counts = np.zeros((len(self), num_classes), dtype=np.int64)
+        np.add.at(counts, (owners, labels[self.samples]), 1)
+        return counts.tolist()
+
+
+class SingleClientIndex(ClientIndex):
+    """One client, which owns all samples, and no other."""
+
+    def __init__(self, client: int, size: int) -> None:
+        self.client = client
+        super().__init__([np.arange(size)])
+
+    def __getitem__(self, client: int) -> Indices:  # type: ignore[override]
+        if client != self.client:
+            raise IndexError(client)
+        return super().__getitem__(0)
+
+    def size(self, client: int) -> int:
+        """The number of samples of one client."""
+        return len(self[client])
+
+
+def largest_first(index: ClientIndex, cohort: Sequence[int]) -> list[int]:
+    """The order of a round: the largest client first, so that no long one starts last."""
+    return sorted(cohort, key=lambda client: (-index.size(client), client))
+
+
+def stratified(
+    groups: Labels, size: int, generator: np.random.Generator, leave: int = 1
+) -> Indices:
+    """A sample in which every group has its share.
+
+    Args:
+        groups: the group of every sample: its label or its owner.
+        size: how many samples to take; fewer where a group would be used up.
+        leave: how many samples of a group stay, at least.
+
+    Returns:
+        Sample numbers, ascending.
+    """
+    names, sizes = np.unique(groups, return_counts=True)
+    exact = sizes * (size / len(groups))
+    take = np.floor(exact).astype(int)
+    largest = np.argsort(-(exact - take), kind="stable")
+    take[largest[: size - int(take.sum())]] += 1
+    take = np.minimum(take, sizes - leave)
+    drawn = [
+        generator.permutation(np.flatnonzero(groups == name))[:count]
+        for name, count in zip(names, take, strict=True)
+    ]
+    return np.sort(np.concatenate(drawn))
 
 
 class Partition(Recorded, ABC):
@@ -30,14 +131,6 @@ class Partition(Recorded, ABC):
     # part and of held-out public data are then taken from the clients that it gives them to
     of_all = False
     validation: Indices | None = None  # of ``of_all``: the server's part, where it says which
-
-    def take_source(self, training: Indices, names: Sequence[str]) -> None:
-        """Takes the names of the samples before the data is cut, for partitions that use them.
-
-        Args:
-            training: which of all samples are the training samples, in their order.
-            names: the file of each of all samples, with those drawn as the test set; may be empty.
-        """
 
     def __call__(
         self, labels: Labels, num_clients: int, generator: Generator, keys: Labels | None = None
@@ -83,28 +176,23 @@ class Dirichlet(Partition):
             least half a fair share, then re-cut into slices of equal size (2,250 on CIFAR).
             Otherwise one draw over all clients, with unequal sizes.
         min_size: the fewest samples a client may hold (unbalanced only; halved shares otherwise).
-        max_tries: how many draws before giving up with a clear error.
     """
 
     by_label = True
 
-    def __init__(
-        self, alpha: float = 0.5, balanced: bool = False, min_size: int = 10, max_tries: int = 10000
-    ) -> None:
+    def __init__(self, alpha: float = 0.5, balanced: bool = False, min_size: int = 10) -> None:
         positive(alpha=alpha)
         not_negative(min_size=min_size)
-        at_least(1, max_tries=max_tries)
         self.alpha = alpha
         self.balanced = balanced
         self.min_size = min_size
-        self.max_tries = max_tries
 
     @override
     def split(self, labels: Labels, num_clients: int, generator: Generator) -> Iterator[Indices]:
         def draw(samples: Indices, clients: int, least: int) -> list[Indices]:
             own = labels[samples]
             classes = [samples[own == label] for label in np.unique(own)]
-            return share_classes(classes, clients, self.alpha, least, self.max_tries, generator)
+            return share_classes(classes, clients, self.alpha, least, generator)
 
         if not self.balanced:
             reason = f"{num_clients} clients cannot hold that many of {len(labels)} samples each"
@@ -126,7 +214,6 @@ def share_classes(
     num_clients: int,
     alpha: float,
     least: float,
-    max_tries: int,
     random: Generator | RandomState,
     mix: bool = True,
 ) -> list[Indices]:
@@ -137,7 +224,7 @@ def share_classes(
         mix: whether the samples of a class are shuffled before each draw.
     """
     total = sum(map(len, classes))
-    for _ in range(max_tries):
+    for _ in range(MAX_TRIES):
         parts: list[list[Indices]] = [[] for _ in range(num_clients)]
         sizes = np.zeros(num_clients, dtype=np.int64)
         for members in classes:
@@ -152,12 +239,12 @@ def share_classes(
         else:
             if sizes.min() >= least:
                 return [np.concatenate(pieces) for pieces in parts]
-    raise gave_up("alpha", alpha, max_tries, least)
+    raise gave_up("alpha", alpha, least)
 
 
-def gave_up(key: str, value: float, max_tries: int, least: float) -> SettingError:
+def gave_up(key: str, value: float, least: float) -> SettingError:
     """The error of a partition that draws by chance."""
-    reason = f"no draw of {max_tries} gave each client at least {least:g} samples: raise {key}"
+    reason = f"no draw of {MAX_TRIES} gave each client at least {least:g} samples: raise {key}"
     return SettingError(key, f"{reason}, lower min_size or take fewer clients", value)
 
 
@@ -229,29 +316,26 @@ class QuantitySkew(Partition):
     Args:
         beta: concentration β > 0; the smaller, the more the sizes differ.
         min_size: the fewest samples a client may hold.
-        max_tries: how many draws before giving up with a clear error.
     """
 
-    def __init__(self, beta: float = 0.5, min_size: int = 1, max_tries: int = 10000) -> None:
+    def __init__(self, beta: float = 0.5, min_size: int = 1) -> None:
         positive(beta=beta)
         not_negative(min_size=min_size)
-        at_least(1, max_tries=max_tries)
         self.beta = beta
         self.min_size = min_size
-        self.max_tries = max_tries
 
     @override
     def split(self, labels: Labels, num_clients: int, generator: Generator) -> Iterator[Indices]:
         reason = f"{num_clients} clients cannot each have this many of {len(labels)} samples"
         require(self.min_size * num_clients <= len(labels), "min_size", reason, self.min_size)
-        for _ in range(self.max_tries):
+        for _ in range(MAX_TRIES):
             p = generator.dirichlet(np.full(num_clients, self.beta))
             cuts = (np.cumsum(p)[:-1] * len(labels)).astype(int)
             sizes = np.diff(np.concatenate([[0], cuts, [len(labels)]]))
             if sizes.min() >= self.min_size and np.isfinite(p).all():
                 yield from np.split(generator.permutation(len(labels)), cuts)
                 return
-        raise gave_up("beta", self.beta, self.max_tries, self.min_size)
+        raise gave_up("beta", self.beta, self.min_size)
 
 
 class ByKey(Partition):
@@ -276,3 +360,123 @@ class ByKey(Partition):
                 held[client_of[owner]] += sizes[owner]
         for client in range(num_clients):
             yield np.flatnonzero(client_of[where] == client)
+
+
+class AuthorsDirichlet(Partition):
+    """The split of the FedGKD paper's runs, reproduced draw by draw.
+
+    One ``numpy.random.RandomState`` cuts the data and then draws a cohort a round
+    (:class:`AuthorsCohorts`): the samples are shuffled; groups of ten clients take each class by
+    proportions p ~ Dir(α), without those that hold a fair share already; a group is drawn again
+    until its smallest client has half a fair share; then all is cut into slices of equal size. The
+    paper's three trials share one such split and one sequence of cohorts (docs/paper-numbers.md).
+
+    ``Dirichlet(alpha, balanced=True)`` cuts in the same way with the run's own seed.
+
+    Args:
+        alpha: concentration α > 0.
+        seed: the authors' ``--manual_seed``.
+    """
+
+    by_label = True
+    ordered = True
+
+    def __init__(self, alpha: float = 0.1, seed: int = 7) -> None:
+        positive(alpha=alpha)
+        require(0 <= seed < 2**32 // 1000, "seed", "must be from 0 to 4294966", seed)
+        self.alpha = alpha
+        self.seed = seed
+        self._after_split: Any = None
+
+    @override
+    def split(self, labels: Labels, num_clients: int, generator: Generator) -> Iterator[Indices]:
+        reason = "must be a multiple of ten: the authors cut groups of ten"
+        require(num_clients % GROUP == 0, "num_clients", reason, num_clients)
+        random = RandomState(1000 * self.seed)
+        order = np.arange(len(labels))
+        random.shuffle(order)
+        owned: list[Indices] = []
+        for group in np.array_split(order, num_clients // GROUP):
+            classes = [group[labels[group] == label] for label in np.unique(labels)]
+            limits = GROUP, self.alpha, len(group) / GROUP / 2
+            owned += share_classes(classes, *limits, random, mix=False)
+        self._after_split = random.get_state()
+        yield from np.array_split(np.concatenate(owned), num_clients)
+
+    def cohort(self, round: int, num_clients: int, size: int) -> list[int]:
+        """The ids of the clients of a round (from 1), in the authors' order; after :meth:`split`.
+
+        ``size``, the clients of a round, must always be the same.
+        """
+        random = RandomState()
+        random.set_state(self._after_split)
+        for _ in range(round):
+            cohort: list[int] = random.choice(num_clients, size, replace=False).tolist()
+        return cohort
+
+
+class FromFile(Partition):
+    """A partition read from a file, such as ``fedgkd-pl partition --export`` writes.
+
+    Args:
+        path: a JSON file: a list of clients, each a list of sample numbers, or a mapping with that
+            list as ``clients`` and perhaps the server's samples as ``validation``. Sample numbers
+            count the whole training data from 0, without what ``test_fraction`` takes; each must
+            occur once. Where the file names no validation part, it is drawn as always, and clients
+            do not have those samples.
+    """
+
+    ordered = True
+    of_all = True
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        try:
+            content = read_json(path, LARGEST)
+            content = content if isinstance(content, dict) else {"clients": content}
+            self._clients = [_numbers(samples) for samples in content["clients"]]
+            others = {name: _numbers(content[name]) for name in OTHERS if name in content}
+            self._owned = np.concatenate([*self._clients, *others.values()])
+        except Exception as error:  # a damaged file fails in any way
+            raise SettingError("path", f"not a partition: {error!s:.120}", path) from error
+        self.validation = others.get("validation")
+        self._labels = content.get("labels_sha256")
+
+    @override
+    def split(self, labels: Labels, num_clients: int, generator: Generator) -> Iterator[Indices]:
+        count = len(self._clients)
+        require(count == num_clients, "num_clients", f"{self.path} has {count}", num_clients)
+        inside = (self._owned >= 0) & (self._owned < len(labels))
+        times = np.bincount(self._owned[inside], minlength=len(labels))
+        faults = {"twice": np.flatnonzero(times > 1), "missing": np.flatnonzero(times == 0)}
+        for fault, rows in ({"unknown": self._owned[~inside]} | faults).items():
+            reason = f"{self.path} must name each of {len(labels)} training samples once, those of "
+            reason += "the validation part too, not of test_fraction's; "
+            require(not len(rows), "partition", f"{reason}{fault}: {rows[:3].tolist()}")
+        reason = f"{self.path} was made for other data: the labels differ"
+        require(self._labels in (None, labels_digest(labels)), "partition", reason)
+        yield from self._clients
+
+
+def _numbers(samples: Any) -> Indices:
+    rows = np.asarray(samples)
+    if rows.ndim != 1 or not (rows.dtype.kind in "iu" or rows.size == 0):
+        raise ValueError('expected {"clients": [[0, 2, 5], [1, 3]], "validation": [4]}')
+    return rows.astype(np.int64)
+
+
+def export(index: ClientIndex, labels: Labels, path: Path, others: Mapping[str, Indices]) -> None:
+    """Writes who owns which sample, and the labels' SHA-256, to a JSON file for FromFile.
+
+    Args:
+        labels: of all training samples, which the index counts.
+        others: samples that no client owns: ``validation``, ``public``.
+    """
+    content: dict[str, Any] = {name: rows for name, rows in others.items() if len(rows)}
+    content |= {"labels_sha256": labels_digest(labels), "clients": list(index)}
+    commit(path, [json.dumps(content, default=np.ndarray.tolist).encode()])
+
+
+def labels_digest(labels: Labels) -> str:
+    """The SHA-256 of all labels, by which a partition knows its data."""
+    return hashlib.sha256(labels.astype("<i8").tobytes()).hexdigest()

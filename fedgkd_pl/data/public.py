@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from fedgkd_pl.data.examples import Examples
-from fedgkd_pl.data.index import stratified
+from fedgkd_pl.data.partition import stratified
 from fedgkd_pl.errors import at_least, require
 from fedgkd_pl.storage.recorded import Recorded
 from torch import Tensor

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from fedgkd_pl.data.index import ClientIndex, Labels
+from fedgkd_pl.data.partition import ClientIndex, Labels
 from fedgkd_pl.errors import at_least, require
 from fedgkd_pl.seeds import derive
 from fedgkd_pl.storage.recorded import Recorded

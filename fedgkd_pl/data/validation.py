@@ -6,10 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from fedgkd_pl.data.examples import PIECE, Examples, Splits
-from fedgkd_pl.data.index import Labels
-from fedgkd_pl.data.partition import Partition
+from fedgkd_pl.data.partition import Labels, Partition
 from fedgkd_pl.errors import SettingError, require
-from fedgkd_pl.storage.reading import printable
+from fedgkd_pl.storage.files import printable
 from torch import Tensor
 
 log = logging.getLogger("fedgkd_pl")

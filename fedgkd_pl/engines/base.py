@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import torch
-from fedgkd_pl.data.index import largest_first
+from fedgkd_pl.data.partition import largest_first
 from fedgkd_pl.errors import installs, require
 from fedgkd_pl.federation.client_trainer import Job
 from fedgkd_pl.federation.message import Answer, Message, Specs

@@ -23,7 +23,7 @@ from fedgkd_pl.plots.plane import feature_map, read_feature_map
 from fedgkd_pl.plots.style import FORMATS, save
 from fedgkd_pl.runs import folder
 from fedgkd_pl.runs.accuracy import AVERAGE
-from fedgkd_pl.storage.reading import printable
+from fedgkd_pl.storage.files import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,8 +11,7 @@ from fedgkd_pl.data.inputs import ImageInputs, TableInputs, TextInputs
 from fedgkd_pl.data.sources.folders import ENDINGS
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.experiments.trained import BATCH, Trained
-from fedgkd_pl.storage.files import write_text
-from fedgkd_pl.storage.reading import printable
+from fedgkd_pl.storage.files import printable, write_text
 from rich.console import Console
 from rich.progress import track
 

@@ -14,7 +14,7 @@ from fedgkd_pl.errors import SettingError
 from fedgkd_pl.methods import title_of
 from fedgkd_pl.runs.accuracy import AVERAGE, average_summary
 from fedgkd_pl.runs.folder import CONFIG, METRICS, PARTITION, SUMMARY, RunFolder
-from fedgkd_pl.storage.reading import MB, printable, read_json
+from fedgkd_pl.storage.files import MB, printable, read_json
 
 if TYPE_CHECKING:
     from fedgkd_pl.experiments.study_result import StudyResult

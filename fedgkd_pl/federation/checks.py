@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.examples import ClientData
-from fedgkd_pl.data.index import SingleClientIndex
+from fedgkd_pl.data.partition import SingleClientIndex
 from fedgkd_pl.errors import RunFailed, SettingError, require
 from fedgkd_pl.federation.callback import FederatedCallback
 from fedgkd_pl.federation.client import BatchNorms, FederatedClient, Objective

@@ -14,7 +14,7 @@ from traceback import format_exception, format_exception_only
 from typing import Any, TypeVar
 
 import torch
-from fedgkd_pl.storage.tensors import to_safetensors
+from fedgkd_pl.storage.files import to_safetensors
 from torch import Tensor
 
 State = dict[str, Tensor]

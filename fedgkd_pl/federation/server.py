@@ -12,7 +12,7 @@ import torch
 from fedgkd_pl.data.cohorts import Population
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.examples import Batch, Examples
-from fedgkd_pl.data.index import largest_first
+from fedgkd_pl.data.partition import largest_first
 from fedgkd_pl.errors import CALMER, RunFailed, SettingError, at_least, require
 from fedgkd_pl.federation.callback import call_hooks
 from fedgkd_pl.federation.checks import (
@@ -50,7 +50,7 @@ from fedgkd_pl.federation.round import (
     job_of,
 )
 from fedgkd_pl.models.ensemble import Ensemble
-from fedgkd_pl.storage.checkpoint_io import HALF, SafeCheckpointIO, load_newest
+from fedgkd_pl.storage.checkpoint import HALF, SafeCheckpointIO, load_newest
 from fedgkd_pl.storage.recorded import Recorded
 from fedgkd_pl.storage.states import StateStore
 from lightning.pytorch import LightningModule, Trainer

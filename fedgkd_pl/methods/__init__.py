@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedgkd_pl.storage.reading import printable
+from fedgkd_pl.storage.files import printable
 
 BASE = "FederatedServer"
 

@@ -19,7 +19,16 @@ class ProjectionHead(nn.Sequential):
         )
 
 
-class SplitNet(nn.Module, Recorded):
+class Classifier(nn.Module, Recorded):
+    """Base of nets that are split into ``features`` and ``classifier``, the last layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of a batch."""
+        logits: Tensor = self.classifier(self.features(x))  # type: ignore[operator]
+        return logits
+
+
+class SplitNet(Classifier):
     """A net of torchvision, timm or your own, split into features and classifier.
 
     Args:
@@ -53,11 +62,6 @@ class SplitNet(nn.Module, Recorded):
         """The input of the classifier."""
         features: Tensor = self.projection(self.backbone(x))
         return features
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
-        logits: Tensor = self.classifier(self.features(x))
-        return logits
 
 
 def require_classifier(net: nn.Module, method: str) -> nn.Linear:

@@ -12,8 +12,7 @@ from typing import Any, Literal
 
 import torch
 from fedgkd_pl.errors import require
-from fedgkd_pl.models.heads import projection_of
-from fedgkd_pl.storage.recorded import Recorded
+from fedgkd_pl.models.heads import Classifier, projection_of
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
@@ -88,7 +87,7 @@ class Bottleneck(_Block):
         )
 
 
-class ResNet(nn.Module, Recorded):
+class ResNet(Classifier):
     """Any of the residual nets.
 
     Args:
@@ -144,11 +143,6 @@ class ResNet(nn.Module, Recorded):
         layers["projection"], width = projection_of(channels, projection)
         self.features = nn.Sequential(layers)
         self.classifier = nn.Linear(width, num_classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits of images, batch × channels × height × width."""
-        logits: Tensor = self.classifier(self.features(x))
-        return logits
 
 
 class ResNet8(ResNet):

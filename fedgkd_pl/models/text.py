@@ -3,12 +3,11 @@
 from typing import Any
 
 from fedgkd_pl.errors import SettingError, installs, require
-from fedgkd_pl.models.heads import projection_of
-from fedgkd_pl.storage.recorded import Recorded
+from fedgkd_pl.models.heads import Classifier, projection_of
 from torch import Tensor, nn
 
 
-class TextClassifier(nn.Module, Recorded):
+class TextClassifier(Classifier):
     """DistilBERT's classifier, on any encoder: first token, Linear, ReLU, dropout, Linear.
 
     Args:
@@ -45,11 +44,6 @@ class TextClassifier(nn.Module, Recorded):
         first = self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state[:, 0]
         features: Tensor = self.projection(self.dropout(self.pre_classifier(first).relu()))
         return features
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """Logits of token ids, batch × length."""
-        logits: Tensor = self.classifier(self.features(ids))
-        return logits
 
 
 def _encoder(name: str, config: dict[str, Any] | None) -> Any:

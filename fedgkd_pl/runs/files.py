@@ -23,8 +23,7 @@ from fedgkd_pl.runs.folder import CONFIG, ERROR, FAILURES, METRICS, MODEL, PARTI
 from fedgkd_pl.runs.inputs import inputs_files
 from fedgkd_pl.runs.settings import fixed_settings
 from fedgkd_pl.storage.checkpoint import RECORD
-from fedgkd_pl.storage.files import commit, write_text
-from fedgkd_pl.storage.tensors import to_safetensors
+from fedgkd_pl.storage.files import commit, to_safetensors, write_text
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from typing_extensions import override

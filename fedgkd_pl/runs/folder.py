@@ -9,8 +9,16 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from fedgkd_pl.errors import SettingError, StorageError, require
-from fedgkd_pl.storage.files import CHECKPOINTS, PART, home_of, lock, previous
-from fedgkd_pl.storage.reading import MB, read_bytes, read_json
+from fedgkd_pl.storage.files import (
+    CHECKPOINTS,
+    MB,
+    PART,
+    home_of,
+    lock,
+    previous,
+    read_bytes,
+    read_json,
+)
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock

@@ -12,7 +12,7 @@ from fedgkd_pl.errors import SettingError
 from fedgkd_pl.federation.checks import Task, task_of
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.runs.folder import INPUTS, TOKENIZER
-from fedgkd_pl.storage.reading import MB, printable, read_json
+from fedgkd_pl.storage.files import MB, printable, read_json
 from torch import Tensor
 
 

@@ -1,18 +1,23 @@
-"""Files that are complete or not there, and one process per run."""
+"""Files that are complete or not there, readers with a limit, and one process per run."""
 
 import errno
+import json
 import os
-from collections.abc import Iterable
+import stat
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedgkd_pl.errors import SettingError, StorageError
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
+    from torch import Tensor
 
 # The errors of a disk that cannot be written to.
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM)
+MB = 1_000_000
 PART = ".part"  # ends the name of a file that is being written
 LOCK = ".lock"
 CHECKPOINTS = "checkpoints"  # a run's folder of them
@@ -100,11 +105,50 @@ def lock(folder: Path, key: str = "resume", seconds: float = 0) -> "BaseFileLock
 
 def sync_folder(folder: Path) -> None:
     """Forces a folder's names to the disk, where the system can."""
-    if os.name == "posix":
+    with suppress(OSError):  # some network filesystems cannot
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)
-        except OSError as error:
-            raise StorageError(folder, error) from error
         finally:
             os.close(descriptor)
+
+
+def to_safetensors(state: "Mapping[str, Tensor]", metadata: dict[str, str] | None = None) -> bytes:
+    """Tensors of any device as one safetensors blob; tied weights are written once per name."""
+    from safetensors.torch import save
+
+    seen: set[int] = set()
+    plain: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        tensor = tensor.detach().cpu().contiguous()
+        pointer = tensor.untyped_storage().data_ptr()
+        plain[name] = tensor.clone() if pointer in seen else tensor
+        seen.add(pointer)
+    return bytes(save(plain, metadata))
+
+
+# -- reading what others may have written --------------------------------------------------------
+
+
+def read_bytes(path: str | Path, limit: int) -> bytes:
+    """The content of a regular file of at most ``limit`` bytes; OSError for any other."""
+    info = Path(path).stat()
+    if not stat.S_ISREG(info.st_mode) or info.st_size > limit:
+        text = f"must be a file of at most {limit // MB} MB"
+        raise OSError(errno.EINVAL, text, str(path))
+    return Path(path).read_bytes()
+
+
+def read_json(path: str | Path, limit: int = MB) -> Any:
+    """The value of a JSON file; OSError if it cannot be read, ValueError if it is not JSON."""
+    try:
+        return json.loads(read_bytes(path, limit))
+    except RecursionError as error:
+        raise ValueError("is nested too deeply") from error
+
+
+def printable(text: object, length: int = 200) -> str:
+    """The first ``length`` characters of a text, as one line without control characters."""
+    line = " ".join(str(text).split())
+    line = line if len(line) <= length else f"{line[:length]} ..."
+    return "".join(letter if letter.isprintable() else "?" for letter in line)

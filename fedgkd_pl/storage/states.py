@@ -12,8 +12,7 @@ from typing import Any
 
 from fedgkd_pl.errors import StorageError
 from fedgkd_pl.storage import files
-from fedgkd_pl.storage.files import commit, sync_folder
-from fedgkd_pl.storage.tensors import to_safetensors
+from fedgkd_pl.storage.files import commit, sync_folder, to_safetensors
 from torch import Tensor
 
 State = dict[str, Tensor]
@@ -63,7 +62,7 @@ class StateStore(MutableMapping[int, State]):
 
     def __reduce__(self) -> Any:
         """A copy, in this process or another, has files of its own."""
-        return _again, (dict(self),)
+        return StateStore, (), None, None, iter(self.items())
 
     def _folder(self, name: str) -> Path:
         """Where the file of a state is: among the new ones, or where the checkpoint is."""
@@ -103,12 +102,6 @@ class StateStore(MutableMapping[int, State]):
         if self._temporary is not None:
             self._temporary.cleanup()
             self._temporary = self._home = None
-
-
-def _again(states: dict[int, State]) -> StateStore:
-    store = StateStore()
-    store.update(states)
-    return store
 
 
 def read_state(folder: Path, name: str) -> bytes:

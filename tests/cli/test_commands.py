@@ -78,7 +78,7 @@ BAD = {
     "test --config smoke.yaml --ckpt_path nowhere.ckpt": (2, "ckpt_path: no such file"),
     f"predict {RUN} --output x.csv": (2, "output: needs --input"),
     f"predict {RUN} --input nowhere": (2, "input: there is no such file"),
-    "partition --config smoke.yaml --export x.txt": (2, "export: must end in .json or .npz"),
+    "partition --config smoke.yaml --export x.txt": (2, "export: must end in .json"),
     "compare nowhere.yaml": (2, "study: no such file"),
     "compare smoke.yaml": (2, "study: is a config"),
     "report nowhere": (2, "runs: "),

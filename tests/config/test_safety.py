@@ -23,7 +23,7 @@ import yaml
 from fedgkd_pl import read_checkpoint
 from fedgkd_pl.cli.main import main
 from fedgkd_pl.config.safety import PLACES, _theirs, confined, parts
-from fedgkd_pl.storage.checkpoint_io import SafeCheckpointIO
+from fedgkd_pl.storage.checkpoint import SafeCheckpointIO
 
 from tests.support.runs import QUICK
 
@@ -317,7 +317,6 @@ def test_every_argument_that_may_be_a_place_is_known() -> None:
     """A new version of Lightning may bring more of them."""
     harmless = {
         "data_dir",  # where data is read from; what is written there is the data's cache
-        "train_file",
         "path",  # of a partition, of cohorts or of own data: read as data
         "test_path",
         "profiler_kwargs",

@@ -99,11 +99,12 @@ def test_the_papers_split_and_cohorts(real_data: Path) -> None:
     assert data.summary()["counts"] == facts["class_counts"]
 
 
-def test_authors_draws_need_what_the_authors_had() -> None:
+def test_authors_draws_need_what_the_authors_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedgkd_pl.data.partition.MAX_TRIES", 3)
     for make, reason in (
         (lambda: Table(sizes=[3] * 10, cohorts=AuthorsCohorts()).setup(), "AuthorsDirichlet"),
         (lambda: AuthorsDirichlet()(LABELS, 12, np.random.default_rng(0)), "groups of ten"),
-        (lambda: AuthorsDirichlet(1e-4, 7, 3)(LABELS, 20, np.random.default_rng(0)), "raise alpha"),
+        (lambda: AuthorsDirichlet(1e-4)(LABELS, 20, np.random.default_rng(0)), "raise alpha"),
     ):
         with pytest.raises(SettingError, match=reason):
             make()
@@ -190,19 +191,13 @@ def test_a_file_means_the_same_samples_under_every_seed(tmp_path: Path) -> None:
         data = owned_by_file(file, seed)
         assert numbers(data.val) == [0, 1, 3]
         assert (samples_of(data, 0), samples_of(data, 1)) == (even[1:], odd[2:])
-    for bad, reason in (
-        ([even[1:], odd], "each of 40 training samples once"),
-        ({"clients": [even, odd], "validation": [0]}, "each of 40 training samples once"),
-        ({"clients": [even[1:], odd], "validation": [40]}, "must be some of 40"),
-    ):
-        file.write_text(json.dumps(bad))
-        with pytest.raises(SettingError, match=reason):
-            owned_by_file(file, 0)
+    file.write_text(json.dumps({"clients": [even[1:], odd], "validation": [40]}))
+    with pytest.raises(SettingError, match="must be some of 40"):
+        owned_by_file(file, 0)
 
 
-@pytest.mark.parametrize("suffix", [".json", ".npz"])
-def test_an_export_has_the_validation_and_the_public_part(tmp_path: Path, suffix: str) -> None:
-    file = tmp_path / f"split{suffix}"
+def test_an_export_has_the_validation_and_the_public_part(tmp_path: Path) -> None:
+    file = tmp_path / "split.json"
     drawn = Photos(num_clients=2, partition=Dirichlet(1.0), seed=3, public=HeldOut(0.25))
     show_partition(drawn, tmp_path, file)
     again = owned_by_file(file, 3, public=HeldOut(0.25))
@@ -224,15 +219,12 @@ def test_a_wrong_file_of_cohorts_is_refused(tmp_path: Path) -> None:
 
 WRONG: list[tuple[Any, str]] = [
     ([[0, 1], [2, 999]], r"partition: .* unknown: \[999\]"),
-    ([[0, 1, 3], [2, 3]], r"partition: .* twice: \[3\]"),
+    ({"clients": [[0, 1], [2, 3]], "validation": [3]}, r"partition: .* twice: \[3\]"),
     ([[1, 2], [3]], r"partition: .* missing: \[0\]"),
     ([[0, 1, 2, 3]], "num_clients: "),
     ({"clients": [[0, 1], [2, 3]], "labels_sha256": "abc"}, "partition: .* labels differ"),
-    ([["a.png"], ["b.png"]], "partition: .* names files"),
-    *(
-        (bad, "path: not a partition")
-        for bad in ([[0.5], [1]], [[[0]]], 7, {}, {"clients": {"a": [0]}})
-    ),
+    ([["a"], [1]], "path: not a partition"),
+    ({}, "path: not a partition"),
 ]
 
 
@@ -242,12 +234,3 @@ def test_a_wrong_partition_file_is_refused(tmp_path: Path, content: Any, reason:
     file.write_text(json.dumps(content))
     with pytest.raises(SettingError, match=reason):
         FromFile(str(file))(LABELS[:4], 2, np.random.default_rng(0))
-
-
-def test_a_wrong_file_of_arrays_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "split.npz"
-    pickled, uncut = np.array([{}]), np.arange(4)
-    for samples, offsets in (pickled, [0, 1]), (uncut, [0, 2, 3]), (uncut, [1, 2, 4]):
-        np.savez(file, samples=samples, offsets=np.array(offsets))
-        with pytest.raises(SettingError, match="path: not a partition"):
-            FromFile(str(file))

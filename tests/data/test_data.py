@@ -188,12 +188,12 @@ def test_real_cifar_normalisation(real_data: Path) -> None:
 def test_unseen_and_empty_clients_are_never_drawn() -> None:
     data = Table(sizes=(5, 0, 5, 5, 5, 5), unseen_clients=2, participation=0.5)
     data.setup()
-    sampler = data.train_dataloader().sampler
+    loader = data.train_dataloader()
     drawn = set()
     for epoch in range(30):
-        sampler.set_epoch(epoch)
-        assert len(sampler.cohort()) == 2
-        drawn |= set(sampler.cohort())
+        loader.set_epoch(epoch)
+        assert len(loader.cohort()) == 2
+        drawn |= set(loader.cohort())
     assert drawn == {0, 2, 3} == set(data.eligible)
     with pytest.raises(SettingError, match="only 2 clients have data, a round needs 3"):
         Table(sizes=(5, 0, 5)).setup()

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import pickle
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from fedgkd_pl.data.transforms import Scale
 from fedgkd_pl.errors import SettingError
 
 from tests.conftest import Table
-from tests.support.datasets import TREE, ag_news, image, small_texts, sst5, write_tiny
+from tests.support.datasets import image, write_tiny
 
 # -- files -------------------------------------------------------------------------------------
 
@@ -33,40 +32,6 @@ def test_what_is_not_the_file_is_not_read(tmp_path: Path) -> None:
     for kind in ("pipe", "folder", "large", "nowhere", "device", "changed"):
         with pytest.raises(SettingError, match=f"^data_dir: .*{kind}"):
             read_checked(tmp_path / kind, "0" * 32)
-
-
-LINES = {
-    "sst5/dev.txt": [b"(7 (2 a))", b"(3 (2 a)", b"(3 (2 a)) b", b"(3 )", b"a film", b"\xff"],
-    "ag_news/test.csv": [b'"1","a"', b'"0","a","b"', b'"5","a","b"', b'"1","a","b', b"", b"\xff"],
-}
-
-
-def test_a_line_that_is_no_tree_or_row_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = small_texts(tmp_path, monkeypatch)
-    for name, lines in LINES.items():
-        data, sound = (sst5, TREE) if "sst5" in name else (ag_news, b'"1","a","b"\n')
-        for line in [*lines, b"\0", b"(2 " * 100_000]:
-            (folder / name).write_bytes(sound + line + b"\n" + sound)
-            with pytest.raises(SettingError, match=Path(name).name) as error:
-                data(folder).texts()
-            assert error.value.key == "data_dir" and len(str(error.value)) < 600
-
-
-def test_a_damaged_cache_of_tokens_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = small_texts(tmp_path, monkeypatch)
-    first = sst5(folder)
-    first.setup()
-    (cache,) = (folder / "sst5" / "tokenised").iterdir()
-    sound = cache.read_bytes()
-    for damaged in (b"", sound[:-1], sound[:-1] + bytes([sound[-1] ^ 1]), pickle.dumps([1])):
-        cache.write_bytes(damaged)
-        again = sst5(folder)
-        again.setup()
-        assert again.fingerprint() == first.fingerprint() and cache.read_bytes() == sound
 
 
 def as_large_as_can_be() -> bytes:
@@ -132,7 +97,6 @@ NAN, INF = float("nan"), float("-inf")
 BAD: dict[str, tuple[Any, str]] = {
     "one label less": (with_train(targets=torch.arange(3)), "train has 3 labels"),
     "labels of floats": (with_train(targets=torch.arange(4.0)), "train labels"),
-    "labels of 32 bits": (with_test(targets=torch.arange(3, dtype=torch.int32)), "test targets"),
     "label too large": (with_train(targets=torch.tensor([0, 2, 3, 3])), "train label at 2"),
     "NaN": (with_train(inputs=with_value(NAN, 3)), "train input at 3"),
     "Inf": (with_test(inputs=with_value(INF, 1, 3)), "test input at 1"),
@@ -140,10 +104,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "no test samples": (with_test(0), "test"),
     "no training samples": (with_train(rows=0), "train"),
     "another shape": (with_test(inputs=torch.zeros(3, 5)), "test inputs"),
-    "another type": (
-        replace(SOUND, val=examples(inputs=torch.zeros(4, 2, dtype=torch.uint8))),
-        "val inputs",
-    ),
+    "another type": (replace(SOUND, val=examples(inputs=torch.zeros(4, 2).half())), "val inputs"),
     "doubles": (with_test(inputs=torch.zeros(3, 2).double(), transform=as_it_is), "test inputs"),
     "a transform that fails": (with_train(transform=lambda x, _: x.view(5)), "transform"),
     "a transform to arrays": (with_train(transform=lambda x, _: x.numpy()), "transform"),

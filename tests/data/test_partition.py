@@ -76,16 +76,19 @@ def test_when_all_of_a_class_goes_to_full_clients_it_is_drawn_again(balanced: bo
     [
         (lambda: Dirichlet(float("nan")), 5, "alpha"),
         (lambda: Dirichlet(1.0, min_size=30), 5, "min_size"),
-        (lambda: Dirichlet(0.01, min_size=18, max_tries=20), 5, "alpha"),
+        (lambda: Dirichlet(0.01, min_size=18), 5, "alpha"),
         (lambda: Pathological(11), 5, "classes_per_client"),
         (lambda: Pathological(1), 5, "classes_per_client"),
         (lambda: Shards(21), 5, "shards_per_client"),
-        (lambda: QuantitySkew(0.01, min_size=15, max_tries=20), 5, "beta"),
+        (lambda: QuantitySkew(0.01, min_size=15), 5, "beta"),
         (lambda: ByKey(), 5, "partition"),
         (lambda: IID(), 101, "num_clients"),
     ],
 )
-def test_impossible_requests_are_answered(partition: object, clients: int, key: str) -> None:
+def test_impossible_requests_are_answered(
+    partition: object, clients: int, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedgkd_pl.data.partition.MAX_TRIES", 20)
     with pytest.raises(SettingError, match=f"^{key}: "):
         cut(partition(), labels(100, 10), clients)  # type: ignore[operator]
 

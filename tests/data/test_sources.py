@@ -1,6 +1,5 @@
 """Own data: what each source reads, worked out by hand, and what it refuses."""
 
-import json
 import logging
 import pickle
 from pathlib import Path
@@ -9,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fedgkd_pl import IID, ByKey, FedAvg, FederatedData, FromFile, LocalEngine
+from fedgkd_pl import IID, ByKey, FedAvg, FederatedData, LocalEngine
 from fedgkd_pl.data.mapped import MappedTensor, as_tensor
-from fedgkd_pl.data.sources.base import OwnData
 from fedgkd_pl.errors import SettingError
 from lightning.pytorch import LightningDataModule
 from PIL import Image
@@ -216,31 +214,6 @@ def test_image_folders_are_normalised_by_their_training_images() -> None:
     assert own.repeat  # so teachers run once
     blue = own.inputs[own.targets == 0].float().mean((0, 2, 3))
     assert blue[2] > 200 > 60 > blue[0]
-
-
-def test_a_partition_may_name_the_images() -> None:
-    """Those that were drawn as the test set are passed over, so nobody need know which."""
-    write_images(Path("images"), number=10)
-    blue, red = ([f"{kind}/{n}.png" for n in range(10)] for kind in ("blue", "red"))
-
-    def cut(content: Any) -> OwnData:
-        Path("owners.json").write_text(json.dumps(content))
-        partition = FromFile("owners.json")
-        settings: dict[str, Any] = {"partition": partition, "num_clients": 2, "val_fraction": 0.25}
-        data = FederatedData.from_image_folder("images", **settings)
-        data.setup()
-        return data
-
-    assert cut([blue, red]).summary()["counts"] == [[6, 0], [0, 6]]
-    for bad, said in (
-        ([blue, [*red, "red/10.png"]], "red/10.png"),
-        ([[*blue, *red], red], "twice"),
-        ([red[:5], red[5:]], "missing"),
-        ([list(range(10)), list(range(10, 20))], "test_fraction"),
-    ):
-        with pytest.raises(SettingError, match=said) as raised:
-            cut(bad)
-        assert raised.value.key == "partition"
 
 
 @pytest.mark.parametrize("path", ["texts.csv", "tree", "parts"])

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from fedgkd_pl import IID, SST5, AGNews, FedGKD, LocalEngine, TextClassifier
-from fedgkd_pl.data.datasets.sst5 import parse_tree
+from fedgkd_pl.data.datasets.sst5 import sentence_of
 from fedgkd_pl.data.datasets.text import TrimPadding
 from fedgkd_pl.errors import SettingError
 
@@ -22,12 +22,12 @@ def vocab(tmp_path: Path) -> str:
 
 
 def test_trees() -> None:
-    for tree, sentence, label in (
-        ("(3 (2 Good) (2 film))", "Good film", 3),
-        ("(0 (1 (2 -LRB-) (2 bad)) (2 -RRB-))", "( bad )", 0),
-        ("(4 (2 ``) (3 (2 Wow) (2 '')))", '" Wow "', 4),
+    for tree, sentence in (
+        ("(3 (2 Good) (2 film))", "Good film"),
+        ("(0 (1 (2 -LRB-) (2 bad)) (2 -RRB-))", "( bad )"),
+        ("(4 (2 ``) (3 (2 Wow) (2 '')))", '" Wow "'),
     ):
-        assert parse_tree(tree, "x:1") == (sentence, label)
+        assert sentence_of(tree) == sentence
 
 
 def test_sst5(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vocab: str) -> None:
@@ -40,6 +40,11 @@ def test_sst5(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vocab: str) -> No
     assert ids[0].tolist() == [2, 5, 6, 8, 3, 0]  # [CLS] a good film [SEP]
     assert ids[1].tolist() == [2, 5, 6, 8, 10, 3]  # film ##s
     assert data.client_data.examples.targets[:7].tolist() == [0, 1, 2, 3, 4, 0, 1]
+    settings: dict[str, Any] = {"tokenizer": vocab, "num_clients": 2}
+    assert SST5(str(tmp_path / "sst"), max_length=4, **settings).load().test.inputs.shape[1] == 4
+    (tmp_path / "sst" / "dev.txt").write_text("(3 (2 a) (2 film))\n")
+    with pytest.raises(SettingError, match=r"data_dir: .*dev\.txt is damaged or not the original"):
+        SST5(str(tmp_path / "sst"), **settings).load()
 
 
 def test_ag_news(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vocab: str) -> None:
@@ -55,30 +60,6 @@ def test_ag_news(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vocab: str) ->
     assert texts["test"][1][:5] == [0, 1, 2, 3, 0]
     with pytest.raises(SettingError, match="train_samples"):
         AGNews(**settings, train_samples=55, val_samples=10, num_clients=3).setup()
-
-
-def test_tokenised_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vocab: str) -> None:
-    write_sst5(tmp_path / "sst", monkeypatch)
-    settings: dict[str, Any] = {"data_dir": str(tmp_path / "sst"), "num_clients": 2}
-    first = SST5(**settings, tokenizer=vocab)
-    first.setup()
-    with monkeypatch.context() as patch:
-        patch.setattr("fedgkd_pl.data.datasets.text.load_tokenizer", None)  # calling it would fail
-        again = SST5(**settings, tokenizer=vocab)
-        again.setup()
-        assert torch.equal(again.test.inputs, first.test.inputs)
-        for change in ({"max_length": 4}, {"tokenizer": str(tmp_path / "other.txt")}):
-            (tmp_path / "other.txt").write_text("\n".join([*WORDS, "new"]))
-            with pytest.raises(TypeError):
-                SST5(**(settings | {"tokenizer": vocab} | change)).setup()
-    shorter = SST5(**settings, tokenizer=vocab, max_length=4)
-    shorter.setup()
-    assert shorter.test.inputs.shape == (10, 4)
-    # A changed file is a new text, whatever the cache says.
-    write_sst5(tmp_path / "sst", monkeypatch, rows=50)
-    changed = SST5(**settings, tokenizer=vocab)
-    changed.setup()
-    assert sum(changed.client_data.index.sizes) == 50
 
 
 def test_batches_are_as_long_as_their_longest_text() -> None:

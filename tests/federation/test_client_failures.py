@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fedgkd_pl import FedAvg, LocalEngine, RunFiles
-from fedgkd_pl.data.cohorts import CohortLoader, CohortSampler
+from fedgkd_pl.data.cohorts import CohortLoader
 from fedgkd_pl.errors import RunFailed
 from torch.optim import SGD
 
@@ -40,11 +40,11 @@ class Absent(Table):
     def train_dataloader(self) -> CohortLoader:
         absent = self.absent
 
-        class Sampler(CohortSampler):
+        class Loader(CohortLoader):
             def cohort(self) -> list[int]:
                 return [k for k in super().cohort() if (self.epoch + 1, k) not in absent]
 
-        return CohortLoader(Sampler(self.cohorts, self.population, None))
+        return Loader(self.cohorts, self.population, None)
 
 
 def faults_of(kinds: tuple[str, ...], rounds: int) -> list[Fault]:

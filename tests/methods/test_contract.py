@@ -15,7 +15,7 @@ import torch
 from fedgkd_pl import FedAvg, LocalEngine
 from fedgkd_pl.engines.base import Session
 from fedgkd_pl.federation.message import ClientFailure, ClientUpdate, Message
-from fedgkd_pl.storage.checkpoint_io import HALF, SafeCheckpointIO, load_newest
+from fedgkd_pl.storage.checkpoint import HALF, SafeCheckpointIO, load_newest
 from torch import nn
 from torch.optim import SGD
 

@@ -12,10 +12,8 @@ import torch
 from fedgkd_pl import FedAvg, FedGKD, LocalEngine, read_checkpoint
 from fedgkd_pl.errors import SettingError, StorageError
 from fedgkd_pl.runs.resume import BestRound
-from fedgkd_pl.storage.checkpoint import CheckpointDamaged
-from fedgkd_pl.storage.checkpoint_io import SafeCheckpointIO
-from fedgkd_pl.storage.files import previous
-from fedgkd_pl.storage.tensors import to_safetensors
+from fedgkd_pl.storage.checkpoint import CheckpointDamaged, SafeCheckpointIO
+from fedgkd_pl.storage.files import previous, to_safetensors
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint

@@ -19,8 +19,7 @@ import torch
 from fedgkd_pl import SCAFFOLD, LocalEngine, read_checkpoint
 from fedgkd_pl.errors import StorageError
 from fedgkd_pl.storage import files as storage
-from fedgkd_pl.storage.checkpoint import CheckpointDamaged
-from fedgkd_pl.storage.checkpoint_io import SafeCheckpointIO
+from fedgkd_pl.storage.checkpoint import CheckpointDamaged, SafeCheckpointIO
 from fedgkd_pl.storage.files import previous
 from fedgkd_pl.storage.states import StateStore
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -93,8 +92,11 @@ def test_a_commit_writes_what_changed(
     sync = os.fsync
 
     def named(descriptor: int) -> None:
-        name = Path(os.readlink(f"/proc/self/fd/{descriptor}")).name
-        synced.append("state" if ".safetensors." in name else name.split(f".{os.getpid()}")[0])
+        file = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        name = "state" if ".safetensors." in file.name else file.name.split(f".{os.getpid()}")[0]
+        synced.append(name)
+        if file.is_dir():  # as on some network filesystems
+            raise OSError(errno.EINVAL, "Invalid argument")
         sync(descriptor)
 
     monkeypatch.setattr(os, "fsync", named)
@@ -232,23 +234,18 @@ def trained(folder: Path, rounds: int) -> SCAFFOLD:
     return model
 
 
-def test_a_resumed_run_is_the_same(tmp_path: Path) -> None:
-    whole = trained(tmp_path / "whole", 4)
-    trained(tmp_path / "half", 2)
+def test_a_resumed_run_is_the_same_and_only_a_fit_needs_what_clients_keep(tmp_path: Path) -> None:
+    whole, half = trained(tmp_path / "whole", 4), trained(tmp_path / "half", 2)
+    last, alone = tmp_path / "half" / "last.ckpt", tmp_path / "alone.ckpt"
+    model, trainer = SCAFFOLD(linear(seed=1), **LOCAL), quiet_trainer(max_epochs=4)
+    shutil.copy(last, alone)
+    trainer.test(model, Table(), ckpt_path=alone, verbose=False)
+    assert same(half.net.state_dict(), model.net.state_dict())
+    with pytest.raises(CheckpointDamaged, match="states/"):
+        trainer.fit(SCAFFOLD(linear(), **LOCAL), Table(), ckpt_path=alone)
     resumed = SCAFFOLD(linear(), **LOCAL)
-    quiet_trainer(max_epochs=4).fit(resumed, Table(), ckpt_path=tmp_path / "half" / "last.ckpt")
+    quiet_trainer(max_epochs=4).fit(resumed, Table(), ckpt_path=last)
     assert same(whole.net.state_dict(), resumed.net.state_dict())
     assert whole.client_states.keys() == resumed.client_states.keys()
     for client, kept in whole.client_states.items():
         assert same(kept, resumed.client_states[client])
-
-
-def test_only_a_fit_needs_what_clients_keep(tmp_path: Path) -> None:
-    whole = trained(tmp_path / "run", 3)
-    alone = tmp_path / "alone.ckpt"
-    shutil.copy(tmp_path / "run" / "last.ckpt", alone)
-    model, tester = SCAFFOLD(linear(seed=1), **LOCAL), quiet_trainer(max_epochs=4)
-    tester.test(model, Table(), ckpt_path=alone, verbose=False)
-    assert same(whole.net.state_dict(), model.net.state_dict())
-    with pytest.raises(CheckpointDamaged, match="states/"):
-        tester.fit(SCAFFOLD(linear(), **LOCAL), Table(), ckpt_path=alone)

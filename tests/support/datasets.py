@@ -106,27 +106,6 @@ def write_tiny(folder: Path, monkeypatch: pytest.MonkeyPatch, classes: int = 3) 
     return root
 
 
-def small_texts(folder: Path, patch: pytest.MonkeyPatch) -> Path:
-    """Small texts of both datasets and a vocabulary; their checksums are not compared."""
-    write_sst5(folder / "sst5", patch)
-    write_ag_news(folder / "ag_news", patch)
-    patch.setattr(SST5, "SHA256", dict.fromkeys(SST5.SHA256))
-    patch.setattr(AGNews, "MD5", {})
-    (folder / "vocab.txt").write_text("\n".join(WORDS) + "\n")
-    return folder
-
-
-def sst5(folder: Path) -> SST5:
-    return SST5(data_dir=str(folder / "sst5"), tokenizer=str(folder / "vocab.txt"), num_clients=2)
-
-
-def ag_news(folder: Path) -> AGNews:
-    return AGNews(data_dir=str(folder / "ag_news"), train_samples=3, val_samples=2)
-
-
-TREE = b"(3 (2 a) (2 film))\n"
-
-
 def image(size: tuple[int, int] = (64, 64), form: str = "JPEG") -> bytes:
     out = io.BytesIO()
     Image.effect_noise(size, 50).save(out, form)

@@ -2,13 +2,12 @@
 
 import csv
 import io
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from fedgkd_pl.data.datasets.text import TextDataModule, Texts
 from fedgkd_pl.data.downloads import provide, read_text
-from fedgkd_pl.errors import SettingError, at_least, not_negative, require
+from fedgkd_pl.errors import at_least, not_negative, require
 from typing_extensions import override
 
 
@@ -22,7 +21,6 @@ class AGNews(TextDataModule):
     Args:
         data_dir: the folder that holds, or is to hold, ``train.csv`` and ``test.csv``.
         download: fetch the files if they are not there.
-        train_file: another file of training rows, whose checksum is not compared.
         train_samples: how many rows the clients share.
         val_samples: how many others the server validates on.
         kwargs: those of :class:`TextDataModule`.
@@ -32,7 +30,6 @@ class AGNews(TextDataModule):
     num_classes = 4
     class_names = ("World", "Sports", "Business", "Sci/Tech")
     val_split = "last"
-    deciding = ("tokenizer", "max_length", "train_samples", "val_samples")
     URL = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
     MD5 = {  # noqa: RUF012
         "train.csv": "b1a00f826fdfbd249f79597b59e1dc12",
@@ -43,7 +40,6 @@ class AGNews(TextDataModule):
         self,
         data_dir: str = "data/ag_news",
         download: bool = True,
-        train_file: str = "train.csv",
         train_samples: int = 60_000,
         val_samples: int = 6_000,
         **kwargs: Any,
@@ -52,29 +48,20 @@ class AGNews(TextDataModule):
         at_least(1, train_samples=train_samples)
         not_negative(val_samples=val_samples)
         self.download = download
-        self.train_file = train_file
         self.train_samples = train_samples
         self.val_samples = val_samples
 
     @override
-    def files(self) -> list[Path]:
-        return [self.data_dir / self.train_file, self.data_dir / "test.csv"]
-
-    @override
     def prepare_data(self) -> None:
         """Downloads the files that are missing, if that is allowed."""
-        for name in (self.train_file, "test.csv"):
-            checksum = self.MD5.get(name)
-            url = self.URL + name if self.download and checksum else ""
-            provide(self.data_dir, [name], url, checksum)
+        for name, checksum in self.MD5.items():
+            provide(self.data_dir, [name], self.URL + name if self.download else "", checksum)
 
     @override
     def texts(self) -> dict[str, Texts]:
-        rows = self._read(self.train_file)
+        rows = self._read("train.csv")
         wanted = self.train_samples + self.val_samples
-        reason = (
-            f"{self.train_file} has {len(rows)} rows, {self.val_samples} of them to validate on"
-        )
+        reason = f"train.csv has {len(rows)} rows, {self.val_samples} of them to validate on"
         require(wanted <= len(rows), "train_samples", reason, self.train_samples)
         order = np.random.default_rng(0).permutation(len(rows))[:wanted]  # the same for all seeds
         mixed = [rows[row] for row in order]
@@ -85,14 +72,9 @@ class AGNews(TextDataModule):
         return {split: (list(texts), list(labels)) for split, (texts, labels) in columns.items()}
 
     def _read(self, name: str) -> list[tuple[str, int]]:
-        content = read_text(self.data_dir / name, self.MD5.get(name))
-        lines = csv.reader(io.StringIO(content), strict=True)
+        content = read_text(self.data_dir / name, self.MD5[name])
         rows = []
-        try:
-            for label, title, body in lines:
-                text = f"{title} {body}".replace("\\", " ")  # a backslash stands for a line's end
-                rows.append((" ".join(text.split()), ("1", "2", "3", "4").index(label)))
-        except (csv.Error, ValueError) as error:
-            where = f"{name}:{lines.line_num}"
-            raise SettingError("data_dir", f"{where} is not label (1-4), title, text") from error
+        for label, title, body in csv.reader(io.StringIO(content)):
+            text = f"{title} {body}".replace("\\", " ")  # a backslash stands for a line's end
+            rows.append((" ".join(text.split()), int(label) - 1))
         return rows

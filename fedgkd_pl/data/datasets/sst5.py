@@ -1,17 +1,13 @@
 """SST-5: the Stanford Sentiment Treebank, sentences only."""
 
 import re
-from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 from fedgkd_pl.data.datasets.text import TextDataModule, Texts
 from fedgkd_pl.data.downloads import provide, read_text
-from fedgkd_pl.errors import SettingError
 from typing_extensions import override
 
 LEAF = re.compile(r"\([0-4] ([^()]+)\)")
-BRANCHES = re.compile(r"\(([0-4]) [0-4() ]*")  # what is left of a tree without its leaves
 ESCAPED = {"``": '"', "''": '"', "\\/": "/", "\\*": "*"}
 ESCAPED |= {"-LRB-": "(", "-RRB-": ")", "-LSB-": "[", "-RSB-": "]"}
 
@@ -45,19 +41,10 @@ class SST5(TextDataModule):
         self.download = download
 
     @override
-    def files(self) -> list[Path]:
-        return [self.data_dir / name for name in self.FILES.values()]
-
-    @override
     def prepare_data(self) -> None:
         """Downloads the treebank if it is missing and that is allowed."""
-        provide(
-            self.data_dir,
-            list(self.FILES.values()),
-            self.URL if self.download else "",
-            None,
-            inside="trees",
-        )
+        url, names = self.URL if self.download else "", list(self.FILES.values())
+        provide(self.data_dir, names, url, None, inside="trees")
 
     @override
     def texts(self) -> dict[str, Texts]:
@@ -65,18 +52,13 @@ class SST5(TextDataModule):
         for split, name in self.FILES.items():
             content = read_text(self.data_dir / name, self.SHA256[split])
             trees = [line for line in content.splitlines() if line.strip()]
-            parsed = [parse_tree(tree, f"{name}:{row}") for row, tree in enumerate(trees, 1)]
-            splits[split] = ([text for text, _ in parsed], [label for _, label in parsed])
+            splits[split] = [sentence_of(tree) for tree in trees], [int(tree[1]) for tree in trees]
         return splits
 
 
-def parse_tree(tree: str, where: str) -> tuple[str, int]:
-    """Sentence and root label of a tree like ``(3 (2 Good) (2 film))``; errors name ``where``."""
-    root, words = BRANCHES.fullmatch(LEAF.sub("", tree)), LEAF.findall(tree)
-    depths = list(accumulate((sign == "(") - (sign == ")") for sign in tree))
-    if root is None or not words or depths[-1] or 0 in depths[:-1]:
-        raise SettingError("data_dir", f"{where} is not a tree with a label of 0 to 4")
-    sentence = " ".join(words)
+def sentence_of(tree: str) -> str:
+    """The sentence of a tree like ``(3 (2 Good) (2 film))``, whose root has the label 3."""
+    sentence = " ".join(LEAF.findall(tree))
     for escaped, plain in ESCAPED.items():
         sentence = sentence.replace(escaped, plain)
-    return sentence, int(root.group(1))
+    return sentence

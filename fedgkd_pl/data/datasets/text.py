@@ -1,20 +1,15 @@
-"""Texts as token ids: tokenised once, cached, padded per batch."""
+"""Texts as token ids: tokenised at every start, padded per batch."""
 
-import hashlib
 from abc import abstractmethod
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
-from fedgkd_pl.data.downloads import read_checked, read_text
 from fedgkd_pl.data.examples import Examples, Splits
 from fedgkd_pl.data.inputs import TextInputs
-from fedgkd_pl.errors import SettingError, StorageError, at_least, require
+from fedgkd_pl.errors import SettingError, at_least, require
 from fedgkd_pl.models.text import load_transformers
-from fedgkd_pl.storage.files import commit
-from fedgkd_pl.storage.tensors import to_safetensors
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -40,7 +35,7 @@ class TrimPadding:
 
 
 class TextDataModule(FederatedDataModule):
-    """Base of the text datasets; a dataset is a subclass with :meth:`texts` and :meth:`files`.
+    """Base of the text datasets; a dataset is a subclass with :meth:`texts`.
 
     Args:
         data_dir: the folder of the dataset's files.
@@ -48,8 +43,6 @@ class TextDataModule(FederatedDataModule):
         max_length: longer texts are cut to this many tokens.
         kwargs: those of :class:`FederatedDataModule`.
     """
-
-    deciding: tuple[str, ...] = ("tokenizer", "max_length")  # the settings that decide the ids
 
     def __init__(
         self,
@@ -65,67 +58,27 @@ class TextDataModule(FederatedDataModule):
         self.max_length = max_length
 
     @abstractmethod
-    def files(self) -> list[Path]:
-        """The files that the texts come from; when one changes, the cache is made anew."""
-
-    @abstractmethod
     def texts(self) -> dict[str, Texts]:
         """The texts and labels of ``train``, ``test`` and, where there is one, ``val``."""
 
     @override
     def load(self) -> Splits:
         self.prepare_data()
-        cache = self.data_dir / "tokenised" / f"{self.name}-{self._cache_key()}.tokens"
-        sealed = cache.read_bytes() if cache.is_file() else b""
-        blob = sealed[32:]
-        if hashlib.sha256(blob).digest() != sealed[:32]:
-            blob = self._tokenise()
-            with suppress(StorageError):  # cannot be written to: tokenise again next time
-                commit(cache, [hashlib.sha256(blob).digest(), blob])
-        return self._splits(blob)
-
-    def _splits(self, blob: bytes) -> Splits:
-        from safetensors.torch import load
-
-        tensors = load(blob)
-        self.pad_id = int(tensors["pad_id"])
-        self.top_id = max(int(ids.max()) for name, ids in tensors.items() if name.endswith("/ids"))
-        text = bytes(tensors["tokenizer"].tolist()).decode()
+        tokenizer = load_tokenizer(self.tokenizer)
+        self.pad_id, text = tokenizer.pad_token_id, vocabulary_of(tokenizer)
         self.reading = TextInputs("text", self.tokenizer, self.max_length, text)
-        transform = TrimPadding(self.pad_id)
-        examples = {
-            split: Examples(tensors[f"{split}/ids"], tensors[f"{split}/labels"], transform)
-            for split in ("train", "test", "val")
-            if f"{split}/ids" in tensors
-        }
-        return Splits(examples["train"], examples["test"], examples.get("val"))
+        examples: dict[str, Any] = {}
+        for split, (texts, labels) in self.texts().items():
+            require(len(texts) > 0, "data_dir", f"{self.name} has no {split} samples")
+            ids = encode(tokenizer, texts, self.max_length)
+            targets = torch.tensor(labels, dtype=torch.int64)
+            examples[split] = Examples(ids, targets, TrimPadding(self.pad_id))
+        self.top_id = max(int(part.inputs.max()) for part in examples.values())
+        return Splits(**examples)
 
     @override
     def check_net(self, net: nn.Module) -> None:
         check_tokens(net, self.tokenizer, self.pad_id, self.top_id)
-
-    def _cache_key(self) -> str:
-        """A digest of all that decides the ids, without loading the tokenizer."""
-        settings = [getattr(self, name) for name in self.deciding]
-        digest = hashlib.sha256(repr(settings).encode())
-        local = Path(self.tokenizer)
-        own = [local / name for name in ("tokenizer.json", "vocab.txt", "tokenizer_config.json")]
-        for file in [local, *own, *self.files()]:
-            if file.is_file():
-                digest.update(hashlib.sha256(read_checked(file, None)).digest())
-        return digest.hexdigest()[:16]
-
-    def _tokenise(self) -> bytes:
-        tokenizer = load_tokenizer(self.tokenizer)
-        tensors: dict[str, Tensor] = {}
-        for split, (texts, labels) in self.texts().items():
-            require(len(texts) > 0, "data_dir", f"{self.name} has no {split} samples")
-            tensors[f"{split}/ids"] = encode(tokenizer, texts, self.max_length)
-            tensors[f"{split}/labels"] = torch.tensor(labels, dtype=torch.int64)
-        tensors["pad_id"] = torch.tensor(tokenizer.pad_token_id)
-        text = vocabulary_of(tokenizer).encode()
-        tensors["tokenizer"] = torch.tensor(list(text), dtype=torch.uint8)
-        return to_safetensors(tensors)
 
 
 def check_tokens(net: nn.Module, tokenizer: str, pad_id: int, top_id: int) -> None:
@@ -175,7 +128,7 @@ def load_tokenizer(name: str) -> Any:
     transformers = load_transformers("tokenizer")
     try:
         if Path(name).is_file():
-            words = read_text(Path(name), None).splitlines()
+            words = Path(name).read_text(encoding="utf-8").splitlines()
             tokenizer = transformers.BertTokenizer(vocab={word: n for n, word in enumerate(words)})
         else:
             tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)

@@ -1,23 +1,19 @@
 """Tiny-ImageNet-200: decoded once into memory-mapped arrays."""
 
 import hashlib
-from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from fedgkd_pl.data.datasets.images import ImageArchive
+from fedgkd_pl.data.datasets.cifar import ImageArchive
 from fedgkd_pl.data.downloads import read_text
-from fedgkd_pl.data.examples import Examples, Splits, digest
+from fedgkd_pl.data.examples import Examples, Splits
 from fedgkd_pl.data.mapped import open_map
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.storage.files import commit
-from torch import Tensor
 from typing_extensions import override
-
-Listing = list[tuple[Path, int]]
 
 
 class TinyImageNet(ImageArchive):
@@ -25,8 +21,7 @@ class TinyImageNet(ImageArchive):
 
     Its test labels are secret, so its 10,000 validation images are the test set here, and the
     server keeps a tenth of the 100,000 training images for validation. The first start decodes
-    the images into ``<data_dir>/tiny-imagenet-200/decoded`` (1.4 GB); later ones check that file
-    and map it.
+    the images into ``<data_dir>/tiny-imagenet-200/decoded`` (1.4 GB); later ones map that file.
 
     Args:
         data_dir: the folder that holds, or is to hold, ``tiny-imagenet-200``.
@@ -63,53 +58,34 @@ class TinyImageNet(ImageArchive):
         require(len(classes) == self.num_classes, "data_dir", reason)
         self.class_names = names
         key = hashlib.sha256(("\n".join(names) + annotations).encode()).hexdigest()[:12]
-        train = self._decoded(f"train-{key}", lambda: self._train(classes))
-        test = self._decoded(f"test-{key}", lambda: self._test(classes, annotations))
-        return Splits(Examples(*train, self.transform()), Examples(*test, self.transform()))
-
-    def _train(self, classes: dict[str, int]) -> Listing:
-        listing: Listing = []
-        for name, label in classes.items():
-            files = sorted((self.root / "train" / name / "images").glob("*.JPEG"))
-            reason = f"train/{name} has {len(files)} images, not {self.PER_CLASS}"
-            require(len(files) == self.PER_CLASS, "data_dir", reason)
-            listing += [(file, label) for file in files]
+        train = [f"train/{name}/images/{file}" for name in classes for file in self._files(name)]
         # Mixed once and for all, so that the last tenth, the validation set, has every class.
-        order = np.random.default_rng(0).permutation(len(listing))
-        return [listing[index] for index in order]
-
-    def _test(self, classes: dict[str, int], annotations: str) -> Listing:
+        order = np.random.default_rng(0).permutation(len(train))
         rows = [line.split("\t") for line in annotations.splitlines()]
         known = all(len(row) > 1 and row[1] in classes for row in rows)
         reason = f"val_annotations.txt must name {self.TEST} images, each of a known class"
         require(known and len(rows) == self.TEST, "data_dir", reason)
-        return [(self.root / "val" / "images" / row[0], classes[row[1]]) for row in rows]
+        test = [f"val/images/{row[0]}" for row in rows]
+        labels = np.array([classes[row[1]] for row in rows])
+        return Splits(
+            self._decoded(f"train-{key}", [train[n] for n in order], order // self.PER_CLASS),
+            self._decoded(f"test-{key}", test, labels),
+        )
 
-    def _decoded(self, name: str, files: Callable[[], Listing]) -> tuple[Tensor, Tensor]:
-        """The images of a listing, from the decoded file if there is one that is sound."""
-        target = self.root / "decoded" / f"{name}.pixels"
-        labels = target.with_suffix(".labels")  # which start with the digest of both
-        with suppress(OSError, ValueError):
-            content = labels.read_bytes()
-            decoded = _mapped(target, content[64:])
-            if digest(*decoded).encode() == content[:64]:
-                return decoded
-        from rich.progress import track
+    def _files(self, name: str) -> list[str]:
+        return sorted(f"{name}_{number}.JPEG" for number in range(self.PER_CLASS))
 
-        listing = files()
-        numbers = np.array([label for _, label in listing], dtype=np.int64).tobytes()
-        images: Any = track(listing, f"decoding {name.split('-')[0]}")
-        with closing(images) as decoding:
-            commit(target, (_pixels(file) for file, _ in decoding))
-        decoded = _mapped(target, numbers)
-        commit(labels, [digest(*decoded).encode(), numbers])
-        return decoded
+    def _decoded(self, name: str, files: list[str], labels: Any) -> Examples:
+        """The images of some files, decoded unless that was done before."""
+        target = (self.root / "decoded" / f"{name}.pixels").absolute()
+        if not target.exists():
+            from rich.progress import track
 
-
-def _mapped(pixels: Path, labels: bytes) -> tuple[Tensor, Tensor]:
-    numbers = np.frombuffer(bytearray(labels), np.int64)
-    images = open_map(str(pixels.absolute()), "|u1", (len(numbers), 3, 64, 64), 0)
-    return images, torch.from_numpy(numbers)
+            images: Any = track(files, f"decoding {name.split('-')[0]}")
+            with closing(images) as decoding:
+                commit(target, (_pixels(self.root / file) for file in decoding))
+        images = open_map(str(target), "|u1", (len(files), 3, 64, 64), 0)
+        return Examples(images, torch.from_numpy(labels), self.transform())
 
 
 def _pixels(file: Path) -> bytes:

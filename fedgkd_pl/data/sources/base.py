@@ -52,18 +52,13 @@ class OwnData(FederatedDataModule):
         val: Examples | None = None,
         keys: Owners | None = None,
         test_keys: Owners | None = None,
-        names: Sequence[str] = (),
     ) -> Splits:
-        """The splits of a source, with a test set cut from ``train`` where it has none.
-
-        ``names``: the file of every sample of ``train``, where each has one of its own.
-        """
+        """The splits of a source, with a test set cut from ``train`` where it has none."""
         total = len(train)
         require(total > 0, "data", f"{self.name} has no training samples")
         if not hasattr(self, "num_classes"):
             largest = -1 if train.targets.is_floating_point() else int(train.targets.max())
             self.num_classes = len(self.class_names) or largest + 1
-        rest = torch.arange(total)
         if test is None:
             size = round(self.test_fraction * total)
             rest, rows = self._draw(train, keys, size, np.random.default_rng(0))
@@ -72,7 +67,6 @@ class OwnData(FederatedDataModule):
             train, test = train.view(rest), train.view(rows)
             if keys is not None:
                 keys, test_keys = keys[rest.numpy()], keys[rows.numpy()]
-        self.partition.take_source(rest.numpy(), names)
         return Splits(train, test, val, keys, test_keys)
 
     def held_out(self, splits: Splits) -> tuple[Examples, Examples]:
@@ -252,16 +246,16 @@ def class_tables(path: str | Path, endings: Sequence[str]) -> Tables:
 
 
 def class_files(folder: Path, endings: Sequence[str]) -> Any:
-    """A table of the files of a folder of classes: file, label, name in a partition."""
+    """A table of the files of a folder of classes, and their labels."""
     import pandas as pd
 
-    rows: list[tuple[Path, str, str]] = []
+    rows: list[tuple[Path, str]] = []
     for child in (child for child in visible(folder) if child.is_dir()):
         files = [file for file in visible(child, "**/*") if file.suffix.lower() in endings]
         require(len(files) > 0, "path", f"{child} has no files ({', '.join(endings)})")
-        rows += [(file, child.name, file.relative_to(folder).as_posix()) for file in files]
+        rows += [(file, child.name) for file in files]
     require(len(rows) > 0, "path", f"{folder} has no folders, one for each class")
-    table = pd.DataFrame(rows, columns=["file", "label", "name"], dtype=object)
+    table = pd.DataFrame(rows, columns=["file", "label"], dtype=object)
     return table.set_index(table["file"])
 
 

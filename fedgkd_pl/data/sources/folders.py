@@ -79,10 +79,9 @@ class ImageFolders(OwnData):
     def load(self) -> Splits:
         tables = class_tables(self.path, ENDINGS)
         files = {split: list(table["file"]) for split, table in tables.items()}
-        names = list(tables["train"]["name"])
         targets = self.class_targets(tables)
         if not self.lazy:
-            return self.image_splits(files, targets, self.decoder, self.augment, names=names)
+            return self.image_splits(files, targets, self.decoder, self.augment)
         examples: dict[str, Any] = {
             split: lazy_examples(
                 _Images(each, targets[split], self.decoder),
@@ -93,7 +92,7 @@ class ImageFolders(OwnData):
             )
             for split, each in files.items()
         }
-        splits = self.split(**examples, names=names)
+        splits = self.split(**examples)
         try:  # a broken image ends no run later: what gives no statistics is read as well
             for images in (self.held_out(splits)[1], splits.test):
                 deque(images.pieces(), maxlen=0)

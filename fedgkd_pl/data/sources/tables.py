@@ -174,18 +174,17 @@ class TextFiles(OwnTexts):
 
     @override
     def load(self) -> Splits:
-        path = Path(self.path).expanduser()
+        path, keys = Path(self.path).expanduser(), None
         if path.is_dir():
             tables = class_tables(path, (".txt",))
             texts = {split: list(map(_read, table["file"])) for split, table in tables.items()}
-            known: dict[str, Any] = {"names": list(tables["train"]["name"])}
             targets = self.class_targets(tables)
         else:
             tables = read_tables(read_csv, path, self.test_path)
             texts = {split: column(table, self.text, "text") for split, table in tables.items()}
-            known = {"keys": self.column_owners(tables["train"], self.owner)}
+            keys = self.column_owners(tables["train"], self.owner)
             targets = self.class_targets(tables, self.label)
-        return self.split(**self.tokenise(texts, targets, self.text), **known)
+        return self.split(**self.tokenise(texts, targets, self.text), keys=keys)
 
 
 def _read(file: Path) -> str:
