@@ -20,21 +20,14 @@ from fedgkd_pl.errors import RunFailed, require
 from fedgkd_pl.experiments.draw import personalized
 from fedgkd_pl.experiments.runs import Run
 from fedgkd_pl.experiments.trained import open_run
+from fedgkd_pl.federation import message as messages
 from fedgkd_pl.federation.checks import check_resumed, task_of
 from fedgkd_pl.federation.client_trainer import Job
-from fedgkd_pl.federation.message import (
-    LR_FACTOR,
-    ClientFailure,
-    ClientUpdate,
-    Form,
-    Message,
-    checked,
-    like,
-)
+from fedgkd_pl.federation.message import ClientFailure, ClientUpdate
 from fedgkd_pl.federation.own_module import has_outputs
 from fedgkd_pl.federation.round import job_of
 from fedgkd_pl.methods.fedavg import FedAvg
-from fedgkd_pl.plots.per_client import worst_tenth
+from fedgkd_pl.plots.figures import worst_tenth
 from fedgkd_pl.plots.style import save
 from fedgkd_pl.runs.files import csv_text
 from fedgkd_pl.runs.folder import PERSONALIZED, RunFolder
@@ -107,11 +100,10 @@ def _load(folder: RunFolder, ckpt_path: str, settings: Sequence[str]) -> Experim
         check_settings(checkpoint, made.fixed)
         check_resumed(model, data, checkpoint["fedgkd_pl"])
         check_net(checkpoint, model)
-        text = f"{type(model).__name__} has no client module of FedAvg's to fine-tune with"
-        require(isinstance(model, FedAvg), "model", text)
-        text = "personalize fine-tunes one net for all clients, and this run's have their own"
-        require(model.client_nets.index is None, "model", text)
-        text = "personalize tests the logits of classes, which this model does not have"
+        text = "needs a method of FedAvg's kind with one net for all clients"
+        fits = isinstance(model, FedAvg) and model.client_nets.index is None
+        require(fits, "model", text, type(model).__name__)
+        text = "needs the logits of classes, which this model does not have"
         classes = task_of(model, data) == "classes" and has_outputs(model.net)
         require(classes, "run", text, str(folder.path))
         require("test" in data.client_splits, "run", NO_OWN, str(folder.path))
@@ -143,7 +135,7 @@ def _rows(
     runner = SplitRunner(experiment.trainer, model, data, own.examples)
     runner.tasks = None  # of all classes, as the clients train
     before = scores_of_all(runner, own, model.global_state())
-    rows = dict[int, Row]()
+    rows: list[Row] = []
     reason = ""
     with closing(_train(experiment, job, lr, clients)) as training:
         bar: dict[str, Any] = {"transient": True, "disable": not progress}
@@ -152,20 +144,15 @@ def _rows(
             if isinstance(answer, ClientFailure):
                 reason = reason or f"client {client}: {answer.reason}"
                 log.warning("left out client %d: %s", client, answer.reason)
-            else:
-                after = runner.score(answer.weights, own.rows(client))
-                rows[client] = {
-                    "client": client,
-                    "samples": job.data.index.size(client),
-                    "test_samples": own.index.size(client),
-                    "acc_before": before[client][0],
-                    "acc_after": after[0],
-                    "loss_before": before[client][1],
-                    "loss_after": after[1],
-                }
+                continue
+            acc, loss = runner.score(answer.weights, own.rows(client))
+            row: Row = {"client": client, "samples": job.data.index.size(client)}
+            row |= {"test_samples": own.index.size(client)}
+            row |= {"acc_before": before[client][0], "acc_after": acc}
+            rows.append(row | {"loss_before": before[client][1], "loss_after": loss})
     if not rows:
         raise RunFailed(f"all clients failed; {reason}")
-    return [rows[client] for client in sorted(rows)]
+    return sorted(rows, key=lambda row: row["client"])
 
 
 def _job(experiment: Experiment, epochs: int | None, lr: float | None) -> Job:
@@ -200,16 +187,16 @@ def _train(
     model, engine = experiment.model, experiment.model.engine
     if engine.states_stay:
         engine = LocalEngine(threads=getattr(engine, "threads", 1))
-    message = Message(1, {"global": model.global_state()})
+    message = messages.Message(1, {"global": model.global_state()})
     if model.schedule is not None and lr is None:
         model.schedule.begin(model.schedule.rounds + 2)  # the round after the checkpoint's
-        message.numbers[LR_FACTOR] = model.schedule.factor
+        message.numbers[messages.LR_FACTOR] = model.schedule.factor
     sizes = {client: job.data.index.size(client) for client in clients}
-    form = Form(like(message.models["global"]), samples=sizes)
+    form = messages.Form(messages.like(message.models["global"]), samples=sizes)
     with closing(engine.open(job, len(clients))) as session:
         answers = session.run(message, clients)
         for client, answer in zip(schedule(job, clients), answers, strict=True):
-            yield checked(answer, client, form)
+            yield messages.checked(answer, client, form)
 
 
 def show(rows: Sequence[Row]) -> None:

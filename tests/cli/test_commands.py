@@ -109,8 +109,8 @@ def test_flags_that_are_not_the_commands_own_are_settings() -> None:
     assert found["settings"] == ["--model.gamma=0.3", "--config=c.yaml"]
     assert (found["study"], found["jobs"], found["rounds"]) == ("study.yaml", 2, 4)
     assert (found["dry_run"], found["quiet"], found["only"]) == (True, False, ["a=x", "b=y"])
-    found = arguments("report", ["a", "--format", "md", "b", "--all"])
-    assert (found["runs"], found["format"], found["all"]) == (["a", "b"], "md", True)
+    found = arguments("report", ["a", "--format", "md", "b"])
+    assert (found["runs"], found["format"]) == (["a", "b"], "md")
 
 
 def test_the_kinds_of_figures_are_in_the_help() -> None:

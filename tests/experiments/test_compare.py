@@ -18,8 +18,7 @@ from fedgkd_pl.errors import SettingError
 from fedgkd_pl.experiments.paper import numbers, paper_row
 from fedgkd_pl.experiments.scheduler import _without_additions
 from fedgkd_pl.experiments.study import Cell, make_study, read_study
-from fedgkd_pl.experiments.table import Table
-from fedgkd_pl.experiments.tables import every_run, make_tables
+from fedgkd_pl.experiments.tables import Table, every_run, make_tables
 
 from tests.support.faults import Command
 from tests.support.studies import fake, grouped, results, study

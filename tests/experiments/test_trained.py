@@ -244,8 +244,7 @@ def test_texts_with_tokenizer_and_encoder_gone(run: Run, tmp_path: Path) -> None
 
 def test_many_classes_have_their_five_best(done: Path, tmp_path: Path) -> None:
     from fedgkd_pl.data.inputs import read_inputs
-    from fedgkd_pl.experiments.predict import predict_files
-    from fedgkd_pl.experiments.trained import Trained
+    from fedgkd_pl.experiments.trained import Trained, predict_files
 
     raw = read_inputs(json.loads((done / "model.json").read_text())["raw"])
     net = torch.nn.Linear(64, 30)

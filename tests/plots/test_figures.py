@@ -16,7 +16,7 @@ from fedgkd_pl import MLP, FedAvg, FedGKD, LocalEngine, RunFiles
 from fedgkd_pl.callbacks.feature_map import FeatureMap, embed
 from fedgkd_pl.methods import discover
 from fedgkd_pl.plots import figures as draw
-from fedgkd_pl.plots import plane, style
+from fedgkd_pl.plots import style
 from lightning.pytorch import Callback, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from matplotlib.colors import to_hex
@@ -301,9 +301,9 @@ def test_confusion_is_normalised_by_row() -> None:
 # -- points in the plane ---------------------------------------------------------------------------
 
 
-def a_map(**kwargs: Any) -> plane.FeatureMapData:
+def a_map(**kwargs: Any) -> draw.FeatureMapData:
     rng = np.random.default_rng(3)
-    data = plane.FeatureMapData(
+    data = draw.FeatureMapData(
         *(rng.normal(size=(40, 2)), rng.normal(size=(40, 2)), rng.permutation(40) % 10),
         *(0.9031, 0.4473, 4, 30),
     )
@@ -312,7 +312,7 @@ def a_map(**kwargs: Any) -> plane.FeatureMapData:
 
 def test_feature_maps_show_each_class_in_its_colour() -> None:
     data = a_map()
-    figure = plane.feature_map([data])
+    figure = draw.feature_map([data])
     titles = [axes.get_title() for axes in figure.axes]
     assert titles == ["global, round 30: 90.3 %", "client 4: 44.7 %"]
     for axes, where in zip(figure.axes, (data.global_points, data.local_points), strict=True):
@@ -325,7 +325,7 @@ def test_feature_maps_show_each_class_in_its_colour() -> None:
     assert len(first) != len(last), "the tenth class has the first one's colour, not its marker"
     assert [t.get_text() for t in figure.legends[0].get_texts()] == [str(k) for k in range(10)]
     names = ("FedAvg", "FedProx", "FedGKD")
-    paper = plane.feature_map([a_map(name=name) for name in names])
+    paper = draw.feature_map([a_map(name=name) for name in names])
     titles = [axes.get_title() for axes in paper.axes]
     assert titles[:3] == [f"{name}, global, round 30: 90.3 %" for name in names]
     assert titles[3:] == [f"{name}, client 4: 44.7 %" for name in names]
@@ -383,7 +383,7 @@ def test_a_map_is_of_the_round_and_of_the_first_client(
     x, y = data.x[:6], data.y[:6]  # the test set
     rows = np.random.default_rng(0).permutation(6)[:5]
     for file, number in zip(files, (2, 4, 5), strict=True):
-        found = plane.read_feature_map(file, "FedAvg")
+        found = draw.read_feature_map(file, "FedAvg")
         first = min(client for at, client in answers.models if at == number)
         assert (found.round, found.client, found.name) == (number, first, "FedAvg")
         assert found.labels.tolist() == y[rows].tolist()
