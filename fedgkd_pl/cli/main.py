@@ -177,7 +177,6 @@ def personalize(
     settings: list[str],
     epochs: int | None = None,
     lr: float | None = None,
-    clients: str | None = None,
     ckpt_path: str = "last",
     output_dir: str | None = None,
     quiet: bool = False,
@@ -192,18 +191,13 @@ def personalize(
         run: the folder of a run, finished or stopped.
         epochs: of each client; by default as in the run's rounds.
         lr: of each client; by default that of the run.
-        clients: whose, such as 0,3,7; by default all with test samples.
         ckpt_path: last, best, or a checkpoint file of the run.
         output_dir: where to write; the run's folder by default.
         quiet: show no progress.
     """
     from fedgkd_pl.experiments import personalize as module
 
-    named = None if clients is None else clients.split(",")
-    text = "must be numbers with commas between them, such as 0,3,7"
-    require(all(map(str.isdigit, named or [])), "clients", text, clients)
-    numbers = None if named is None else [int(number) for number in named]
-    own = (epochs, lr, numbers, ckpt_path, output_dir, settings)
+    own = (epochs, lr, ckpt_path, output_dir, settings)
     module.show(module.personalize(run, *own, progress=not quiet))
     print(f"wrote personalized.csv and .svg to {output_dir or run}")
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import yaml
 from fedgkd_pl.experiments.report import CURVES, Section, figures, write_page
-from fedgkd_pl.experiments.runs import find_runs, make_groups, read_run
+from fedgkd_pl.experiments.runs import find_runs, make_groups
 from fedgkd_pl.plots.figures import FeatureMapData, encode_feature_map
 from fedgkd_pl.runs.accuracy import accuracy_summary
 from matplotlib.colors import to_hex
@@ -129,16 +129,6 @@ def test_a_method_has_one_colour_in_all_figures_of_a_page(sections: dict[str, Se
     assert set(found) == set(METHODS.values())
     assert all(len(colours) == 1 for colours in found.values()), found
     assert len(set.union(*found.values())) == 4
-
-
-def test_last_10_of_three_tested_rounds_is_marked(folder: Path) -> None:
-    """The runs have twelve rounds, of which three were tested."""
-    run = read_run(folder / "FedAvg-2.0-0" / "version_0")
-    assert run.summary["rounds"] == 12 and run.tested("last10") == 3
-    assert run.tested("average_last10") == 12
-    page = (folder / "report.html").read_text(encoding="utf-8")
-    assert "<li>† the mean of 3 rounds: no more were tested</li>" in page
-    assert page.count(" †</td>") == 12, "a row for each method and α, of last 10 alone"
 
 
 @pytest.mark.nightly

@@ -12,7 +12,6 @@ from fedgkd_pl import FedAvg, LocalEngine, RunFiles
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.experiments.draw import participation
 from fedgkd_pl.experiments.paper import UNKNOWN, differences, paper_row
-from fedgkd_pl.experiments.report import write_page
 from fedgkd_pl.experiments.runs import Run, make_groups
 from fedgkd_pl.experiments.study import Cell
 from fedgkd_pl.experiments.tables import Footnotes, lead, make_tables, overview
@@ -175,18 +174,6 @@ def test_ten_rounds_are_ten() -> None:
     assert table.notes[0] == "† the mean of 9 rounds: no more were tested"
 
 
-def test_many_tests_are_told_to_be_many() -> None:
-    it = study(measures=["best"], seeds=[0, 1, 2])
-    values = {
-        (alpha, method): [[base], [base + 0.01], [base + 0.005 * n]]
-        for alpha in ("1", "0.1")
-        for n, (method, base) in enumerate({"FedAvg": 0.5, "FedGKD": 0.6}.items(), 1)
-    }
-    (table,) = make_tables(it, results(it, values))
-    assert sum("t-test" in note for note in table.notes) == 2
-    assert table.notes[-1] == "2 tests, not corrected for their number"
-
-
 # -- the paper's protocol ------------------------------------------------------------------------
 
 DATA = {"CIFAR10": "CIFAR-10", "CIFAR100": "CIFAR-100", "TinyImageNet": "Tiny-ImageNet"}
@@ -258,20 +245,6 @@ def test_marks_in_every_format() -> None:
     for text in (table.to_latex(), table.to_html(), repr(table), table.to_markdown()):
         assert "0.00 † (69.22 ± 0.91 ‡)" in text and "‡ rounds 50 instead of 100" in text
         assert cure in text.replace("\\_", "_")
-
-
-def test_marks_in_the_report(tmp_path: Path) -> None:
-    runs = [grouped("FedAvg", seed, 0.1) for seed in (0, 1)]
-    for run in runs:
-        run.settings["data"]["init_args"]["batch_size"] = 32
-    runs[1].summary["diverged_round"] = 7
-    notes = Footnotes()
-    (row,) = overview(make_groups(runs), notes).to_dict("records")
-    assert row["method"] == "FedAvg ‡" and row["paper's best"] == "69.22 †"
-    write_page(runs, tmp_path / "page.html")
-    page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert "<td>69.22 †</td>" in page and "<li>† batch_size 32 instead of 64</li>" in page
-    assert "<li>‡ clients diverged: seed 1 from round 7 on; try --trainer." in page
 
 
 # -- what is not shown ---------------------------------------------------------------------------

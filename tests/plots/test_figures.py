@@ -21,11 +21,10 @@ from lightning.pytorch import Callback, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
-from torch import nn
 from torch.optim import SGD
 
 from examples.toy import toy_figure
-from tests.conftest import Table, fit, quiet_trainer, same
+from tests.conftest import Table, fit, quiet_trainer
 
 # -- colours ---------------------------------------------------------------------------------------
 
@@ -206,7 +205,6 @@ def test_panels_share_the_y_axis_and_one_legend() -> None:
         ("test accuracy, %", (80.0, 120.0), (100 - 800**0.5, 120)),  # so they can be
         ("test loss", (0.0, 2.0), (0, 1 + 2**0.5)),
         ("test loss", (-2.0, 0.0), (-2, -1 + 2**0.5)),  # of a density
-        ("cosine of two updates", (0.0, 2.0), (1 - 2**0.5, 1 + 2**0.5)),
         ("accuracy lost, % points", (0.0, 2.0), (1 - 2**0.5, 1 + 2**0.5)),
     ],
 )
@@ -395,32 +393,6 @@ def test_a_map_is_of_the_round_and_of_the_first_client(
             assert getattr(found, f"{which}_acc") == pytest.approx((guess == y).mean())
             placed = getattr(found, f"{which}_points")
             np.testing.assert_allclose(placed, features[rows, :2], rtol=1e-5, atol=1e-6)
-
-
-def test_nobody_notices_that_somebody_looks(tmp_path: Path) -> None:
-    class Noisy(MLP):
-        """Draws numbers whenever it is called, and has a mode."""
-
-        def forward(self, x: Any) -> Any:
-            assert self.training == self.classifier.training
-            return super().forward(x) + 1e-3 * torch.randn(3)
-
-    def run(*callbacks: Any) -> Any:
-        seed_everything(0, verbose=False)
-        net = Noisy(in_features=4, hidden=[6], num_classes=3)
-        net.features.append(nn.Dropout(0.5))
-        model = FedGKD(net, gamma=1.0, optimizer=partial(SGD, lr=0.3), engine=LocalEngine(1))
-        trainer = fit(model, Table(sizes=SIZES), 3, callbacks=[*callbacks])
-        modes = [module.training for module in net.modules()]
-        states = (torch.get_rng_state(), np.random.get_state()[1])
-        return model.global_state(), modes, states, dict(trainer.callback_metrics)
-
-    alone, modes, (torchs, numpys), logged = run()
-    watched = run(FeatureMap(every_n_rounds=1), RunFiles(str(tmp_path)))
-    assert len(list(tmp_path.glob("features-*"))) == 3
-    assert same(alone, watched[0]) and modes == watched[1]
-    assert torch.equal(torchs, watched[2][0]) and np.array_equal(numpys, watched[2][1])
-    assert logged == watched[3]
 
 
 def test_a_resumed_run_writes_the_maps_of_an_unbroken_one(tmp_path: Path) -> None:
