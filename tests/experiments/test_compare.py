@@ -15,8 +15,8 @@ import yaml
 from fedgkd_pl.cli.main import main
 from fedgkd_pl.config.files import available
 from fedgkd_pl.errors import SettingError
+from fedgkd_pl.experiments.compare import _without_additions
 from fedgkd_pl.experiments.paper import numbers, paper_row
-from fedgkd_pl.experiments.scheduler import _without_additions
 from fedgkd_pl.experiments.study import Cell, make_study, read_study
 from fedgkd_pl.experiments.tables import Table, every_run, make_tables
 

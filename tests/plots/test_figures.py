@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from torch.optim import SGD
 
 from examples.toy import toy_figure
-from tests.conftest import Table, fit, quiet_trainer
+from tests.conftest import Table, fit, quiet_trainer, same
 
 # -- colours ---------------------------------------------------------------------------------------
 
@@ -136,15 +136,6 @@ def test_figures_of_one_page_do_not_share_ids() -> None:
         found.append(ids)
     assert not found[0] & found[1]
     assert two.replace("two", "one") == one
-
-
-def test_all_text_is_grey_and_nothing_is_filled() -> None:
-    figure = small()
-    (axes,) = figure.axes
-    (legend,) = figure.legends
-    words = [axes.title, axes.xaxis.label, axes.yaxis.label, *legend.get_texts()]
-    assert {to_hex(word.get_color()).upper() for word in words} == {style.TEXT}
-    assert figure.get_facecolor()[3] == axes.get_facecolor()[3] == 0
 
 
 # -- curves ----------------------------------------------------------------------------------------
@@ -393,6 +384,27 @@ def test_a_map_is_of_the_round_and_of_the_first_client(
             assert getattr(found, f"{which}_acc") == pytest.approx((guess == y).mean())
             placed = getattr(found, f"{which}_points")
             np.testing.assert_allclose(placed, features[rows, :2], rtol=1e-5, atol=1e-6)
+
+
+def test_nobody_notices_that_somebody_looks(tmp_path: Path) -> None:
+    class Noisy(MLP):
+        """Draws numbers whenever it is called."""
+
+        def forward(self, x: Any) -> Any:
+            return super().forward(x) + 1e-3 * torch.randn(3)
+
+    def run(*callbacks: Any) -> Any:
+        seed_everything(0, verbose=False)
+        net = Noisy(in_features=4, hidden=[6], num_classes=3)
+        model = FedGKD(net, gamma=1.0, optimizer=partial(SGD, lr=0.3), engine=LocalEngine(1))
+        fit(model, Table(sizes=SIZES), 3, callbacks=[*callbacks])
+        modes = [module.training for module in net.modules()]
+        return model.global_state(), modes, torch.get_rng_state(), np.random.get_state()[1]
+
+    alone, watched = run(), run(FeatureMap(every_n_rounds=1), RunFiles(str(tmp_path)))
+    assert len(list(tmp_path.glob("features-*"))) == 3
+    assert same(alone[0], watched[0]) and alone[1] == watched[1]
+    assert torch.equal(alone[2], watched[2]) and np.array_equal(alone[3], watched[3])
 
 
 def test_a_resumed_run_writes_the_maps_of_an_unbroken_one(tmp_path: Path) -> None:
