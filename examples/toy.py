@@ -16,7 +16,7 @@ import torch
 from fedgkd_pl import MLP, FedAvg, FederatedCallback, FedGKD, LocalEngine, Toy2D
 from fedgkd_pl.data.datasets.toy import sector
 from fedgkd_pl.federation.message import ClientUpdate, State
-from fedgkd_pl.plots.plane import scatter_class
+from fedgkd_pl.plots.figures import scatter_class
 from fedgkd_pl.plots.style import PALETTE, TEXT, boxed, literal, make_panels, save
 from fedgkd_pl.seeds import derive, seeded
 from lightning.pytorch import LightningModule, Trainer

@@ -64,6 +64,7 @@ from .engines.base import Session as Session
 from .engines.flower.engine import FlowerEngine as FlowerEngine
 from .engines.local import LocalEngine as LocalEngine
 from .engines.ray import RayEngine as RayEngine
+from .experiments.compare import StudyResult as StudyResult
 from .experiments.compare import compare as compare
 from .experiments.draw import plot as plot
 from .experiments.personalize import personalize as personalize
@@ -71,7 +72,6 @@ from .experiments.report import report as report
 from .experiments.runs import Run as Run
 from .experiments.runs import find_runs as find_runs
 from .experiments.runs import read_run as read_run
-from .experiments.study_result import StudyResult as StudyResult
 from .experiments.trained import Predictions as Predictions
 from .experiments.trained import Trained as Trained
 from .experiments.trained import export as export

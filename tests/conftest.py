@@ -44,7 +44,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     The first test to start a process would choose what it imports, for all that come after it.
     """
     if hasattr(session.config, "workerinput"):
-        from fedgkd_pl.experiments.scheduler import PRELOAD
+        from fedgkd_pl.experiments.compare import PRELOAD
 
         context("fedgkd_pl.engines.pool", *PRELOAD)
         forkserver.ensure_running()

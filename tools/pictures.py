@@ -4,7 +4,7 @@ import sys
 
 from fedgkd_pl import IID, Digits, Dirichlet, Pathological, QuantitySkew, Shards
 from fedgkd_pl.data.partition import Partition
-from fedgkd_pl.plots.partition import bubble_chart
+from fedgkd_pl.plots.figures import bubble_chart
 from fedgkd_pl.plots.style import opaque
 
 from tools import REPO

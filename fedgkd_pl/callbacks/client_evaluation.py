@@ -110,7 +110,7 @@ class ClientEvaluation(RowsFile, SplitCallback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         """Evaluates the new global model for everybody, and logs the round."""
-        from fedgkd_pl.plots.per_client import worst_tenth
+        from fedgkd_pl.plots.figures import worst_tenth
 
         runner = self.runner_of(pl_module)
         if runner is None:

@@ -85,7 +85,7 @@ class FeatureMap(SplitCallback):
 
     def _write(self, trainer: Trainer, server: FederatedServer) -> None:
         """Once a round, and not where no client has answered, such as just after a resume."""
-        from fedgkd_pl.plots.plane import FeatureMapData, encode_feature_map, feature_map
+        from fedgkd_pl.plots.figures import FeatureMapData, encode_feature_map, feature_map
         from fedgkd_pl.plots.style import opaque
 
         answer, self.answer = self.answer, None

@@ -66,13 +66,12 @@ def predict(
         require(output is None, "output", "needs --input FILE_OR_FOLDER")
         require(not average, "average", "needs --input; for the test set, metrics.csv has it")
         return _with_trainer("predict", [run, "--ckpt_path", which, *settings])
-    from fedgkd_pl.experiments.predict import predict_files, show
-    from fedgkd_pl.experiments.trained import load_run
+    from fedgkd_pl.experiments.trained import load_run, predict_files, show
 
     source = Path(input).expanduser()
     require(source.exists(), "input", "there is no such file or folder", input)
     file = output or f"{source.resolve().name}.predictions.csv"
-    show(predict_files(load_run(run, which, settings=settings), source, file, progress=True))
+    show(predict_files(load_run(run, which, settings=settings), source, file))
     print(f"wrote {file}")
     return None
 
@@ -142,7 +141,6 @@ def compare(
 def report(
     runs: list[str],
     over_seeds: bool = False,
-    all: bool = False,
     format: Literal["table", "md", "html"] = "table",
     output: str | None = None,
 ) -> None:
@@ -150,14 +148,13 @@ def report(
 
     Args:
         runs: run folders, or folders above them.
-        over_seeds: all runs, as mean ± std over a method's seeds.
-        all: a line for every run, not the newest of each folder.
-        format: md and html take all runs, over seeds; html is one page with every figure.
+        over_seeds: mean ± std over a method's seeds.
+        format: md and html are over seeds; html is one page with every figure.
         output: the file; for html, report.html in the first folder by default.
     """
     from fedgkd_pl.experiments.report import print_report
 
-    print_report(runs, over_seeds, format, output, all)
+    print_report(runs, over_seeds, format, output)
 
 
 def figure(kind: str, runs: list[str], output: str | None = None) -> None:
@@ -179,7 +176,6 @@ def personalize(
     settings: list[str],
     epochs: int | None = None,
     lr: float | None = None,
-    clients: str | None = None,
     ckpt_path: str = "last",
     output_dir: str | None = None,
     quiet: bool = False,
@@ -194,18 +190,13 @@ def personalize(
         run: the folder of a run, finished or stopped.
         epochs: of each client; by default as in the run's rounds.
         lr: of each client; by default that of the run.
-        clients: whose, such as 0,3,7; by default all with test samples.
         ckpt_path: last, best, or a checkpoint file of the run.
         output_dir: where to write; the run's folder by default.
         quiet: show no progress.
     """
     from fedgkd_pl.experiments import personalize as module
 
-    named = None if clients is None else clients.split(",")
-    text = "must be numbers with commas between them, such as 0,3,7"
-    require(all(map(str.isdigit, named or [])), "clients", text, clients)
-    numbers = None if named is None else [int(number) for number in named]
-    own = (epochs, lr, numbers, ckpt_path, output_dir, settings)
+    own = (epochs, lr, ckpt_path, output_dir, settings)
     module.show(module.personalize(run, *own, progress=not quiet))
     print(f"wrote personalized.csv and .svg to {output_dir or run}")
 
@@ -237,7 +228,7 @@ def export(
     from fedgkd_pl.experiments.trained import export
 
     which = _which(last, best, average, ckpt_path)
-    print(f"wrote {export(run, format, which, False, output, settings)}")
+    print(f"wrote {export(run, format, which, output, settings)}")
 
 
 def new(folder: str) -> None:

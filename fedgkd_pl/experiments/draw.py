@@ -8,18 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 from fedgkd_pl.errors import require
-from fedgkd_pl.experiments.groups import ALPHA, PARTICIPATION, Group, make_groups
-from fedgkd_pl.experiments.runs import Run, Runs, find_runs, natural, reading, runs_of
-from fedgkd_pl.plots.figures import (
-    client_accuracies,
-    confusion_chart,
-    curve_panels,
-    participation_panels,
-    task_panels,
-)
-from fedgkd_pl.plots.partition import bubble_chart
-from fedgkd_pl.plots.per_client import per_client
-from fedgkd_pl.plots.plane import feature_map, read_feature_map
+from fedgkd_pl.experiments.runs import Group, Run, Runs, make_groups, natural, reading, runs_of
+from fedgkd_pl.plots import figures
 from fedgkd_pl.plots.style import FORMATS, save
 from fedgkd_pl.runs import folder
 from fedgkd_pl.runs.accuracy import AVERAGE
@@ -42,8 +32,7 @@ def draw(kind: str, paths: Sequence[str], output: str) -> None:
     """Writes a figure of :data:`KINDS` from run folders, or folders above them."""
     ending = Path(output).suffix.lower()
     require(ending in FORMATS, "output", f"must end in {', '.join(FORMATS)}", output)
-    require(len(paths) > 0, "runs", f"{kind} needs at least one run")
-    save(plot(kind, find_runs(paths)), output)
+    save(plot(kind, paths), output)
     print(f"wrote {output}")
 
 
@@ -68,7 +57,7 @@ def learning_curves(groups: Sequence[Group], column: str = "test/acc") -> "Figur
         column = "test/loss"
     panels = panels_of(groups, column, 100.0 if column.endswith("/acc") else 1.0)
     require(len(panels) > 0, "runs", f"no {folder.METRICS} has {column}")
-    return curve_panels(panels, ylabel=LABELS.get(column, column))
+    return figures.curve_panels(panels, ylabel=LABELS.get(column, column))
 
 
 def panels_of(groups: Sequence[Group], column: str, factor: float = 1.0) -> Panels:
@@ -88,21 +77,19 @@ def nets(run: Run) -> "Figure":
     require(len(columns) > 0, "runs", text, run.folder)
     names = {"ensemble": "test/acc"}
     names |= {name.removeprefix("nets/").removesuffix(NET_ACC): name for name in columns}
-    return curve_panels({run.title: {k: [100 * run.by_round(v)] for k, v in names.items()}})
+    return figures.curve_panels({run.title: {k: [100 * run.by_round(v)] for k, v in names.items()}})
 
 
 def tasks(groups: Sequence[Group]) -> "Figure":
     """Accuracy on all tasks so far, and how much of the earlier ones is forgotten, by data."""
     found: Panels = {}
-    several = len({group.panel for group in groups}) > 1
     for group in groups:
         for title, column in (("accuracy", "task/acc"), ("forgetting", "task/forgetting")):
             seeds = [_by_task(run, column) for run in group.runs.values()]
-            panel = f"{group.panel}: {title}" if several else title
             if known := [values for values in seeds if len(values)]:
-                found.setdefault(panel, {})[group.name] = known
+                found.setdefault(f"{group.panel}: {title}", {})[group.name] = known
     require(len(found) > 0, "runs", f"no {folder.METRICS} has task/acc: train with TaskAccuracy")
-    return task_panels(found)
+    return figures.task_panels(found)
 
 
 def _by_task(run: Run, column: str) -> pd.Series:
@@ -115,40 +102,39 @@ def participation(groups: Sequence[Group]) -> "Figure":
     """Best accuracy over C, a panel for every α: the bottom of the paper's first figure."""
     panels: dict[str, dict[str, dict[float, list[float]]]] = {}
     for group in groups:
-        share = group.settings.get(PARTICIPATION)
+        share = group.participation
         if isinstance(share, int | float):
-            alpha = printable(f"{group.dataset}, α {group.settings.get(ALPHA)}")
+            alpha = printable(f"{group.dataset}, α {group.alpha}")
             of_method = panels.setdefault(alpha, {}).setdefault(group.name, {})
             twice = "two kinds of runs at the same C, which differ in more than the seed"
             require(share not in of_method, "runs", twice, f"{group.name}, {group.panel}")
             of_method[share] = group.values("best")
     require(len(panels) > 0, "runs", f"no {folder.CONFIG} has data.participation")
-    return participation_panels(panels)
+    return figures.participation_panels(panels)
 
 
 def partition(run: Run) -> "Figure":
     """The paper's bubbles."""
     data = run.partition
     require("counts" in data, "runs", f"no {folder.PARTITION} in", run.folder)
-    return bubble_chart(data["counts"], data["dataset"], data["class_names"])
+    return figures.bubble_chart(data["counts"], data["dataset"], data["class_names"])
 
 
 def features(groups: Sequence[Group]) -> "Figure":
     """The last feature map of every group."""
     maps = []
     for group in groups:
-        run = next(iter(group.runs.values()))
-        for file in sorted(run.folder.glob(folder.FEATURE_MAPS), key=natural)[-1:]:
+        for file in sorted(group.first.folder.glob(folder.FEATURE_MAPS), key=natural)[-1:]:
             with reading(file):
-                maps.append(read_feature_map(file, group.name))
+                maps.append(figures.read_feature_map(file, group.name))
     require(len(maps) > 0, "runs", f"none has {folder.FEATURE_MAPS}: train with FeatureMap")
-    return feature_map(maps)
+    return figures.feature_map(maps)
 
 
 def clients(run: Run) -> "Figure":
     """What each client's model gets right on the test set."""
     rows = _rows(run, folder.LOCAL_MODELS, "train with LocalModels", "round", "acc")
-    return client_accuracies(rows)
+    return figures.client_accuracies(rows)
 
 
 def own_models(run: Run) -> "Figure":
@@ -158,17 +144,15 @@ def own_models(run: Run) -> "Figure":
     last = rows["round"].max()
     ours = rows[rows["round"] == last].set_index("client")["global_acc"]
     theirs = rows.groupby("client")["local_acc"].last().dropna()  # the last one that is known
-    models = {"global model": ours, "own model, when last trained": theirs}
-    return per_client(
-        pd.DataFrame(models).loc[ours.index].dropna(axis=1, how="all"), f"round {last}"
-    )
+    models = pd.DataFrame({"global model": ours, "own model, when last trained": theirs})
+    return figures.per_client(models.loc[ours.index].dropna(axis=1, how="all"), f"round {last}")
 
 
 def personalized(run: Run) -> "Figure":
     """Every client before and after it has fine-tuned the global model for itself."""
     names = {"acc_before": "global model", "acc_after": "personalized"}
     rows = _rows(run, folder.PERSONALIZED, "run fedgkd-pl personalize", "client", *names)
-    return per_client(rows.set_index("client").rename(columns=names)[list(names.values())])
+    return figures.per_client(rows.set_index("client").rename(columns=names)[list(names.values())])
 
 
 def confusion(run: Run) -> "Figure":
@@ -180,7 +164,7 @@ def confusion(run: Run) -> "Figure":
     require(len(every) <= CLASSES and rows.min(axis=None) >= 0, "runs", damaged)
     counts = pd.crosstab(rows["label"], rows["prediction"])
     matrix = counts.reindex(index=every, columns=every, fill_value=0)
-    return confusion_chart(matrix, names=names if len(names) == len(every) else ())
+    return figures.confusion_chart(matrix, names=names if len(names) == len(every) else ())
 
 
 def _rows(run: Run, name: str, how: str, *columns: str) -> pd.DataFrame:

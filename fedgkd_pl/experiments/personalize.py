@@ -1,7 +1,7 @@
 """``fedgkd-pl personalize``: the global model of a run, fine-tuned by each client for itself."""
 
 import logging
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -20,21 +20,15 @@ from fedgkd_pl.errors import RunFailed, require
 from fedgkd_pl.experiments.draw import personalized
 from fedgkd_pl.experiments.runs import Run
 from fedgkd_pl.experiments.trained import open_run
+from fedgkd_pl.federation import message as messages
 from fedgkd_pl.federation.checks import check_resumed, task_of
 from fedgkd_pl.federation.client_trainer import Job
-from fedgkd_pl.federation.message import (
-    LR_FACTOR,
-    ClientFailure,
-    ClientUpdate,
-    Form,
-    Message,
-    checked,
-    like,
-)
+from fedgkd_pl.federation.message import ClientFailure
 from fedgkd_pl.federation.own_module import has_outputs
 from fedgkd_pl.federation.round import job_of
+from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.methods.fedavg import FedAvg
-from fedgkd_pl.plots.per_client import worst_tenth
+from fedgkd_pl.plots.figures import worst_tenth
 from fedgkd_pl.plots.style import save
 from fedgkd_pl.runs.files import csv_text
 from fedgkd_pl.runs.folder import PERSONALIZED, RunFolder
@@ -45,10 +39,7 @@ from rich.progress import track
 from torch.optim import Optimizer
 
 log = logging.getLogger("fedgkd_pl")
-NO_OWN = (
-    "its clients kept no test samples, and would be tested on what they have trained on: "
-    "train with --data.client_test_fraction 0.2"
-)
+NO_OWN = "its clients kept no test samples: train with --data.client_test_fraction 0.2"
 Row = dict[str, float]
 
 
@@ -56,7 +47,6 @@ def personalize(
     run: str | Path,
     epochs: int | None = None,
     lr: float | None = None,
-    clients: Sequence[int] | None = None,
     ckpt_path: str = "last",
     output_dir: str | Path | None = None,
     settings: Sequence[str] = (),
@@ -73,7 +63,6 @@ def personalize(
             ``data.client_test_fraction``.
         epochs: of each client; by default as many as in a round of the run.
         lr: of each client; by default that of the run's next round.
-        clients: whose; by default of all that have test samples of their own.
         ckpt_path: ``last``, ``best`` (by validation) or a checkpoint file of the run.
         output_dir: where to write; by default the run's folder.
         settings: further flags of ``fedgkd-pl fit`` that do not decide the result, such as
@@ -89,7 +78,7 @@ def personalize(
     output = folder.path if output_dir is None else Path(output_dir)
     require(output.is_dir() or not output.exists(), "output_dir", "is not a folder", str(output))
     experiment = _load(folder, ckpt_path, settings)
-    rows = _rows(experiment, epochs, lr, clients, progress)
+    rows = _rows(experiment, epochs, lr, progress)
     output.mkdir(parents=True, exist_ok=True)
     write_text(output / PERSONALIZED, csv_text(list(rows[0]), rows))
     save(personalized(Run(output, {})), (output / PERSONALIZED).with_suffix(".svg"))
@@ -107,11 +96,10 @@ def _load(folder: RunFolder, ckpt_path: str, settings: Sequence[str]) -> Experim
         check_settings(checkpoint, made.fixed)
         check_resumed(model, data, checkpoint["fedgkd_pl"])
         check_net(checkpoint, model)
-        text = f"{type(model).__name__} has no client module of FedAvg's to fine-tune with"
-        require(isinstance(model, FedAvg), "model", text)
-        text = "personalize fine-tunes one net for all clients, and this run's have their own"
-        require(model.client_nets.index is None, "model", text)
-        text = "personalize tests the logits of classes, which this model does not have"
+        text = "needs a method of FedAvg's kind with one net for all clients"
+        fits = isinstance(model, FedAvg) and model.client_nets.index is None
+        require(fits, "model", text, type(model).__name__)
+        text = "needs the logits of classes, which this model does not have"
         classes = task_of(model, data) == "classes" and has_outputs(model.net)
         require(classes, "run", text, str(folder.path))
         require("test" in data.client_splits, "run", NO_OWN, str(folder.path))
@@ -125,47 +113,47 @@ def _load(folder: RunFolder, ckpt_path: str, settings: Sequence[str]) -> Experim
 
 
 def _rows(
-    experiment: Experiment,
-    epochs: int | None,
-    lr: float | None,
-    wanted: Sequence[int] | None,
-    progress: bool,
+    experiment: Experiment, epochs: int | None, lr: float | None, progress: bool
 ) -> list[Row]:
     """Trains and tests the clients; a row each, by their numbers."""
     model, data = experiment.model, experiment.data
-    own = data.client_splits["test"]
-    clients = own.clients if wanted is None else sorted({*wanted})
-    for client in clients:
-        reason = f"must be 0 to {data.num_clients - 1}, with test samples of its own"
-        require(client in own.clients, "clients", reason, client)
-    require(len(clients) > 0, "clients", "is empty")
-    job = _job(experiment, epochs, lr)
+    own, engine = data.client_splits["test"], model.engine
+    if engine.states_stay:  # Flower's clients are elsewhere; their data is here
+        engine = LocalEngine(threads=getattr(engine, "threads", 1))
+    job, message = _job(experiment, epochs, lr), _message(model, lr)
+    sizes = {client: job.data.index.size(client) for client in own.clients}
+    form = messages.Form(messages.like(message.models["global"]), samples=sizes)
     runner = SplitRunner(experiment.trainer, model, data, own.examples)
     runner.tasks = None  # of all classes, as the clients train
     before = scores_of_all(runner, own, model.global_state())
-    rows = dict[int, Row]()
+    rows: list[Row] = []
     reason = ""
-    with closing(_train(experiment, job, lr, clients)) as training:
+    with closing(engine.open(job, len(sizes))) as session:
+        answers = zip(schedule(job, own.clients), session.run(message, own.clients), strict=True)
         bar: dict[str, Any] = {"transient": True, "disable": not progress}
-        for answer in track(training, "clients", len(clients), **bar):
-            client = answer.client
+        for client, given in track(answers, "clients", len(sizes), **bar):
+            answer = messages.checked(given, client, form)
             if isinstance(answer, ClientFailure):
                 reason = reason or f"client {client}: {answer.reason}"
                 log.warning("left out client %d: %s", client, answer.reason)
-            else:
-                after = runner.score(answer.weights, own.rows(client))
-                rows[client] = {
-                    "client": client,
-                    "samples": job.data.index.size(client),
-                    "test_samples": own.index.size(client),
-                    "acc_before": before[client][0],
-                    "acc_after": after[0],
-                    "loss_before": before[client][1],
-                    "loss_after": after[1],
-                }
+                continue
+            acc, loss = runner.score(answer.weights, own.rows(client))
+            row: Row = {"client": client, "samples": sizes[client]}
+            row |= {"test_samples": own.index.size(client)}
+            row |= {"acc_before": before[client][0], "acc_after": acc}
+            rows.append(row | {"loss_before": before[client][1], "loss_after": loss})
     if not rows:
         raise RunFailed(f"all clients failed; {reason}")
-    return [rows[client] for client in sorted(rows)]
+    return sorted(rows, key=lambda row: row["client"])
+
+
+def _message(model: FederatedServer, lr: float | None) -> messages.Message:
+    """What the clients start from: the global model, and the next round's rate."""
+    message = messages.Message(1, {"global": model.global_state()})
+    if model.schedule is not None and lr is None:
+        model.schedule.begin(model.schedule.rounds + 2)  # the round after the checkpoint's
+        message.numbers[messages.LR_FACTOR] = model.schedule.factor
+    return message
 
 
 def _job(experiment: Experiment, epochs: int | None, lr: float | None) -> Job:
@@ -180,9 +168,8 @@ def _job(experiment: Experiment, epochs: int | None, lr: float | None) -> Job:
         client.optimizer = partial(_at_rate, client.optimizer, lr)
     client.local_loss, client.num_classes = model.local_loss, data.num_classes
     client.run_seed = data.seed
-    length = {} if epochs is None else {"max_epochs": epochs, "max_steps": -1}
+    trainer = job.trainer | ({} if epochs is None else {"max_epochs": epochs, "max_steps": -1})
     own_seed = replace(job.data, seed=derive(data.seed, "personalize"), tasks=None)
-    trainer = job.trainer | length
     return replace(job, client=client, data=own_seed, trainer=trainer, states={})
 
 
@@ -191,25 +178,6 @@ def _at_rate(optimizer: Any, lr: float, parameters: Any) -> Optimizer:
     for group in made.param_groups:
         group["lr"] = lr
     return made
-
-
-def _train(
-    experiment: Experiment, job: Job, lr: float | None, clients: list[int]
-) -> Generator[ClientUpdate | ClientFailure, None, None]:
-    """The answers of the clients, one by one; their data is here, so Flower is not asked."""
-    model, engine = experiment.model, experiment.model.engine
-    if engine.states_stay:
-        engine = LocalEngine(threads=getattr(engine, "threads", 1))
-    message = Message(1, {"global": model.global_state()})
-    if model.schedule is not None and lr is None:
-        model.schedule.begin(model.schedule.rounds + 2)  # the round after the checkpoint's
-        message.numbers[LR_FACTOR] = model.schedule.factor
-    sizes = {client: job.data.index.size(client) for client in clients}
-    form = Form(like(message.models["global"]), samples=sizes)
-    with closing(engine.open(job, len(clients))) as session:
-        answers = session.run(message, clients)
-        for client, answer in zip(schedule(job, clients), answers, strict=True):
-            yield checked(answer, client, form)
 
 
 def show(rows: Sequence[Row]) -> None:

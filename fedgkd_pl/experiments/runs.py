@@ -1,9 +1,13 @@
-"""Finished runs, read from their folders; nothing in a folder is trusted."""
+"""Finished runs, read from their folders, and groups of them that differ in nothing but the seed.
+
+Nothing in a folder is trusted.
+"""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isfinite
 from pathlib import Path
@@ -11,13 +15,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pandas as pd
 from fedgkd_pl.errors import SettingError
+from fedgkd_pl.experiments.paper import PaperRow, differences, paper_row
 from fedgkd_pl.methods import title_of
 from fedgkd_pl.runs.accuracy import AVERAGE, average_summary
 from fedgkd_pl.runs.folder import CONFIG, METRICS, PARTITION, SUMMARY, RunFolder
+from fedgkd_pl.runs.settings import fixed_settings, flatten
 from fedgkd_pl.storage.files import MB, printable, read_json
 
 if TYPE_CHECKING:
-    from fedgkd_pl.experiments.study_result import StudyResult
+    from fedgkd_pl.experiments.compare import StudyResult
     from torch import nn
 
 Summary = dict[str, Any]
@@ -28,11 +34,32 @@ ACCURACIES = {
     "at_best_val": "test_acc_at_best_val",
 }
 OF_AVERAGE = "average_"  # begins the name of a measure of AveragedModel's model
-AVERAGES = [f"{OF_AVERAGE}{name}" for name in ACCURACIES]
 OF_TASKS = {f"task_{name}": f"task/{name}" for name in ("acc", "forgetting", "transfer")}
 NUMBERS = ("seed", "rounds", "bytes_down")  # of summary.json
 OPTIONAL = (*ACCURACIES.values(), "bytes_up", "wall_seconds", "rounds_asked", "diverged_round")
 LARGEST = 64 * MB  # of a file with rows or counts
+DATASETS = {
+    "ag_news": "AG News",
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "sst5": "SST-5",
+    "tiny_imagenet": "Tiny-ImageNet",
+}
+SYMBOLS = {
+    "alpha": "α",
+    "buffer_size": "M",
+    "gamma": "γ",
+    "lam": "λ",
+    "local_epochs": "E",
+    "mu": "μ",
+    "num_clients": "N",
+    "participation": "C",
+    "temperature": "τ",
+}
+SEED = "data.init_args.seed"
+# What a run must have in common with the paper's to stand beside its numbers.
+MUST_AGREE = {"rounds", "data.num_clients", "data.participation", "model.local_epochs"}
+MUST_AGREE |= {"model.local_steps"}
 
 
 @contextmanager
@@ -53,8 +80,7 @@ class Run:
 
     def metrics(self) -> list[dict[str, float]]:
         """A row for every round, as ``pandas.DataFrame`` takes it; a value may be missing."""
-        rows = self.frame.iterrows()
-        return [{"round": number, **row.dropna().to_dict()} for number, row in rows]
+        return [{"round": n, **row.dropna().to_dict()} for n, row in self.frame.iterrows()]
 
     def net(self, imports: Sequence[str] = (), average: bool = False) -> "nn.Module":
         """The trained net in plain torch, in eval mode, as the last round left it.
@@ -128,6 +154,26 @@ class Run:
         with reading(file):
             return strict_yaml.read(str(file)) if file.exists() else {}
 
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """What it was, by the keys of ``protocol.yaml``; no settings where they are not known."""
+        plain: dict[str, Any] = {}
+        for key, value in flatten(self.settings).items():
+            short = key.replace("init_args.", "")
+            if short.endswith(".class_path"):
+                value = str(value).rpartition(".")[2]
+            plain[short.removesuffix(".class_path")] = value
+        if plain.get("data.partition") == "AuthorsDirichlet":  # the paper's own draw
+            plain |= {"data.partition": "Dirichlet", "data.partition.balanced": True}
+        names = {"dataset": self.dataset, "method": self.title}
+        return plain | names | {"rounds": self.summary["rounds"]}
+
+    @property
+    def dataset(self) -> str:
+        """Its name, as the paper calls it."""
+        name: str = self.summary["dataset"]
+        return DATASETS.get(name, name)
+
     @property
     def title(self) -> str:
         """The method's name in tables and figures; of its class where the run does not say."""
@@ -195,19 +241,15 @@ def read_run(folder: str | Path) -> Run:
     return Run(Path(folder), summary | texts)
 
 
-def find_runs(paths: Sequence[str], newest: bool = False) -> list[Run]:
+def find_runs(paths: Sequence[str]) -> list[Run]:
     """The finished runs below some folders, in the order of their names.
 
     Args:
         paths: run folders (``runs/<name>/version_k``) or the folders above them.
-        newest: of the versions of a name (``runs/<name>/version_k``) only the newest.
     """
     runs: dict[Path, Run] = {}
     for path in paths:
-        files = sorted(Path(path).rglob(SUMMARY), key=lambda file: file.lstat().st_mtime)
-        if newest:
-            files = [*{re.sub(r"version_\d+$", "", str(f.parent)): f for f in files}.values()]
-        for file in sorted(files, key=natural):
+        for file in sorted(Path(path).rglob(SUMMARY), key=natural):
             runs.setdefault(file.parent.resolve(), read_run(file.parent))
     if not runs:
         raise SettingError("runs", f"no finished run ({SUMMARY}) below", ", ".join(paths))
@@ -232,12 +274,116 @@ def runs_of(runs: Runs) -> list[Run]:
     return [run for each in inner for run in runs_of(each)]
 
 
+def measures_of(runs: Iterable[Run]) -> list[str]:
+    """What is shown of runs: those of the averaged model where some have one."""
+    averages = [f"{OF_AVERAGE}{name}" for name in ACCURACIES]
+    return [*ACCURACIES, *(averages if any(run.has_average for run in runs) else [])]
+
+
 def round_of(measure: str) -> int | None:
     """The round that a measure is of; None for one that is over rounds."""
     kind = measure.removeprefix(OF_AVERAGE)
     return int(kind[5:]) if kind.startswith("round") else None
 
 
-def natural(path: Path) -> list[Any]:
-    """A key to sort by, so that version_10 comes after version_9."""
-    return [(int(s), "") if s.isdigit() else (-1, s) for s in re.split(r"(\d+)", str(path)) if s]
+def symbol(name: str) -> str:
+    """The paper's letter for a setting, or its name."""
+    return SYMBOLS.get(name, name)
+
+
+@dataclass
+class Group:
+    """Runs with the same settings, one per seed."""
+
+    method: str  # as the paper calls it
+    dataset: str  # likewise
+    rounds: int  # that each was to do
+    settings: dict[str, Any]  # those that decide the result, but for the seed
+    runs: dict[int, Run]  # by seed
+    name: str = ""  # the method, and how it differs from others of the same data
+    panel: str = ""  # the data, and how they differ from others
+
+    @property
+    def first(self) -> Run:
+        """The run of one seed."""
+        return next(iter(self.runs.values()))
+
+    @property
+    def alpha(self) -> Any:
+        """Of Dirichlet; None of other partitions."""
+        return self.settings.get("data.init_args.partition.init_args.alpha")
+
+    @property
+    def participation(self) -> Any:
+        """The share C of the clients in a round; None where it is not known."""
+        return self.settings.get("data.init_args.participation")
+
+    def values(self, measure: str) -> list[float]:
+        """An accuracy of every seed that has it, in percent; see :meth:`Run.measure`."""
+        values = [run.measure(measure) for run in self.runs.values()]
+        return [value for value in values if value is not None]
+
+    @cached_property
+    def paper(self) -> PaperRow | None:
+        """The paper's best accuracy for the same method, data, α, C, N, E and rounds.
+
+        Where something else differs, :func:`differences` says what.
+        """
+        labels = {"dataset": self.dataset, "method": self.method}
+        labels |= {"alpha": str(self.alpha or "")}
+        for table in ("overview", "text", "participation"):
+            if table == "participation":
+                labels["participation"] = str(self.participation)
+            if row := paper_row(table, labels, "best"):
+                ours = self.first.facts | {"rounds": self.rounds}
+                if not MUST_AGREE & differences(row, ours, "best").keys():
+                    return row
+        return None
+
+
+def make_groups(runs: Iterable[Run]) -> list[Group]:
+    """The runs, grouped and named; in the order of their data, α and other numbers by size."""
+    groups = list[Group]()
+    for run in runs:
+        settings = {k: v for k, v in fixed_settings(run.settings).items() if k != "seed_everything"}
+        if settings.get(SEED) == run.seed:
+            settings[SEED] = None  # which is the same
+        new = Group(run.title, run.dataset, run.rounds_asked, settings, {})
+        known = (group for group in groups if settings and replace(group, runs={}) == new)
+        group = next(known, new)
+        group.runs[run.seed] = run
+        groups += [new] if group is new else []
+    for group in groups:
+        of_dataset = [other for other in groups if other.dataset == group.dataset]
+        alike = [g for g in of_dataset if g.method == group.method and _data(g) == _data(group)]
+        group.panel = ", ".join([group.dataset, *_differing(group, of_dataset, True)])
+        group.name = ", ".join([group.method, *_differing(group, alike, False)])
+        if len({other.rounds for other in alike}) > 1:
+            group.name += f", {group.rounds} round{'s' * (group.rounds != 1)}"
+    times = Counter((group.name, group.panel) for group in groups)
+    for group in groups:
+        if times[group.name, group.panel] > 1:  # nothing else tells it from another
+            group.name += f", {group.first.folder}"
+    return sorted(groups, key=lambda group: natural(group.panel))
+
+
+def natural(text: object) -> list[Any]:
+    """A key to sort by, so that version_10 comes after version_9, and α 0.5 before α 2."""
+    parts = re.split(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)", str(text))
+    return [(float(part), "") if n % 2 else (-1.0, part) for n, part in enumerate(parts) if part]
+
+
+def _data(group: Group) -> dict[str, Any]:
+    return {key: value for key, value in group.settings.items() if key.startswith("data")}
+
+
+def _differing(group: Group, others: Sequence[Group], of_data: bool) -> list[str]:
+    """The settings in which a group differs from others, as they are shown."""
+    shown = []
+    for key, value in group.settings.items():
+        differs = any(other.settings.get(key) != value for other in others)
+        if differs and key.startswith("data") == of_data:
+            text = "none" if value is None else str(value)
+            text = text.removesuffix(".0") if isinstance(value, float) else text
+            shown.append(printable(f"{symbol(key.rpartition('.')[2])} {text}"))
+    return shown

@@ -91,11 +91,9 @@ class Study:
         parts: dict[str, Any] = {**self.axes, "seed": {str(seed): seed for seed in self.seeds}}
         for text in only:
             axis, _, rest = text.partition("=")
-            reason = f"must be AXIS=LABEL,... with an axis of {', '.join(parts)}"
-            require(axis in parts, "only", reason, text)
-            known, wanted = parts[axis], [label.strip() for label in rest.split(",")]
-            reason = f"{axis} is one of {', '.join(known)}"
-            require({*wanted} <= {*known}, "only", reason, rest or text)
+            known, wanted = parts.get(axis, {}), [label.strip() for label in rest.split(",")]
+            reason = f"must be AXIS=LABEL,... of {', '.join(known or parts)}"
+            require({*wanted} <= {*known}, "only", reason, text)
             parts[axis] = {label: value for label, value in known.items() if label in wanted}
         return replace(self, seeds=list(parts.pop("seed").values()), axes=parts)
 
@@ -104,8 +102,7 @@ def read_study(path: str) -> Study:
     """A study file, checked."""
     from fedgkd_pl.config import strict_yaml
 
-    file, *others = resolve(path, "study")
-    require(not others, "study", "is a protocol with a method", path)
+    file = resolve(path, "study")[0]
     content = strict_yaml.read(file)
     is_config = "axes" not in content and {"model", "data"} & content.keys()
     require(not is_config, "study", "is a config: fedgkd-pl fit --config runs it", path)
@@ -191,10 +188,8 @@ def _settings(where: str, settings: Any) -> dict[str, Any]:
     """Settings that cannot be taken for anything else when they become flags."""
     require(isinstance(settings, dict), where, "must be a mapping, lines of key: value", settings)
     for key, value in settings.items():
-        is_name = isinstance(key, str) and SETTING.fullmatch(key) is not None
-        require(is_name, where, "each key must be a setting's name, in words and dots", repr(key))
-        words = key.rstrip("+").split(".")
-        is_flag = words[0] in COMMANDS or words[-1] == "help" or "ray_address" in f"{key} {value}"
-        reason = "is not a setting: a study cannot give it, only the command line can"
-        require(not is_flag and key != "trainer.fast_dev_run", f"{where}.{key}", reason)
+        words = str(key).rstrip("+").split(".")
+        is_flag = words[0] in COMMANDS or words[-1] in ("help", "fast_dev_run")
+        fits = SETTING.fullmatch(str(key)) and not is_flag and "ray_address" not in f"{key} {value}"
+        require(bool(fits), where, "a study cannot give this, which is no setting", repr(key))
     return dict(settings)

@@ -1,29 +1,137 @@
 """Runs and their seeds as tables: those of a study, beside the paper's, and overviews."""
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
 from itertools import product
 from statistics import mean, stdev
 
 import pandas as pd
 from fedgkd_pl.errors import CALMER
-from fedgkd_pl.experiments.groups import Group, dataset_name, facts, symbol
 from fedgkd_pl.experiments.paper import differences, joined, numbers, paper_row
-from fedgkd_pl.experiments.runs import ACCURACIES, AVERAGES, OF_AVERAGE, Run, round_of
+from fedgkd_pl.experiments.runs import OF_AVERAGE, Group, Run, make_groups, measures_of, symbol
 from fedgkd_pl.experiments.study import Cell, Study
-from fedgkd_pl.experiments.table import PAPERS, Footnotes, Table
 from fedgkd_pl.runs.folder import CONFIG
 
 Labels = dict[str, str]
-Row = dict[str, str]
 Results = Sequence[tuple[Cell, Run]]
 NAMES = {"last10": "last 10", "at_best_val": "at best val"}
 NAMES |= {"task_acc": "tasks", "task_forgetting": "forgetting", "task_transfer": "transfer"}
-LESS_IS_BETTER = "task_forgetting"
+LESS_IS_BETTER = "task_forgetting"  # which is not ranked
 ENOUGH = 3  # seeds for a test of significance
 UNKNOWN = f"settings not known (no {CONFIG}): not averaged with others"
 LOSSES = "the test loss, not in %: what it learns has no accuracy"
+MARKS = "†‡§¶‖"
+PAPERS = "In brackets: the paper's."
+TEX = str.maketrans(
+    {
+        **{letter: f"\\{letter}" for letter in "_%&#{}$"},
+        **{"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"},
+        **{"α": r"$\alpha$", "γ": r"$\gamma$", "λ": r"$\lambda$", "μ": r"$\mu$", "τ": r"$\tau$"},
+    }
+)
+
+
+class Footnotes:
+    """Remarks below a table; the same remark has the same mark."""
+
+    def __init__(self) -> None:
+        self._marks: dict[str, str] = {}
+
+    def mark(self, remark: str) -> str:
+        """The mark to put after a number, with a space before; empty without a remark."""
+        if not remark:
+            return ""
+        times, which = divmod(len(self._marks), len(MARKS))
+        return " " + self._marks.setdefault(remark, MARKS[which] * (times + 1))
+
+    @property
+    def lines(self) -> list[str]:
+        """The marks and what they say."""
+        return [f"{mark} {remark}" for remark, mark in self._marks.items()]
+
+
+@dataclass(frozen=True, repr=False)
+class Table:
+    """A DataFrame of texts, and what is said of it.
+
+    Attributes:
+        left: how many columns are aligned to the left.
+        unit: of the numbers, after the title.
+        ranks: by row and column of the frame: 1 is shown bold, 2 underlined.
+    """
+
+    frame: pd.DataFrame
+    left: int
+    title: str = ""
+    unit: str = ""
+    notes: Sequence[str] = ()
+    ranks: Mapping[tuple[int, str], int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, rows: Sequence[Mapping[str, str]]) -> "Table":
+        """A table of texts, all to the left."""
+        return cls(pd.DataFrame(rows), len(rows[0]))
+
+    def records(self) -> list[dict[Hashable, str]]:
+        """A mapping for every row."""
+        return list(self.frame.to_dict("records"))
+
+    def to_text(self) -> str:
+        """For a terminal: the best between stars, the second between underscores."""
+        texts = self._marked(str, "*{}*", "_{}_")
+        for number in range(self.left):
+            column = texts.iloc[:, number]
+            texts.isetitem(number, column.str.ljust(max(map(len, [str(column.name), *column]))))
+        title = ", ".join(filter(None, (self.title, self.unit)))
+        shown = texts.to_string(index=False, justify="left")
+        return "\n".join([*filter(None, [title]), shown, *self.notes])
+
+    __repr__ = to_text
+
+    def to_markdown(self) -> str:
+        """The best bold, the second underlined."""
+        texts = self._marked(lambda text: text.replace("|", r"\|"), "**{}**", "<u>{}</u>")
+        sides = ["---"] * self.left + ["---:"] * (texts.shape[1] - self.left)
+        lines = [f"| {' | '.join(row)} |" for row in (texts.columns, *texts.to_numpy())]
+        lines.insert(1, f"|{'|'.join(sides)}|")
+        title = [f"**{self.title}**, {self.unit}", ""] if self.title else []
+        notes = ["", *(f"- {note}" for note in self.notes)] if self.notes else []
+        return "\n".join([*title, *lines, *notes]) + "\n"
+
+    def to_latex(self) -> str:
+        """With booktabs; the best bold, the second underlined."""
+        texts = self._marked(_tex, r"\textbf{{{}}}", r"\underline{{{}}}")
+        sides = "l" * self.left + "r" * (texts.shape[1] - self.left)
+        caption = f"{_tex(self.title)}, {_tex(self.unit)}"
+        table: str = texts.to_latex(index=False, escape=False, column_format=sides, caption=caption)
+        notes = "".join(f"\n\\par\\small {_tex(note)}" for note in self.notes)
+        return table.replace(r"\end{tabular}", r"\end{tabular}" + notes)
+
+    def to_html(self) -> str:
+        """For a page; with a title, a section of it."""
+        texts = self._marked(escape, "<b>{}</b>", "<u>{}</u>")
+        left = f"left{self.left}"
+        table: str = texts.to_html(index=False, escape=False, border=0, classes=left)
+        notes = "".join(f"<li>{escape(note)}</li>" for note in self.notes)
+        shown = f"<div class=scroll>{table}</div>" + (f"<ul>{notes}</ul>" if notes else "")
+        heading = f"<h2>{escape(self.title)}</h2>"
+        return f"<section>{heading}{shown}</section>" if self.title else shown
+
+    _repr_html_ = to_html  # for a notebook
+
+    def _marked(self, plain: Callable[[str], str], best: str, second: str) -> pd.DataFrame:
+        """The texts in a format's letters; the paper's number, in brackets, is not marked."""
+        texts = self.frame.map(plain)
+        for (row, column), rank in self.ranks.items():
+            ours, bracket, paper = texts.at[row, column].partition(" (")
+            texts.at[row, column] = (best, second)[rank - 1].format(ours) + bracket + paper
+        return texts.rename(columns=plain)
+
+
+def _tex(text: str) -> str:
+    return text.translate(TEX)
 
 
 @dataclass
@@ -51,7 +159,7 @@ class Entry:
             return text
         of_paper, std = numbers(self.paper)
         runs = (self.runs[seed] for seed in self.values)
-        differs = joined(differences(self.paper, facts(run), measure) for run in runs)
+        differs = joined(differences(self.paper, run.facts, measure) for run in runs)
         deviation = f" ± {std:.2f}" if std is not None else ""
         return f"{text} ({of_paper:.2f}{deviation}{notes.mark(differs)})"
 
@@ -107,12 +215,15 @@ def _make_table(
     lost = {_name({a: e.labels[a] for a in study.axes}): e.failed for e in entries if e.failed}
     failures = [f"{name}: failed in {number} of {of}" for name, number in lost.items()]
     papers = [PAPERS] * any(entry.paper for entry in entries)
+    lengths = sorted({run.rounds_asked for _, run in results})
+    shown = ", ".join(map(str, lengths))
+    unequal = [f"the runs have different numbers of rounds: {shown}"] * (len(lengths) > 1)
     return Table(
         frame.fillna("-"),
         left=len(study.rows),
         title=title,
         unit="test accuracy in %",
-        notes=[*papers, *footnotes.lines, *failures, *_warnings(results, measures), *leads],
+        notes=[*papers, *footnotes.lines, *failures, *unequal, *leads],
         ranks=ranks,
     )
 
@@ -124,13 +235,11 @@ def _entries(
     done: dict[tuple[str, ...], dict[int, Run]] = defaultdict(dict)
     for cell, run in results:
         done[tuple(cell.labels.values())][cell.seed] = run
-    finished = {cell.name for cell, _ in results}
-    lost = Counter(
-        tuple(cell.labels.values())
-        for cell in study.cells()
-        if cell.name in failed and cell.name not in finished
-    )
-    names = {dataset_name(run) for _, run in results}
+    lost = Counter[tuple[str, ...]]()
+    for cell in study.cells():
+        key = tuple(cell.labels.values())
+        lost[key] += cell.name in failed and cell.seed not in done[key]
+    names = {run.dataset for _, run in results}
     of_data = {"dataset": names.pop()} if len(names) == 1 else {}  # where that is no axis
     order = {axis: in_order(labels) for axis, labels in study.axes.items()}
     order["measure"] = list(measures)
@@ -139,12 +248,16 @@ def _entries(
     for chosen in product(*(order[axis] for axis in layout)):
         labels = dict(zip(layout, chosen, strict=True))
         runs = done[key := tuple(labels[axis] for axis in study.axes)]
-        measure = labels["measure"]
-        found = {seed: run.measure(measure) for seed, run in runs.items()}
-        values = {seed: value for seed, value in found.items() if value is not None}
-        row = paper_row(study.paper, of_data | labels, measure) if study.paper else None
+        values = values_of(runs, measure := labels["measure"])
+        row = paper_row(study.paper, of_data | labels, measure)
         entries.append(Entry(labels, runs, values, row, lost[key]))
     return entries
+
+
+def values_of(runs: Mapping[int, Run], measure: str) -> dict[int, float]:
+    """A measure by seed, of the runs that have it."""
+    found = {seed: run.measure(measure) for seed, run in runs.items()}
+    return {seed: value for seed, value in found.items() if value is not None}
 
 
 def in_order(labels: Iterable[str]) -> list[str]:
@@ -172,21 +285,6 @@ def _name(labels: Labels) -> str:
     return ", ".join(shown)
 
 
-def _warnings(results: Results, measures: Sequence[str]) -> list[str]:
-    """Lines on rounds that no run came to, on averages that none has, on runs' lengths."""
-    longest = max((run.summary["rounds"] for _, run in results), default=0)
-    lines = [
-        f"{measure_name(measure)}: no run has so many rounds, the longest {longest}"
-        for measure in measures
-        if 0 < longest < (round_of(measure) or 0)
-    ]
-    lengths = sorted({run.rounds_asked for _, run in results})
-    if len(lengths) > 1:
-        shown = ", ".join(map(str, lengths))
-        lines.append(f"the runs have different numbers of rounds: {shown}")
-    return lines
-
-
 def _rank(study: Study, entries: Sequence[Entry]) -> list[str]:
     """Ranks entries that differ in one axis only; lines on whether the best's lead stands out.
 
@@ -199,20 +297,18 @@ def _rank(study: Study, entries: Sequence[Entry]) -> list[str]:
             groups[_name({axis: entry.labels[axis] for axis in (*several, "measure")})] += [entry]
     lines = []
     for where, group in groups.items():
-        if len(group) < 2:
+        if len(group) < 2 or group[0].labels["measure"] == LESS_IS_BETTER:
             continue
-        less = group[0].labels["measure"] == LESS_IS_BETTER
         means = pd.Series([mean(entry.values.values()) for entry in group])
-        ranks = means.round(2).rank(method="min", ascending=less)
+        ranks = means.round(2).rank(method="min", ascending=False)
         same_seeds = len({frozenset(entry.values) for entry in group}) == 1
         for entry, rank in zip(group, ranks, strict=True):
             entry.rank = int(rank) if same_seeds and rank <= 2 else 0
-        if not less:
-            best, second = (group[number] for number in means.nlargest(2).index)
-            names = [entry.labels[study.compare] for entry in (best, second)]
-            line = f"{where}: {lead(names[0], best.values, names[1], second.values)}"
-            unlike = "; no best is marked, as not all have the same seeds"
-            lines.append(line if same_seeds else line + unlike)
+        best, second = (group[number] for number in means.nlargest(2).index)
+        names = [entry.labels[study.compare] for entry in (best, second)]
+        line = f"{where}: {lead(names[0], best.values, names[1], second.values)}"
+        unlike = "; no best is marked, as not all have the same seeds"
+        lines.append(line if same_seeds else line + unlike)
     tests = sum("t-test" in line for line in lines)
     return [*lines, *([f"{tests} tests, not corrected for their number"] if tests > 1 else [])]
 
@@ -224,13 +320,9 @@ def lead(first: str, best: Mapping[int, float], second: str, other: Mapping[int,
     ahead = [round(best[seed] - other[seed], 6) for seed in seeds]
     if not seeds:
         return f"{first} and {second} have no seed in common"
-    over = f"over {_seeds(len(seeds))}"
-    if round(mean(ahead), 2) == 0:
-        apart = spread(ahead).removeprefix("-")
-        return f"{first} and {second} are level: {apart} points apart {over}"
     if mean(ahead) < 0:  # over the seeds that both have
         return lead(second, other, first, best)
-    text = f"{first} is ahead of {second} by {spread(ahead)} points {over}"
+    text = f"{first} is ahead of {second} by {spread(ahead)} points over {_seeds(len(seeds))}"
     if len(seeds) < ENOUGH:
         return f"{text}; a test needs {ENOUGH}"
     if len({*ahead}) == 1:
@@ -253,16 +345,17 @@ def overview(groups: Sequence[Group], notes: Footnotes) -> pd.DataFrame:
         seconds = [known for run in runs if (known := seconds_per_round(run)) is not None]
         paper = ""
         if row := group.paper:
-            differs = joined(differences(row, facts(run), "best") for run in runs)
+            differs = joined(differences(row, run.facts, "best") for run in runs)
             paper = f"{numbers(row)[0]:.2f}{notes.mark(differs)}"
-        unknown = "" if group.settings else UNKNOWN
+        losses = LOSSES if any(run.has_loss_only for run in runs) else ""
+        remarks = ("" if group.settings else UNKNOWN, diverged(group.runs), losses)
         rows.append(
             {
-                "method": group.name + notes.mark(unknown) + _marks(group.runs, notes),
+                "method": group.name + "".join(map(notes.mark, remarks)),
                 "data": group.panel,
                 "rounds": "–".join(map(str, dict.fromkeys([rounds[0], rounds[-1]]))),
                 "seeds": ", ".join(map(str, sorted(group.runs))),
-                **_accuracies(group.runs, measures, notes),
+                **{measure_name(m): over_seeds(group.runs, m, len(runs), notes) for m in measures},
                 "paper's best": paper,
                 "MB down": f"{mean(run.summary['bytes_down'] for run in runs) / 1e6:.1f}",
                 "s/round": f"{mean(seconds):.1f}" if seconds else "",
@@ -280,47 +373,20 @@ def seconds_per_round(run: Run) -> float | None:
 
 def each_run(runs: Sequence[Run], notes: Footnotes) -> pd.DataFrame:
     """A row for every run; adds notes."""
-    rows = [
-        {
-            "method": run.title + _marks({run.seed: run}, notes),
-            **{key: str(run.summary[key]) for key in ("dataset", "seed", "rounds")},
-            **_accuracies({run.seed: run}, measures_of(runs), notes),
-            "MB down": f"{run.summary['bytes_down'] / 1e6:.1f}",
-            "run": str(run.folder),
-        }
-        for run in runs
-    ]
-    return pd.DataFrame(rows)
-
-
-def measures_of(runs: Iterable[Run]) -> list[str]:
-    """What is shown of runs: those of the averaged model where some have one."""
-    return [*ACCURACIES, *(AVERAGES if any(run.has_average for run in runs) else [])]
-
-
-def _marks(runs: Mapping[int, Run], notes: Footnotes) -> str:
-    losses = any(run.has_loss_only for run in runs.values())
-    return notes.mark(diverged(runs)) + notes.mark(LOSSES if losses else "")
-
-
-def _accuracies(runs: Mapping[int, Run], measures: Sequence[str], notes: Footnotes) -> Row:
-    return {measure_name(name): over_seeds(runs, name, len(runs), notes) for name in measures}
+    groups = [group for run in runs for group in make_groups([run])]
+    return overview(groups, notes).assign(run=[str(run.folder) for run in runs])
 
 
 def over_seeds(runs: Mapping[int, Run], measure: str, seeds: int, notes: Footnotes) -> str:
     """Mean ± standard deviation of some percentages; adds notes where it is of less than asked."""
-    found = {seed: run.measure(measure) for seed, run in runs.items()}
-    values = {seed: value for seed, value in found.items() if value is not None}
+    values = values_of(runs, measure)
     text = spread(list(values.values()))
     if 0 < len(values) < seeds:
         text += notes.mark(f"of seed{'s' * (len(values) > 1)} {', '.join(map(str, values))} only")
     tested = {runs[seed].tested(measure) for seed in values}
     short = [str(number) for number in sorted(tested) if number < 10]
     if short and measure.endswith("last10"):
-        of_some = "" if len(short) == len(tested) else " of some seeds"
-        rounds = "round" if short == ["1"] else "rounds"
-        remark = f"the mean of {' or '.join(short)} {rounds}{of_some}: no more were tested"
-        text += notes.mark(remark)
+        text += notes.mark(f"the mean of {' or '.join(short)} rounds: no more were tested")
     return text
 
 

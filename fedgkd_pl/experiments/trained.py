@@ -1,21 +1,24 @@
-"""A run's model afterwards: loaded again, used on new inputs, and exported."""
+"""A run's model afterwards: loaded again, used on new inputs and files of them, and exported."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import torch
 from fedgkd_pl.callbacks.export import FILES, Format, exported
 from fedgkd_pl.config import strict_yaml
 from fedgkd_pl.config.build import build_model
-from fedgkd_pl.data.inputs import RawInputs
+from fedgkd_pl.data.inputs import ImageInputs, RawInputs, TableInputs, TextInputs
+from fedgkd_pl.data.sources.folders import ENDINGS
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.experiments.runs import reading
 from fedgkd_pl.federation.checks import Task
 from fedgkd_pl.federation.own_module import has_outputs, outputs_of
-from fedgkd_pl.runs.folder import CONFIG, INPUTS, RunFolder
-from fedgkd_pl.runs.inputs import ModelInputs, read_model
+from fedgkd_pl.runs.folder import CONFIG, RunFolder
+from fedgkd_pl.runs.inputs import read_model
 from fedgkd_pl.runs.resume import (
     check_net,
     check_settings,
@@ -24,11 +27,16 @@ from fedgkd_pl.runs.resume import (
     load_checkpoint,
 )
 from fedgkd_pl.runs.settings import fixed_settings
-from fedgkd_pl.storage.files import commit
+from fedgkd_pl.storage.files import commit, printable, write_text
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 BATCH = 256  # inputs that the net sees at once
+ARRAYS = (".npy", ".npz")
+TABLES = (".csv", ".tsv", ".parquet")
+ALL_CLASSES = 20  # up to so many classes, each has a column of its own
+TOP = 5  # otherwise the most probable ones have
+SHOWN = 10  # rows on the terminal
 
 
 @dataclass(frozen=True)
@@ -44,9 +52,6 @@ class Predictions:
     probabilities: Tensor
     labels: Tensor
     names: list[str]
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
 
 @dataclass(frozen=True)
@@ -80,8 +85,8 @@ class Trained:
         fits = self.task == "classes" and has_outputs(self.net)
         text = "needs the logits of classes, which this model does not have: call net(transform(x))"
         require(fits, "predict", text)
-        parts = [self._probabilities(rows) for rows in self.transform.stored(inputs).split(BATCH)]
-        probabilities = torch.cat(parts)
+        stored = self.transform.stored(inputs)
+        probabilities = torch.cat([self._probabilities(rows) for rows in stored.split(BATCH)])
         labels = probabilities.argmax(dim=1)
         return Predictions(probabilities, labels, [self.class_names[n] for n in labels.tolist()])
 
@@ -119,7 +124,7 @@ def load_run(
     """
     home = open_run(folder)
     settings = [*(word for module in imports for word in ("--import", module)), *settings]
-    model = model_of(home)
+    model = read_model(home.path)
     net = load_net(home, which, settings, model.encoder)
     names = model.class_names or [str(number) for number in range(model.num_classes)]
     return Trained(net, model.raw, names, model.task)
@@ -178,19 +183,10 @@ def open_run(run: str | Path) -> RunFolder:
     return folder
 
 
-def model_of(folder: RunFolder) -> ModelInputs:
-    """The inputs and outputs of a run's model, by ``model.json``."""
-    model = read_model(folder.path)
-    if model is None:
-        raise SettingError("run", f"has no {INPUTS}", str(folder.path))
-    return model
-
-
 def export(
     run: str | Path,
     format: Format = "safetensors",
     ckpt_path: str = "last",
-    average: bool = False,
     output: str | Path | None = None,
     settings: Sequence[str] = (),
 ) -> Path:
@@ -200,7 +196,6 @@ def export(
         run: the folder of a run, finished or stopped.
         format: ``safetensors``, ``onnx``, ``torchscript`` or ``torch_export``.
         ckpt_path: ``last``, ``best`` (by validation), ``average`` or a checkpoint file of the run.
-        average: the same as ``ckpt_path="average"``, the model of AveragedModel.
         output: the file; by default ``model.…``, ``model-best.…`` or ``model-average.…`` in the
             run's folder.
         settings: further flags of ``fedgkd-pl fit`` that do not decide the result, such as
@@ -210,15 +205,119 @@ def export(
         The file.
     """
     require(format in FILES, "format", f"must be one of {', '.join(FILES)}", format)
-    text = "is another model than that of ckpt_path: give one of them"
-    require(not average or ckpt_path == "last", "average", text, ckpt_path)
     folder = open_run(run)
-    which = "average" if average else ckpt_path
-    kind = f"-{which}" if which in ("best", "average") else ""
+    kind = f"-{ckpt_path}" if ckpt_path in ("best", "average") else ""
     name = FILES[format].replace("model", f"model{kind}", 1)
     file = folder.path / name if output is None else Path(output)
     require(file.parent.is_dir(), "output", "its folder does not exist", str(file))
-    model = model_of(folder)
-    net = load_net(folder, which, settings, model.encoder)
+    model = read_model(folder.path)
+    net = load_net(folder, ckpt_path, settings, model.encoder)
     commit(file, [exported(net, model.example(), format, "format")])
     return file
+
+
+def predict_files(trained: Trained, source: str | Path, output: str | Path) -> pd.DataFrame:
+    """Writes a model's predictions for files as CSV: a row for every input.
+
+    Args:
+        trained: the model.
+        source: a file, or a folder of files.
+        output: the CSV file.
+
+    Returns:
+        The rows.
+    """
+    file = Path(output)
+    require(file.suffix == ".csv", "output", "must end in .csv", str(file))
+    require(file.parent.is_dir(), "output", "its folder does not exist", str(file))
+    head, names, values = find_inputs(trained, Path(source).expanduser())
+    size = BATCH if isinstance(values, list) else len(values)  # images are not in memory yet
+    batches = [values[start : start + size] for start in range(0, len(values), size)]
+    probabilities = torch.cat([trained.predict(batch).probabilities for batch in batches])
+    table = _table(trained.class_names, probabilities)
+    table.insert(0, head, names)
+    write_text(file, table.to_csv(index=False, float_format="%.6g", lineterminator="\r\n"))
+    return table
+
+
+def show(table: pd.DataFrame) -> None:
+    """Prints the first rows."""
+    first = table.iloc[:SHOWN, :3]
+    first = first.map(lambda cell: printable(cell) if isinstance(cell, str) else cell)
+    print(first.to_string(index=False))
+    if len(table) > SHOWN:
+        print(f"the first {SHOWN} of {len(table):,} inputs")
+
+
+def _table(names: list[str], probabilities: torch.Tensor) -> pd.DataFrame:
+    few = len(names) <= ALL_CLASSES
+    best = probabilities.double().topk(1 if few else TOP, dim=1)
+    columns: dict[str, Any] = {}
+    for place, (labels, values) in enumerate(zip(best.indices.T, best.values.T, strict=True), 1):
+        ending = f"_{place}" if place > 1 else ""
+        columns[f"prediction{ending}"] = [names[label] for label in labels.tolist()]
+        columns[f"probability{ending}"] = values.numpy()
+    if not few:
+        return pd.DataFrame(columns)
+    each = pd.DataFrame(probabilities.double().numpy(), columns=names)
+    return pd.concat([pd.DataFrame(columns), each], axis=1)
+
+
+def find_inputs(trained: Trained, source: Path) -> tuple[str, list[str], Any]:
+    """The inputs in a file or folder, as the kind of data allows.
+
+    Returns:
+        What names an input (``file`` or ``row``), the names, and the inputs, a list or an array.
+    """
+    reading: Any = trained.transform.reading
+    texts = isinstance(reading, TextInputs)
+    single = {ImageInputs: ENDINGS, TextInputs: (".txt",)}.get(type(reading), ())
+    tables = TABLES if isinstance(reading, TextInputs | TableInputs) else ()
+    known = (*single, *tables, *(() if texts else ARRAYS))
+    ending, several = source.suffix.lower(), source.is_dir() and len(single) > 0
+    require(several or ending in known, "input", f"this run takes {', '.join(known)}", str(source))
+    try:
+        if several or ending in single:
+            top = source if several else source.parent
+            files = _files_of(source, single) if several else [source]
+            names = [file.relative_to(top).as_posix() for file in files]
+            return "file", names, [_text(file) for file in files] if texts else files
+        if texts:
+            values: Any = _cells(source, [reading.column], "str")[reading.column].tolist()
+        elif ending in tables:
+            values = _cells(source, [*reading.columns], "float64").to_numpy()
+        else:
+            values = _array(source, trained.transform.shape)
+    except SettingError:
+        raise
+    except Exception as error:  # whatever a library has against a file
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise SettingError("input", f"{source} cannot be read: {reason[0]}") from error
+    require(len(values) > 0, "input", f"{source} has no rows")
+    return "row", [str(row) for row in range(1, len(values) + 1)], values
+
+
+def _files_of(folder: Path, endings: tuple[str, ...]) -> list[Path]:
+    files = [file for file in folder.rglob("*") if file.suffix.lower() in endings]
+    files = sorted(file for file in files if file.is_file() and not file.name.startswith("."))
+    require(len(files) > 0, "input", f"has no {', '.join(endings)} files", str(folder))
+    return files
+
+
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8")
+
+
+def _cells(source: Path, columns: list[str], kind: Any) -> pd.DataFrame:
+    if source.suffix == ".parquet":
+        return pd.read_parquet(source, columns=columns)[columns].astype(kind)
+    separator = "\t" if source.suffix == ".tsv" else ","
+    how: dict[str, Any] = {"dtype": kind, "keep_default_na": kind != "str"}
+    return pd.read_csv(source, sep=separator, usecols=columns, **how)[columns]
+
+
+def _array(source: Path, shape: tuple[int, ...]) -> Any:
+    found = np.load(source, allow_pickle=False)
+    if source.suffix == ".npz":
+        found = found["inputs" if "inputs" in found.files else "x"]
+    return found[None] if found.shape == shape else found  # one sample

@@ -1,6 +1,9 @@
 """The paper's figures of numbers, each a pure function from plain data to a figure."""
 
+import io
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -8,8 +11,10 @@ import pandas as pd
 from fedgkd_pl.plots.style import (
     BLUE,
     NAMED,
+    PALETTE,
     RUST,
     TEXT,
+    boxed,
     colours,
     grey,
     label_panels,
@@ -19,7 +24,7 @@ from fedgkd_pl.plots.style import (
     style,
     whole_numbers,
 )
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,6 +34,8 @@ Curves = Mapping[str, Sequence[Mapping[int, float]]]  # label → seeds → roun
 Shares = Mapping[str, Mapping[float, Sequence[float]]]  # label → participation → a value a seed
 Values = Mapping[str, Sequence[float]]  # label → a value a seed
 Line = dict[str, Any]  # how Matplotlib draws one
+Counts = Sequence[Sequence[int]]  # samples of each class, for every client
+Floats = NDArray[np.float64]
 T = TypeVar("T")
 
 WRITTEN = 12  # a confusion matrix of more classes than this has no numbers in its cells
@@ -36,6 +43,10 @@ LARGEST = 1e100  # a curve has gaps where values are larger
 ACCURACY = "test accuracy, %"
 NOT_NEGATIVE = ("loss", "distance from global")  # what the labels of such values end in
 FAR = 300  # times the median: such values need a logarithmic axis
+CLASSES = 1_000  # of a feature map, or of a bubble chart: the first ones
+SHOWN = 60  # clients of a bubble chart, the first ones
+NUMBERED = 40  # of more clients than this, the axis has no numbers
+MARKERS = "o^sDvP*X"  # classes beyond the palette take the colours again with the next marker
 
 
 def learning_curves(curves: Curves, title: str = "", ylabel: str = ACCURACY) -> "Figure":
@@ -209,12 +220,8 @@ def bar_panels(
         paper: the paper's numbers, by panel and label.
         chosen: the colour of every label, where it must be that of other figures.
     """
-    means = pd.DataFrame(
-        {
-            title: {label: np.mean(seeds) for label, seeds in values.items() if len(seeds)}
-            for title, values in panels.items()
-        }
-    )
+    known = {title: {k: v for k, v in each.items() if len(v)} for title, each in panels.items()}
+    means = pd.DataFrame({t: {k: np.mean(v) for k, v in each.items()} for t, each in known.items()})
     order = list(means.mean(axis=1).sort_values(kind="stable").index)
     one = len(panels) == 1
     size = (6.2 if one else 3.5, 1.2 + 0.34 * max(2, len(order)))
@@ -286,3 +293,142 @@ def confusion_chart(matrix: ArrayLike, title: str = "", names: Sequence[str] = (
     axes.grid(visible=False)
     axes.tick_params(length=0)
     return figure
+
+
+def bubble_chart(counts: Counts, title: str = "", names: Sequence[str] = ()) -> "Figure":
+    """Clients × classes, the area of a bubble being the number of samples.
+
+    Args:
+        names: of the classes; by default, and where there are too many to write, their numbers.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    table = np.asarray(counts)[:SHOWN, :CLASSES]
+    clients, classes = table.shape
+    width, height = max(4.0, 0.3 * clients + 1.5), max(3.0, 0.3 * min(classes, 40) + 1.2)
+    figure, (axes,) = make_panels(1, 1, (width, height))
+    x, y = np.nonzero(table)
+    area = table[x, y] / max(1, table.max()) * min(260.0, 20000 / max(clients, classes))
+    axes.scatter(x, y, s=area, color=RUST, linewidths=0)
+    axes.set(
+        xlabel="client" if clients == len(counts) else f"client (first {clients})",
+        ylabel="class",
+        xlim=(-0.8, clients - 0.2),
+        ylim=(-0.8, classes - 0.2),
+    )
+    axes.set_title(literal(title))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True))
+    if len(names) == classes <= NAMED:
+        axes.set_yticks(range(classes), list(map(literal, names)))
+    return figure
+
+
+def per_client(accs: pd.DataFrame, title: str = "") -> "Figure":
+    """A dot for every client and model, sorted by the first model; lines join a client's dots.
+
+    Horizontal lines mark the mean and, dotted, that of the worst tenth of the clients.
+
+    Args:
+        accs: shares of 1, a row for every client and a column for one model or two. The first has
+            every client; the other may lack some.
+    """
+    first = accs.columns[0]
+    table = 100 * accs.rename_axis("client").sort_values([first, "client"])
+    wide = min(10.0, max(5.6, 2.4 + 0.11 * len(table)))
+    figure, (axes,) = make_panels(1, 1, (wide, 3.8))
+    places = np.arange(len(table))
+    axes.vlines(places, table.min(axis=1), table.max(axis=1), color=TEXT, alpha=0.5, linewidth=0.9)
+    styles = ((BLUE, "o", 1.8), (RUST, "s", 1.0))  # equal ones: a square in a disc
+    size = 22 if len(table) <= NUMBERED else 7
+    for (label, values), (colour, symbol, larger) in zip(table.items(), styles, strict=False):
+        mean, worst = values.mean(), worst_tenth(values.dropna())
+        text = f"{label}: mean {mean:.1f} (line), worst 10 % {worst:.1f} (dots)"
+        dots: dict[str, Any] = {"color": colour, "marker": symbol, "linewidths": 0, "zorder": 3}
+        axes.scatter(places, values, s=larger * size, label=literal(text), **dots)
+        for height, dash in ((mean, "-"), (worst, ":")):
+            axes.axhline(height, color=colour, linestyle=dash, linewidth=1.3)
+    axes.set_title(literal(title))
+    shown = list(map(str, table.index)) if len(table) <= NUMBERED else []
+    axes.set_xticks(range(len(shown)), shown, rotation=90 if len(shown) > 20 else 0)
+    axes.set_xlim(-0.8, len(table) - 0.2)
+    axes.grid(visible=False, axis="x")
+    label_panels([axes], 1, f"clients, sorted by {literal(first)}", "accuracy on own samples, %")
+    legend(figure, [axes])
+    return figure
+
+
+def worst_tenth(values: Sequence[float]) -> float:
+    """The mean of the worst tenth of the clients, of one at least."""
+    return float(np.sort(values)[: max(1, len(values) // 10)].mean())
+
+
+@dataclass(frozen=True)
+class FeatureMapData:
+    """What a global and a client's model see in the same test samples, embedded in the plane."""
+
+    global_points: Floats  # samples × 2
+    local_points: Floats  # of the client's model, samples × 2
+    labels: NDArray[np.int64]
+    global_acc: float  # on the whole split, in [0, 1]
+    local_acc: float
+    client: int
+    round: int  # after which the global model is taken, from 1
+    name: str = ""  # of the run, such as the method; begins the titles
+
+
+def read_feature_map(path: str | Path, name: str = "") -> FeatureMapData:
+    """Reads a map that :class:`~fedgkd_pl.FeatureMap` wrote; nothing in the file is run.
+
+    Args:
+        path: of ``features-round<NNN>.npz``.
+        name: of the run, for titles.
+    """
+    with np.load(path, allow_pickle=False) as file:
+        values = {key: file[key] if file[key].ndim else file[key].item() for key in file.files}
+    data = FeatureMapData(**values, name=name)
+    shapes = {data.global_points.shape, data.local_points.shape, (*data.labels.shape, 2)}
+    if len(shapes) > 1 or not 0 <= data.labels.min() <= data.labels.max() < CLASSES:
+        raise ValueError(f"{path} is not a feature map")
+    return data
+
+
+def encode_feature_map(data: FeatureMapData) -> bytes:
+    """Encodes a map as the content of an ``.npz`` file."""
+    content = io.BytesIO()
+    arrays: dict[str, Any] = asdict(data)
+    del arrays["name"]
+    np.savez(content, **arrays)
+    return content.getvalue()
+
+
+def feature_map(maps: Sequence[FeatureMapData]) -> "Figure":
+    """t-SNE of features, coloured by class: the global models, and below each a client's.
+
+    Of one run, the two stand side by side.
+    """
+    columns = len(maps)
+    figure, grid = make_panels(2 * columns, max(2, columns), (3.0, 3.0), share=False)
+    classes = max((int(data.labels.max()) + 1 for data in maps), default=0)
+    for column, data in enumerate(maps):
+        name = f"{data.name}, " if data.name else ""
+        titles = {
+            f"{name}global, round {data.round}: {100 * data.global_acc:.1f} %": data.global_points,
+            f"{name}client {data.client}: {100 * data.local_acc:.1f} %": data.local_points,
+        }
+        for axes, (title, points) in zip(grid[column::columns], titles.items(), strict=True):
+            for number in range(classes):
+                scatter_class(axes, points[data.labels == number], number, 7)
+            axes.set(title=literal(title), xticks=[], yticks=[])
+            boxed(axes)
+    if classes <= 2 * len(PALETTE):
+        legend(figure, grid, title="class", scale=2.2)
+    return figure
+
+
+def scatter_class(axes: "Axes", points: Floats, number: int, size: float) -> None:
+    """Draws the points of a class."""
+    again, index = divmod(number, len(PALETTE))
+    marker = MARKERS[again % len(MARKERS)]
+    dots: dict[str, Any] = {"color": PALETTE[index], "marker": marker, "label": str(number)}
+    axes.scatter(points[:, 0], points[:, 1], s=size, linewidths=0, zorder=3, **dots)

@@ -77,16 +77,16 @@ def colours(names: Iterable[str]) -> dict[str, str]:
 
     Methods with a colour of their own keep it, other labels take the next free one.
     """
-    names = list(names)
-    own = [name for name in names if (_index(name) or 0) < len(STYLES)]
-    chosen = {name: style(name).colour for name in own if _index(name) is not None}
-    for name in names:
-        if name not in chosen:
-            start = PALETTE.index(style(name).colour)
-            cycle = PALETTE[start:] + PALETTE[:start]
-            free = [value for value in cycle if value not in chosen.values()]
-            chosen[name] = (free or cycle)[0]
-    return {name: chosen[name] for name in names}
+    chosen = dict.fromkeys(names, "")
+    for name in chosen:
+        index = _index(name)
+        chosen[name] = style(name).colour if index is not None and index < len(STYLES) else ""
+    for name in (name for name, colour in chosen.items() if not colour):
+        start = PALETTE.index(style(name).colour)
+        cycle = PALETTE[start:] + PALETTE[:start]
+        free = [value for value in cycle if value not in chosen.values()]
+        chosen[name] = (free or cycle)[0]
+    return chosen
 
 
 def _index(name: str) -> int | None:
@@ -155,9 +155,8 @@ def make_panels(
     columns = min(columns, max(1, number))
     rows = -(-number // columns)
     width, height = size
-    figure = Figure(
-        figsize=(width * columns, height * rows), layout="constrained", facecolor="none"
-    )
+    whole = (width * columns, height * rows)
+    figure = Figure(figsize=whole, layout="constrained", facecolor="none")
     grid: list[Axes] = []
     for index in range(number):
         first = grid[0] if share and grid else None
@@ -210,17 +209,11 @@ def legend(figure: "Figure", grid: "Sequence[Axes]", title: str = "", scale: flo
     width = figure.get_figwidth()
     longest = max(len(label) for label in entries)
     rows = -(-len(entries) // max(1, int(width / (0.62 + 0.085 * longest))))
+    how: dict[str, Any] = {"loc": "outside lower center", "frameon": False, "labelcolor": TEXT}
+    how |= {"fontsize": "small", "title_fontsize": "small", "markerscale": scale}
+    columns = -(-len(entries) // rows)
     legend = figure.legend(
-        list(entries.values()),
-        list(entries),
-        loc="outside lower center",
-        ncols=-(-len(entries) // rows),
-        frameon=False,
-        fontsize="small",
-        labelcolor=TEXT,
-        markerscale=scale,
-        title=title or None,
-        title_fontsize="small",
+        [*entries.values()], [*entries], ncols=columns, title=title or None, **how
     )
     legend.get_title().set_color(TEXT)
 

@@ -103,7 +103,7 @@ class RunFiles(FederatedCallback):
             if (self._folder(trainer) / PARTITION).exists():
                 rows = rows[-1:]  # Lightning logs a part of them after the round is committed
             else:
-                from fedgkd_pl.plots.partition import bubble_chart
+                from fedgkd_pl.plots.figures import bubble_chart
                 from fedgkd_pl.plots.style import opaque
 
                 names = summary.get("class_names", ())

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.inputs import RawInputs, TextInputs, describe_inputs, read_inputs
-from fedgkd_pl.errors import SettingError
+from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.federation.checks import Task, task_of
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.runs.folder import INPUTS, TOKENIZER
@@ -70,11 +70,10 @@ def inputs_files(server: FederatedServer, data: FederatedDataModule) -> dict[str
     return files
 
 
-def read_model(folder: Path) -> ModelInputs | None:
-    """What a run's folder says; None where it says nothing."""
+def read_model(folder: Path) -> ModelInputs:
+    """What a run's folder says."""
     file = folder / INPUTS
-    if not file.exists():
-        return None
+    require(file.exists(), "run", f"has no {INPUTS}", str(folder))
     try:
         content = read_json(file, 16 * MB)
         return ModelInputs(

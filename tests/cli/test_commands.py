@@ -48,7 +48,7 @@ ONCE: list[tuple[str, str, str]] = [  # words, what is printed, what is written
     ("report --format md runs --output to.md", "", "to.md"),
     ("report runs --over_seeds", "FedGKD", ""),
     ("figure --output to.svg partition runs", "", "to.svg"),
-    (f"personalize {RUN} --epochs 1 --clients 0,2 --quiet", "personalized", f"{RUN}/person*.csv"),
+    (f"personalize {RUN} --epochs 1 --quiet", "personalized", f"{RUN}/person*.csv"),
     (f"export {RUN} --output net.safetensors", "wrote net.safetensors", "net.safetensors"),
     ("new mine", "cd mine", "mine/mine/net.py"),
     ("--help", "commands:", ""),
@@ -85,7 +85,6 @@ BAD = {
     "report runs --nope 1": (2, "nope: no such setting"),
     "report runs --format pdf": (2, "format: "),
     "figure pie runs": (2, "kind: must be one of"),
-    f"personalize {RUN} --clients a": (2, "clients: must be numbers"),
     f"export {RUN} --format pdf": (2, "format: "),
     f"export {RUN} --average": (2, "average: "),
     "new": (2, ""),
@@ -107,8 +106,8 @@ def test_flags_that_are_not_the_commands_own_are_settings() -> None:
     assert found["settings"] == ["--model.gamma=0.3", "--config=c.yaml"]
     assert (found["study"], found["jobs"], found["rounds"]) == ("study.yaml", 2, 4)
     assert (found["dry_run"], found["quiet"], found["only"]) == (True, False, ["a=x", "b=y"])
-    found = arguments("report", ["a", "--format", "md", "b", "--all"])
-    assert (found["runs"], found["format"], found["all"]) == (["a", "b"], "md", True)
+    found = arguments("report", ["a", "--format", "md", "b"])
+    assert (found["runs"], found["format"]) == (["a", "b"], "md")
 
 
 def test_what_a_run_prints(run: Run, tmp_path: Path) -> None:

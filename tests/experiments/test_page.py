@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from fedgkd_pl.experiments.groups import make_groups
-from fedgkd_pl.experiments.page import CURVES, Section, figures, write_page
-from fedgkd_pl.experiments.runs import find_runs, read_run
-from fedgkd_pl.plots.plane import FeatureMapData, encode_feature_map
+from fedgkd_pl.experiments.report import CURVES, Section, figures, write_page
+from fedgkd_pl.experiments.runs import find_runs, make_groups
+from fedgkd_pl.plots.figures import FeatureMapData, encode_feature_map
 from fedgkd_pl.runs.accuracy import accuracy_summary
 from matplotlib.colors import to_hex
 
@@ -29,7 +28,7 @@ def write_run(folder: Path, method: str, alpha: float, seed: int, tested: Sequen
     """A folder with all that a page shows."""
     rng = np.random.default_rng([seed, round(10 * alpha), len(method)])
     distils = method.startswith("FedGKD")
-    columns = [c.column for c in CURVES if distils or c.column != "client/kd_mean"]
+    columns = [column for column, *_ in CURVES if distils or column != "client/kd_mean"]
     rows = [
         {"round": n} | {column: rng.uniform(0.2, 0.9) for column in columns}
         for n in range(1, ROUNDS + 1)
@@ -101,15 +100,12 @@ def sections(folder: Path) -> dict[str, Section]:
 def test_every_figure_of_several_panels_has_all_of_them_by_size(
     sections: dict[str, Section],
 ) -> None:
-    """Bars, too, though all methods send the same bytes whatever α is."""
-    for name in ("best", "seconds", *(curve.name for curve in CURVES)):
+    for name in ("best", "seconds", "bytes", *(name for _, name, *_ in CURVES)):
         titles = [axes.get_title() for axes in sections[name].figure.axes]
         assert titles == PANELS, name
-    (axes,) = sections["bytes"].figure.axes
-    assert sorted(text.get_text() for text in axes.texts) == [
-        *("4.00 ± 0.00", "4.00 ± 0.00", "4.50 ± 0.00", "4.50 ± 0.00")
-    ]
-    assert len(axes.patches) == 4 == len(sections["best"].figure.axes[2].patches)
+    for axes in sections["bytes"].figure.axes:
+        written = sorted(text.get_text() for text in axes.texts)
+        assert written == ["4.00 ± 0.00", "4.00 ± 0.00", "4.50 ± 0.00", "4.50 ± 0.00"]
 
 
 def drawn(section: Section) -> Iterator[tuple[str, str]]:
@@ -127,22 +123,12 @@ def drawn(section: Section) -> Iterator[tuple[str, str]]:
 def test_a_method_has_one_colour_in_all_figures_of_a_page(sections: dict[str, Section]) -> None:
     """SCAFFOLD has none of its own, and the distillation's figure is without it."""
     found: dict[str, set[str]] = {}
-    for name in ("best", "bytes", "seconds", *(curve.name for curve in CURVES)):
+    for name in ("best", "bytes", "seconds", *(name for _, name, *_ in CURVES)):
         for method, colour in drawn(sections[name]):
             found.setdefault(method, set()).add(colour)
     assert set(found) == set(METHODS.values())
     assert all(len(colours) == 1 for colours in found.values()), found
     assert len(set.union(*found.values())) == 4
-
-
-def test_last_10_of_three_tested_rounds_is_marked(folder: Path) -> None:
-    """The runs have twelve rounds, of which three were tested."""
-    run = read_run(folder / "FedAvg-2.0-0" / "version_0")
-    assert run.summary["rounds"] == 12 and run.tested("last10") == 3
-    assert run.tested("average_last10") == 12
-    page = (folder / "report.html").read_text(encoding="utf-8")
-    assert "<li>† the mean of 3 rounds: no more were tested</li>" in page
-    assert page.count(" †</td>") == 12, "a row for each method and α, of last 10 alone"
 
 
 @pytest.mark.nightly

@@ -165,11 +165,9 @@ BY_HAND: dict[str, dict[str, Settings]] = {  # the paper's section on parameters
         "FedGKD+": HEAD | {"gamma": 0.1, "net.norm": "batch"},
     },
     "SST-5": {
-        "FedProx": {"mu": 0.001},
         "MOON": HEAD | {"mu": 0.1, "tau": 0.5},
         "FedGen": NO_HEAD | {"hidden": 768, "optimizer.weight_decay": 0},
         "FedGKD-Vote": NO_HEAD | {"lam": 0.1, "buffer_size": 3, "local_epochs": 3},
-        "FedGKD+": HEAD | {"gamma": 0.2, "buffer_size": 1},
     },
 }
 

@@ -24,7 +24,7 @@ from fedgkd_pl import (
     read_run,
 )
 from fedgkd_pl.errors import SettingError
-from fedgkd_pl.experiments.groups import make_groups
+from fedgkd_pl.experiments.runs import make_groups
 from fedgkd_pl.runs.described import describe
 from fedgkd_pl.storage.recorded import given
 from lightning.pytorch import Trainer
