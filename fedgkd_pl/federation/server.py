@@ -64,6 +64,9 @@ if TYPE_CHECKING:
     from fedgkd_pl.federation.client import FederatedClient
 
 log = logging.getLogger("fedgkd_pl")
+# what every method saves beside the model
+COUNTED = ("bytes_down", "bytes_up", "failed_rounds", "first_loss", "diverged_round")
+KEPT = (*COUNTED, "client_states", "schedule")
 BAR = ("val/acc", "test/acc")
 OTHER_BAR = ("val/loss", "test/loss")  # where there is no accuracy
 
@@ -510,19 +513,13 @@ class FederatedServer(LightningModule, Recorded):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         saved = checkpoint["fedgkd_pl"] = {
             "method": type(self).__name__,
-            "bytes": [self.bytes_down, self.bytes_up],
-            "client_states": self.client_states,
             "states_stay": self.engine.states_stay,
-            "failed_rounds": self.failed_rounds,
-            "divergence": [self.first_loss, self.diverged_round],
             "stopped": self.trainer.should_stop,
             "data": self.datamodule.fingerprint(),
         }
-        if self.schedule is not None:
-            saved["schedule"] = self.schedule.state_dict()
         if self.is_half_done:
             saved[HALF] = self.round
-        for name in self.keeps:
+        for name in (*KEPT, *self.keeps):
             kept = getattr(self, name)
             saved[name] = kept.state_dict() if hasattr(kept, "load_state_dict") else kept
 
@@ -541,13 +538,7 @@ class FederatedServer(LightningModule, Recorded):
             self.trainer.precision_plugin.convert_module(self)
         names = (name.removeprefix("net.") for name in checkpoint.get("state_dict", ()))
         self.client_nets.fill_like(self.net, names)
-        self.bytes_down, self.bytes_up = saved["bytes"]
-        self.client_states = saved["client_states"]
-        self.failed_rounds = saved["failed_rounds"]
-        self.first_loss, self.diverged_round = saved["divergence"]
-        if self.schedule is not None:
-            self.schedule.load_state_dict(saved["schedule"])
-        for name in self.keeps:
+        for name in (*KEPT, *self.keeps):
             kept = getattr(self, name)
             if hasattr(kept, "load_state_dict"):
                 kept.load_state_dict(saved[name])
