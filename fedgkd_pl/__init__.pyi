@@ -1,16 +1,16 @@
 # The public names, for type checkers and for __init__.py, which imports them on first use. Methods
 # come into fedgkd_pl by themselves; those that stand here are known to type checkers as well.
-from .callbacks.agreement import TeacherAgreement as TeacherAgreement
 from .callbacks.averaged import AveragedModel as AveragedModel
 from .callbacks.client_evaluation import ClientEvaluation as ClientEvaluation
 from .callbacks.client_evaluation import LocalModels as LocalModels
-from .callbacks.communication import Communication as Communication
 from .callbacks.dashboard import Dashboard as Dashboard
 from .callbacks.drift import ClientDrift as ClientDrift
+from .callbacks.drift import Forgetting as Forgetting
+from .callbacks.drift import TeacherAgreement as TeacherAgreement
 from .callbacks.export import ModelExport as ModelExport
 from .callbacks.feature_map import FeatureMap as FeatureMap
-from .callbacks.forgetting import Forgetting as Forgetting
 from .callbacks.net_accuracy import NetAccuracy as NetAccuracy
+from .callbacks.profile import Communication as Communication
 from .callbacks.profile import RoundProfile as RoundProfile
 from .callbacks.progress import RoundProgress as RoundProgress
 from .callbacks.task_accuracy import TaskAccuracy as TaskAccuracy
@@ -120,7 +120,7 @@ from .methods.fedprox import FedProx as FedProx
 from .methods.fedweit import FedWeIT as FedWeIT
 from .methods.moon import MOON as MOON
 from .methods.scaffold import SCAFFOLD as SCAFFOLD
-from .models.ensemble import Ensemble as Ensemble
+from .models.heads import Ensemble as Ensemble
 from .models.heads import SplitNet as SplitNet
 from .models.resnet import ResNet as ResNet
 from .models.resnet import ResNet8 as ResNet8

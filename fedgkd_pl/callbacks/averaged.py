@@ -9,7 +9,7 @@ from fedgkd_pl.federation.hardware import evaluating
 from fedgkd_pl.federation.message import State
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.federation.teachers import FrozenNet, MovingMean, TeacherBuffer
-from fedgkd_pl.models.ensemble import Ensemble
+from fedgkd_pl.models.heads import Ensemble
 from fedgkd_pl.runs.files import run_folder
 from fedgkd_pl.runs.folder import AVERAGE
 from fedgkd_pl.storage.files import commit, to_safetensors

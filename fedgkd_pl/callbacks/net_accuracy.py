@@ -11,7 +11,7 @@ from fedgkd_pl.errors import require
 from fedgkd_pl.federation.callback import FederatedCallback
 from fedgkd_pl.federation.checks import require_classes
 from fedgkd_pl.federation.server import FederatedServer
-from fedgkd_pl.models.ensemble import Ensemble
+from fedgkd_pl.models.heads import Ensemble
 from lightning.pytorch import Trainer
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle

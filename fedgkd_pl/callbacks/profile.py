@@ -1,10 +1,11 @@
-"""The seconds of each part of a round."""
+"""The cost of a run: the seconds of each part of a round, and bytes sent so far."""
 
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedgkd_pl.callbacks.evaluate import RowsFile
+from fedgkd_pl.federation.callback import FederatedCallback
 from fedgkd_pl.federation.message import ClientUpdate
 from fedgkd_pl.runs.folder import PROFILE
 from lightning.pytorch import LightningModule, Trainer
@@ -92,3 +93,41 @@ def profile_table(rows: Sequence[Mapping[str, float]]) -> str:
     seconds["%"] = 100 * seconds["others"] / seconds["others"].sum()
     seconds.loc["a round"] = seconds.sum()
     return f"\nseconds of a round\n{seconds.to_string(float_format='%.3f', na_rep='')}"
+
+
+MEGABYTE = 10**6
+
+
+class Communication(FederatedCallback):
+    """Logs what was sent since the run began, and the seconds of every round.
+
+    ``comm/total_mb_down`` and ``comm/total_mb_up`` are in 10⁶ bytes, over all clients and rounds,
+    failed ones included; a resumed run counts on. ``time/clients``, the seconds that the server
+    waited for clients, and ``time/evaluation``, those of the validation and test sets, go to the
+    loggers alone and not into ``metrics.csv``, which must be the same for every run of the same
+    settings.
+    """
+
+    def __init__(self) -> None:
+        self.begun = 0.0
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
+        """Logs the round; the server has counted it already."""
+        sent = {"down": pl_module.bytes_down, "up": pl_module.bytes_up}
+        pl_module.log_round({f"comm/total_mb_{way}": n / MEGABYTE for way, n in sent.items()})
+        _log_seconds(trainer, pl_module, "time/clients", pl_module.waited)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Evaluation begins."""
+        self.begun = time.perf_counter()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Logs its seconds, before a checkpoint may be written."""
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            seconds = time.perf_counter() - self.begun
+            _log_seconds(trainer, pl_module, "time/evaluation", seconds)
+
+
+def _log_seconds(trainer: Trainer, pl_module: Any, name: str, seconds: float) -> None:
+    for logger in trainer.loggers:
+        logger.log_metrics({name: seconds}, step=pl_module.round)

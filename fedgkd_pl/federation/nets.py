@@ -9,7 +9,7 @@ import torch
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.message import ClientUpdate, State
 from fedgkd_pl.federation.own_module import is_own_module, one_of
-from fedgkd_pl.models.ensemble import Ensemble
+from fedgkd_pl.models.heads import Ensemble
 from torch import nn
 
 # what the server's net is where clients have several: an ensemble with a member for every net, or

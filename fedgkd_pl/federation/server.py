@@ -49,7 +49,7 @@ from fedgkd_pl.federation.round import (
     form,
     job_of,
 )
-from fedgkd_pl.models.ensemble import Ensemble
+from fedgkd_pl.models.heads import Ensemble
 from fedgkd_pl.storage.checkpoint import HALF, SafeCheckpointIO, load_newest
 from fedgkd_pl.storage.recorded import Recorded
 from fedgkd_pl.storage.states import StateStore

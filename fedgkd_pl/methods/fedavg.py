@@ -16,7 +16,6 @@ from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.engines.base import Engine
 from fedgkd_pl.engines.local import LocalEngine
 from fedgkd_pl.errors import require
-from fedgkd_pl.federation.aggregate import WeightedMean
 from fedgkd_pl.federation.client import FederatedClient, Objective
 from fedgkd_pl.federation.hardware import threads
 from fedgkd_pl.federation.losses import CrossEntropy, LocalLoss
@@ -24,7 +23,7 @@ from fedgkd_pl.federation.message import OF_NET, ClientUpdate, Message, Specs, S
 from fedgkd_pl.federation.optimizer import RoundSchedule, first_optimizer
 from fedgkd_pl.federation.own_module import is_own_module, one_of
 from fedgkd_pl.federation.server import FederatedServer
-from fedgkd_pl.federation.teachers import FrozenNet, TeacherPrecision
+from fedgkd_pl.federation.teachers import FrozenNet, TeacherPrecision, WeightedMean
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.model_helpers import is_overridden

@@ -22,10 +22,9 @@ from fedgkd_pl import (
     NetAccuracy,
     RunFiles,
 )
-from fedgkd_pl.callbacks.agreement import TeacherAgreement
-from fedgkd_pl.callbacks.drift import ClientDrift
+from fedgkd_pl.callbacks.drift import ClientDrift, TeacherAgreement
 from fedgkd_pl.errors import SettingError
-from fedgkd_pl.models.ensemble import Ensemble
+from fedgkd_pl.models.heads import Ensemble
 from torch import nn
 from torch.optim import SGD
 

@@ -22,12 +22,10 @@ from fedgkd_pl import (
     RunFiles,
     TextClassifier,
 )
-from fedgkd_pl.callbacks.agreement import TeacherAgreement
 from fedgkd_pl.callbacks.client_evaluation import LocalModels
-from fedgkd_pl.callbacks.communication import Communication
-from fedgkd_pl.callbacks.drift import ClientDrift
+from fedgkd_pl.callbacks.drift import ClientDrift, Forgetting, TeacherAgreement
 from fedgkd_pl.callbacks.export import FILES, ModelExport, exported
-from fedgkd_pl.callbacks.forgetting import Forgetting
+from fedgkd_pl.callbacks.profile import Communication
 from fedgkd_pl.data.examples import Examples, Splits
 from fedgkd_pl.data.transforms import Scale
 from fedgkd_pl.engines.base import Engine, Session, schedule

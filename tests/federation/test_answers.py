@@ -9,8 +9,8 @@ import torch
 from fedgkd_pl import FedAvg, LocalEngine
 from fedgkd_pl.engines.base import Engine, Session
 from fedgkd_pl.engines.worker import read
-from fedgkd_pl.federation.aggregate import WeightedMean
 from fedgkd_pl.federation.message import ClientFailure, ClientUpdate, Message
+from fedgkd_pl.federation.teachers import WeightedMean
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.optim import SGD

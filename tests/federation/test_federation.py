@@ -5,9 +5,8 @@ from copy import deepcopy
 
 import pytest
 import torch
-from fedgkd_pl.federation.aggregate import WeightedMean
 from fedgkd_pl.federation.message import ClientUpdate, Message, decode_state, encode_state
-from fedgkd_pl.federation.teachers import TeacherBuffer
+from fedgkd_pl.federation.teachers import TeacherBuffer, WeightedMean
 from fedgkd_pl.seeds import derive
 
 from tests.conftest import same

@@ -12,7 +12,7 @@ from fedgkd_pl.errors import SettingError
 from fedgkd_pl.federation.losses import MarginAdjusted, PriorAdjusted, RestrictedSoftmax
 from fedgkd_pl.federation.message import joined
 from fedgkd_pl.methods.fedgen import Generator, generator_loss
-from fedgkd_pl.models.ensemble import Ensemble
+from fedgkd_pl.models.heads import Ensemble
 from fedgkd_pl.seeds import derive
 from torch.optim import SGD
 

@@ -11,7 +11,7 @@ from fedgkd_pl.data.examples import Examples
 from fedgkd_pl.data.public import sampled_rows
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.methods.fedmd import DIGEST, PRIVATE, digest_loss
-from fedgkd_pl.models.ensemble import Ensemble
+from fedgkd_pl.models.heads import Ensemble
 from fedgkd_pl.seeds import derive
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
