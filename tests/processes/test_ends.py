@@ -44,7 +44,7 @@ def alive(folder: Path) -> list[int]:
     return found
 
 
-def seconds_of_orphans(folder: Path, process: Any, most: float = 20) -> float:
+def seconds_of_orphans(folder: Path, process: Any, most: float = 60) -> float:
     """Kills a process; how long any other in its folder stays."""
     process.kill()
     start = time.monotonic()
@@ -91,7 +91,7 @@ def test_workers_end_with_a_run_that_is_killed(tmp_path: Path) -> None:
     process = subprocess.Popen(command, cwd=tmp_path, env=ENV, stdout=subprocess.DEVNULL)
     wait_for(tmp_path, "at-training", process=process)
     assert len(alive(tmp_path)) >= 4  # it, the fork server, two workers
-    assert seconds_of_orphans(tmp_path, process) < 10
+    assert seconds_of_orphans(tmp_path, process) < 60
 
 
 READING = f"""
@@ -138,7 +138,7 @@ def test_processes_that_read_samples_end_with_those_they_read_for(
             assert time.monotonic() - start < 2
             time.sleep(0.02)
     assert set(alive(tmp_path)) & set(readers())
-    assert seconds_of_orphans(tmp_path, process) < 10
+    assert seconds_of_orphans(tmp_path, process) < 60
 
 
 def parent(pid: int) -> int:
@@ -167,7 +167,7 @@ def test_cells_end_with_their_study(begun: str, tmp_path: Path) -> None:
     while len(alive(tmp_path)) < (6 if begun == "running" else 4):
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    assert seconds_of_orphans(tmp_path, process) < 10
+    assert seconds_of_orphans(tmp_path, process) < 60
 
 
 HELD = """
