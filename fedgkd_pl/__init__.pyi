@@ -14,8 +14,8 @@ from .callbacks.net_accuracy import NetAccuracy as NetAccuracy
 from .callbacks.profile import RoundProfile as RoundProfile
 from .callbacks.progress import RoundProgress as RoundProgress
 from .callbacks.task_accuracy import TaskAccuracy as TaskAccuracy
+from .config.build import Experiment as Experiment
 from .config.build import build as build
-from .config.experiment import Experiment as Experiment
 from .data.cohorts import AuthorsCohorts as AuthorsCohorts
 from .data.cohorts import BernoulliCohorts as BernoulliCohorts
 from .data.cohorts import Cohorts as Cohorts

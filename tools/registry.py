@@ -15,14 +15,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import yaml
-from fedgkd_pl.config.files import available
+from fedgkd_pl.config.request import available
 from fedgkd_pl.errors import require
 from fedgkd_pl.experiments.runs import Run, natural
 from fedgkd_pl.experiments.study import Cell, read_study
 from fedgkd_pl.methods import title_of
-from fedgkd_pl.runs.accuracy import accuracy_summary
-from fedgkd_pl.runs.folder import METRICS, RunFolder
-from fedgkd_pl.runs.settings import fixed_settings
+from fedgkd_pl.runs.folder import METRICS, RunFolder, accuracy_summary, fixed_settings
 from fedgkd_pl.storage.files import write_text
 from fedgkd_pl.storage.reading import read_json
 

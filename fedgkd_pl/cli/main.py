@@ -103,7 +103,7 @@ def partition(settings: list[str], export: str | None = None) -> None:
 
 def configs() -> None:
     """List the configurations that come with the package."""
-    from fedgkd_pl.config.files import available
+    from fedgkd_pl.config.request import available
 
     found = available()
     for name, text in found.items():
@@ -360,7 +360,7 @@ def _with_trainer(command: str, settings: list[str]) -> None:
     """Runs a command of the Trainer; or prints its help, by default the common flags alone."""
     asks = bool({*HELP} & {*settings})
     if asks:
-        from fedgkd_pl.config.help import short_help
+        from fedgkd_pl.config.messages import short_help
 
         print(short_help(command))
     if not asks or settings[-1] in ("all", "--help=all"):

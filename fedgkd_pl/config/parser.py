@@ -4,16 +4,15 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from fedgkd_pl.config import strict_yaml
 from fedgkd_pl.config.messages import argument_error, setting_error
 from fedgkd_pl.config.request import Request
 from fedgkd_pl.config.safety import check_names, confined, import_parts, parts
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.errors import ArgumentError, SettingError, require
 from fedgkd_pl.federation.server import FederatedServer
-from fedgkd_pl.runs.folder import RunFolder
+from fedgkd_pl.runs.folder import RunFolder, flatten, short
 from fedgkd_pl.runs.resume import BestRound
-from fedgkd_pl.runs.settings import flatten, short
+from fedgkd_pl.storage.reading import read_yaml
 from jsonargparse import ActionYesNo, Namespace
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
@@ -40,13 +39,13 @@ class Parser(LightningArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> Any:
         if not self.exit_on_error:  # the parser of a nested class: the outer one reports
             super().error(message, ex)
-        from fedgkd_pl.config.help import COMMON
+        from fedgkd_pl.config.messages import COMMON
 
         raise argument_error(message, [*COMMON, *(action.dest for action in self._actions)])
 
     @override
     def parse_path(self, path: Any, *args: Any, **kwargs: Any) -> Any:
-        _check_file(strict_yaml.read(str(path)))
+        _check_file(read_yaml(str(path)))
         try:
             settings = super().parse_path(path, *args, **kwargs)
         except ArgumentError as error:  # in this file, whatever later ones and flags say

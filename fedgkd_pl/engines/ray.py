@@ -22,8 +22,7 @@ from unittest.mock import patch
 
 import cloudpickle
 import torch
-from fedgkd_pl.engines.base import Engine, Session, cores, needs, schedule
-from fedgkd_pl.engines.worker import Worker, read
+from fedgkd_pl.engines.base import Engine, Session, Worker, cores, needs, read, schedule
 from fedgkd_pl.errors import RunFailed, SettingError, require
 from fedgkd_pl.federation.client_trainer import Job, quiet
 from fedgkd_pl.federation.hardware import keep_memory, numerics, set_numerics

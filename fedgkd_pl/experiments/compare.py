@@ -22,7 +22,7 @@ from fedgkd_pl.runs.folder import RunFolder
 from fedgkd_pl.storage.files import lock
 
 if TYPE_CHECKING:
-    from fedgkd_pl.config.experiment import Experiment
+    from fedgkd_pl.config.build import Experiment
 
 OURS = ("--resume", "--ckpt_path", "--name", "--print_config", "--trainer.fast_dev_run")
 
@@ -120,12 +120,12 @@ def _mark_done(tasks: list[Task]) -> None:
 
 def _look_at_all(cells: list[Cell], folders: list[Path]) -> list[int] | str:
     """In a process of its own: the rounds of every cell, or what is wrong with one."""
-    from fedgkd_pl.config import strict_yaml
     from fedgkd_pl.config.build import build_request
     from fedgkd_pl.config.request import read_request
     from fedgkd_pl.processes.command import quiet_libraries
+    from fedgkd_pl.runs.folder import fixed_settings
     from fedgkd_pl.runs.resume import compare_settings
-    from fedgkd_pl.runs.settings import fixed_settings
+    from fedgkd_pl.storage.reading import read_yaml
 
     quiet_libraries()
     looked: dict[tuple[str, ...], tuple[int, dict[str, Any]]] = {}
@@ -143,7 +143,7 @@ def _look_at_all(cells: list[Cell], folders: list[Path]) -> list[int] | str:
             asked, settings = looked[cell.words]
             rounds.append(asked)
             if begun.is_begun():
-                saved = fixed_settings(strict_yaml.read(str(begun.config)))
+                saved = fixed_settings(read_yaml(str(begun.config)))
                 compare_settings(saved, settings | {"seed_everything": cell.seed})
             of_data = repr([item for item in settings.items() if item[0].startswith("data.")])
             if experiment and run and of_data not in same_data:

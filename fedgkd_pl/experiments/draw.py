@@ -22,7 +22,7 @@ from fedgkd_pl.plots.per_client import per_client
 from fedgkd_pl.plots.plane import feature_map, read_feature_map
 from fedgkd_pl.plots.style import FORMATS, save
 from fedgkd_pl.runs import folder
-from fedgkd_pl.runs.accuracy import AVERAGE
+from fedgkd_pl.runs.folder import AVERAGE_ACC
 from fedgkd_pl.storage.reading import printable
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ NET_ACC = "_test_acc"  # what the names of NetAccuracy's columns, nets/…, end 
 CLASSES = 2_000  # of a confusion matrix
 LABELS = {
     "test/acc": "test accuracy, %",
-    AVERAGE: "test accuracy of the average, %",
+    AVERAGE_ACC: "test accuracy of the average, %",
     "test/loss": "test loss",
 }
 
@@ -196,7 +196,7 @@ def _rows(run: Run, name: str, how: str, *columns: str) -> pd.DataFrame:
 
 OF_GROUPS: dict[str, Callable[[Sequence[Group]], "Figure"]] = {
     "curves": learning_curves,
-    "average": partial(learning_curves, column=AVERAGE),
+    "average": partial(learning_curves, column=AVERAGE_ACC),
     "participation": participation,
     "features": features,
     "tasks": tasks,

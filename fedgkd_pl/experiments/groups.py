@@ -9,7 +9,7 @@ from typing import Any
 
 from fedgkd_pl.experiments.paper import PaperRow, differences, paper_row
 from fedgkd_pl.experiments.runs import Run
-from fedgkd_pl.runs.settings import fixed_settings, flatten
+from fedgkd_pl.runs.folder import fixed_settings, flatten
 from fedgkd_pl.storage.reading import printable
 
 DATASETS = {

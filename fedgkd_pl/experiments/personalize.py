@@ -11,8 +11,7 @@ from typing import Any
 
 from fedgkd_pl.callbacks.client_evaluation import scores_of_all
 from fedgkd_pl.callbacks.evaluate import SplitRunner
-from fedgkd_pl.config.build import build_request
-from fedgkd_pl.config.experiment import Experiment
+from fedgkd_pl.config.build import Experiment, build_request
 from fedgkd_pl.config.request import read_request
 from fedgkd_pl.engines.base import schedule
 from fedgkd_pl.engines.local import LocalEngine

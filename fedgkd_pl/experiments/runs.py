@@ -12,8 +12,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pandas as pd
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.methods import title_of
-from fedgkd_pl.runs.accuracy import AVERAGE, average_summary
-from fedgkd_pl.runs.folder import CONFIG, METRICS, PARTITION, SUMMARY, RunFolder
+from fedgkd_pl.runs.folder import (
+    AVERAGE_ACC,
+    CONFIG,
+    METRICS,
+    PARTITION,
+    SUMMARY,
+    RunFolder,
+    average_summary,
+)
 from fedgkd_pl.storage.reading import MB, printable, read_json
 
 if TYPE_CHECKING:
@@ -99,7 +106,7 @@ class Run:
     @property
     def has_average(self) -> bool:
         """Whether it has an averaged model, of :class:`~fedgkd_pl.AveragedModel`."""
-        return AVERAGE in self.frame
+        return AVERAGE_ACC in self.frame
 
     @cached_property
     def partition(self) -> dict[str, Any]:
@@ -122,11 +129,11 @@ class Run:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """All settings, nested; empty where the run does not say."""
-        from fedgkd_pl.config import strict_yaml
+        from fedgkd_pl.storage.reading import read_yaml
 
         file = self.folder / CONFIG
         with reading(file):
-            return strict_yaml.read(str(file)) if file.exists() else {}
+            return read_yaml(str(file)) if file.exists() else {}
 
     @property
     def title(self) -> str:
@@ -174,7 +181,7 @@ class Run:
 
     def _tested_column(self, measure: str) -> str:
         if measure.startswith(OF_AVERAGE):
-            return AVERAGE
+            return AVERAGE_ACC
         return "test/loss" if self.has_loss_only else "test/acc"
 
     @property

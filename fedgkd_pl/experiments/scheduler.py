@@ -16,7 +16,7 @@ import pandas as pd
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.experiments.runs import Run, read_run
 from fedgkd_pl.experiments.study import Cell
-from fedgkd_pl.processes.signals import Interrupted, Stopped
+from fedgkd_pl.processes.command import Interrupted, Stopped
 from fedgkd_pl.processes.start import context, end_with_parent, without_main
 from fedgkd_pl.runs.folder import LOG, SUMMARY, RunFolder
 

@@ -7,15 +7,14 @@ from typing import Any
 
 import torch
 from fedgkd_pl.callbacks.export import FILES, Format, exported
-from fedgkd_pl.config import strict_yaml
 from fedgkd_pl.config.build import build_model
 from fedgkd_pl.data.inputs import RawInputs
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.experiments.runs import reading
 from fedgkd_pl.federation.checks import Task
 from fedgkd_pl.federation.own_module import has_outputs, outputs_of
-from fedgkd_pl.runs.folder import CONFIG, INPUTS, RunFolder
-from fedgkd_pl.runs.inputs import ModelInputs, read_model
+from fedgkd_pl.runs.files import ModelInputs, read_model
+from fedgkd_pl.runs.folder import CONFIG, INPUTS, RunFolder, fixed_settings
 from fedgkd_pl.runs.resume import (
     check_net,
     check_settings,
@@ -23,8 +22,8 @@ from fedgkd_pl.runs.resume import (
     compare_settings,
     load_checkpoint,
 )
-from fedgkd_pl.runs.settings import fixed_settings
 from fedgkd_pl.storage.files import commit
+from fedgkd_pl.storage.reading import read_yaml
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -132,7 +131,7 @@ def load_net(
     encoder: dict[str, Any] | None = None,
 ) -> nn.Module:
     """A run's net with its weights, in eval mode, on the CPU; see :func:`load_run`."""
-    config = strict_yaml.read(str(folder.config))
+    config = read_yaml(str(folder.config))
     file = weights_file(folder, which, config.get("rounds"))
     made = build_model(["--config", str(folder.config), *settings], encoder)
     compare_settings(fixed_settings(config), made.fixed)

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from fedgkd_pl.errors import SettingError, StorageError, require
 from fedgkd_pl.federation.checks import SCORES
-from fedgkd_pl.runs.folder import LAST, RunFolder
-from fedgkd_pl.runs.settings import short
+from fedgkd_pl.runs.folder import LAST, RunFolder, short
 from fedgkd_pl.storage.checkpoint import RECORD, CheckpointDamaged, read_checkpoint
 from fedgkd_pl.storage.checkpoint_io import copy_checkpoint, load_newest
 from fedgkd_pl.storage.files import CHECKPOINTS, previous

@@ -16,7 +16,7 @@ from fedgkd_pl.engines.base import schedule
 from fedgkd_pl.engines.pool import MappedFiles, PoolSession
 from fedgkd_pl.errors import SettingError, StorageError
 from fedgkd_pl.federation.client_trainer import Job
-from fedgkd_pl.runs.settings import fixed_settings
+from fedgkd_pl.runs.folder import fixed_settings
 from lightning.pytorch import Callback
 from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.plugins import MixedPrecision, Precision

@@ -13,7 +13,7 @@ from fedgkd_pl.experiments.groups import make_groups
 from fedgkd_pl.experiments.page import CURVES, Section, figures, write_page
 from fedgkd_pl.experiments.runs import find_runs, read_run
 from fedgkd_pl.plots.plane import FeatureMapData, encode_feature_map
-from fedgkd_pl.runs.accuracy import accuracy_summary
+from fedgkd_pl.runs.folder import accuracy_summary
 from matplotlib.colors import to_hex
 
 from tests.support.browser import CHROMIUM, MISSING, look

@@ -14,8 +14,7 @@ from typing import Any
 
 import fedgkd_pl
 import yaml
-from fedgkd_pl.config.build import build_request
-from fedgkd_pl.config.experiment import Experiment
+from fedgkd_pl.config.build import Experiment, build_request
 from fedgkd_pl.config.request import Request, import_module_of_user, read_request
 from fedgkd_pl.data.examples import digest
 from fedgkd_pl.engines.flower.engine import FlowerEngine
