@@ -22,9 +22,9 @@ from fedgkd_pl.config.parser import Parsed
 from fedgkd_pl.config.request import Request, read_request
 from fedgkd_pl.config.safety import our_rules
 from fedgkd_pl.data.datamodule import FederatedDataModule
-from fedgkd_pl.errors import RunFailed, SettingError, StorageError, require
+from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.federation.callback import FederatedCallback
-from fedgkd_pl.federation.checks import SCORES, check_resumed
+from fedgkd_pl.federation.checks import SCORES, check_alone, check_resumed
 from fedgkd_pl.federation.own_module import is_own_module
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.methods import title_of_class
@@ -43,11 +43,10 @@ from fedgkd_pl.runs.resume import (
 from fedgkd_pl.storage.files import write_text
 from fedgkd_pl.storage.reading import read_yaml
 from filelock import BaseFileLock
-from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, ProgressBar, Timer
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, ProgressBar
+from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.random import fork_rng
 from typing_extensions import override
@@ -89,7 +88,6 @@ class Experiment:
     model: FederatedServer
     data: FederatedDataModule
     settings: dict[str, Any]
-    text: str = ""
     modules: tuple[str, ...] = ()
     start: Start = field(default_factory=Start)
     own_logger: bool = False
@@ -113,6 +111,7 @@ class Experiment:
         ``reaches_clients``: whether the engine must be able to reach its clients from here.
         """
         with self.whole_keys():
+            check_alone(self.trainer)
             self.data.prepare_data()
             self.data.setup()
             if is_own_module(self.model.net):
@@ -164,7 +163,10 @@ class Experiment:
             return None
         done, rounds = self.trainer.current_epoch, self.settings["rounds"]
         if done < rounds:
-            print(f"ended after round {done} of {rounds}: {self._reason()}")
+            stops = [each for each in self.callbacks if isinstance(each, EarlyStopping)]
+            reasons = [each.stopping_reason_message for each in stops]
+            why = next(filter(None, reasons), "a callback or trainer.max_steps ended it")
+            print(f"ended after round {done} of {rounds}: {why}")
         self._tell(start.folder)
         return start.folder
 
@@ -229,7 +231,8 @@ class Experiment:
         else:
             start.folder.drop_uncommitted(start.checkpoint.get("global_step", 0))
         folder = start.folder
-        write_text(folder.config, self.text)
+        text = yaml.safe_dump(self.settings, sort_keys=False, allow_unicode=True)
+        write_text(folder.config, text)
         for callback in self.callbacks:
             if isinstance(callback, FederatedCallback) and hasattr(callback, "folder"):
                 callback.folder = callback.folder or str(folder.path)
@@ -248,12 +251,6 @@ class Experiment:
                 default_hp_metric=False,
                 purge_step=start.checkpoint.get("global_step", 0) + 1,  # hides rounds not committed
             )
-        given = self.settings["trainer"]["logger"]
-        given = given if isinstance(given, list) else [given]
-        for place, logger in enumerate(self.trainer.loggers):
-            if type(logger) is CSVLogger and not logger.name:  # into the run's folder
-                arguments = given[place]["init_args"] | {"save_dir": path, "name": "csv"}
-                self.trainer.loggers[place] = CSVLogger(**arguments)
 
     def _title(self) -> str:
         """``FedGKD on digits: 20 clients, 4 a round, 30 rounds, seed 0``."""
@@ -262,18 +259,6 @@ class Experiment:
         parts += [f"{self.settings['rounds']} rounds", f"seed {data.seed}"]
         parts += [f"precision {precision}"] if precision != "32-true" else []
         return f"{title_of_class(type(self.model))} on {data.name}: {', '.join(parts)}"
-
-    def _reason(self) -> str:
-        """Who ended the run before its last round."""
-        if 0 < self.trainer.max_steps <= self.trainer.global_step:
-            return f"trainer.max_steps is {self.trainer.max_steps}"
-        for callback in self.callbacks:
-            name = type(callback).__name__
-            if isinstance(callback, EarlyStopping) and callback.stopping_reason_message:
-                return f"{name}: {callback.stopping_reason_message}"
-            if isinstance(callback, Timer) and (callback.time_remaining() or 1) <= 0:
-                return f"{name}: the time is over"
-        return "a callback set trainer.should_stop"
 
     @property
     def _imports(self) -> str:
@@ -419,27 +404,7 @@ def build_model(argv: Sequence[str], encoder: dict[str, Any] | None = None) -> "
         return _Model(request, encoder)
 
 
-class _Instantiated(Parsed):
-    """Settings whose objects are made, with whole keys in the errors of constructors."""
-
-    @override
-    def instantiate_classes(self) -> None:
-        text = self.parser.dump(self.config, skip_unset=False, format="yaml", skip_validation=True)
-        self.settings: dict[str, Any] = yaml.safe_load(text)
-        self.fixed = fixed_settings(self.settings)  # those that decide the result, by dotted key
-        try:
-            self.make()
-        except (OSError, RunFailed, StorageError):
-            raise
-        except Exception as error:  # a constructor may not expect what it is given
-            raise setting_error(error, flatten(self.settings)) from error
-
-    def make(self) -> None:
-        """Makes the objects."""
-        super().instantiate_classes()
-
-
-class _Model(_Instantiated):
+class _Model(Parsed):
     """Of all objects that settings describe, only the method."""
 
     def __init__(self, request: Request, encoder: dict[str, Any] | None) -> None:
@@ -462,7 +427,7 @@ class _Model(_Instantiated):
         self.model: FederatedServer = self.parser.instantiate(config).model
 
 
-class _Objects(_Instantiated):
+class _Objects(Parsed):
     """The objects that a request's settings describe."""
 
     def __init__(self, request: Request, start: Start) -> None:
@@ -496,22 +461,15 @@ class _Objects(_Instantiated):
         asked = any(word.startswith("--data.download") for word in self.request.argv)
         if self.request.run is not None and not asked:
             self.datamodule.download = False  # a run that was begun had its data
-        devices = self.trainer.num_devices * self.trainer.num_nodes
-        text = "must be 1: the server takes one, the engine spreads clients over all GPUs"
-        require(devices == 1, "trainer.devices", text, devices)
 
     @override
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         config = {**self.config_init["trainer"], **kwargs}
-        callbacks, plugins = (_as_list(config[name]) for name in ("callbacks", "plugins"))
-        text = "must not have a CheckpointIO: the command line keeps its own, which runs nothing"
-        theirs = any(isinstance(plugin, CheckpointIO) for plugin in plugins)
-        require(not theirs, "trainer.plugins", text)
+        given = config["callbacks"]
+        callbacks = given if isinstance(given, list) else [given] * (given is not None)
         if self.quiet:
             config["enable_progress_bar"] = config["enable_model_summary"] = False
             callbacks = [each for each in callbacks if not isinstance(each, ProgressBar)]
-        if config["enable_model_summary"] is None:
-            config["enable_model_summary"] = False  # its FLOPs and modes are not the clients'
         self.own_logger = config["logger"] in (None, True)
         if self.own_logger:
             config["logger"] = False  # made after all checks
@@ -552,15 +510,9 @@ class _Objects(_Instantiated):
             model=self.model,
             data=self.datamodule,
             settings=self.settings,
-            text=self.parser.dump(self.config, skip_unset=False),
             modules=self.request.modules,
             start=self.start,
             own_logger=self.own_logger,
             keeps_files=self.keeps_files,
             quiet=self.quiet,
         )
-
-
-def _as_list(value: Any) -> list[Any]:
-    """The callbacks or plugins of a Trainer, of which one may stand alone."""
-    return [*value] if isinstance(value, list) else [value] * (value is not None)

@@ -114,6 +114,6 @@ def short_help(command: str) -> str:
     """The flags that most runs need."""
     usage, text = "--config FILE [--KEY VALUE ...]", TEXT
     if command != "fit":
-        usage = "RUN [--last | --best | --ckpt_path FILE] [--KEY VALUE ...]"
+        usage = "RUN [--ckpt_path last|best|FILE] [--KEY VALUE ...]"
         text = re.sub(r"  --\w+ .*  fit: .*\n", "", text)
     return text.replace("  fit: ", "  ").format(command=command, usage=usage).rstrip()

@@ -16,12 +16,11 @@ from difflib import get_close_matches
 from itertools import product
 from os.path import isfile  # Path.is_file raises on very long names
 from pathlib import Path
-from traceback import extract_tb
-from typing import Any
 
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.methods import discover, title_of
 from fedgkd_pl.runs.folder import CONFIG, RunFolder
+from fedgkd_pl.storage.reading import read_yaml
 
 PROTOCOLS, METHODS, TUNED = "protocols", "methods", "tuned.yaml"
 
@@ -51,7 +50,7 @@ def methods() -> dict[str, str]:
     """The config of every method by its title, in the order of their colours."""
     configs = {}
     for file in sorted((folder() / METHODS).glob("*.yaml")):
-        name = str(_read(file)["model"]["class_path"]).rpartition(".")[2]
+        name = str(read_yaml(str(file))["model"]["class_path"]).rpartition(".")[2]
         configs[name] = f"{METHODS}/{file.name}"
     order = [name for name in discover() if name in configs]
     return {title_of(name): configs[name] for name in dict.fromkeys([*order, *configs])}
@@ -70,10 +69,8 @@ def resolve(name: str, key: str = "config") -> list[str]:
     if pair in both:
         return [str(file) for file in both[pair]]
     known = [*available(), *(f"{pair}.yaml" for pair in both), *map(str, Path().glob("*.y*ml"))]
-    known.remove(TUNED)  # no config, but additions to some
-    stems = {each.partition(".y")[0]: each for each in known}
-    near = get_close_matches(name.partition(".y")[0], stems, n=1, cutoff=0.75)
-    hint = f", did you mean {stems[near[0]]}?" if near else ""
+    near = get_close_matches(name, known, n=1, cutoff=0.75)
+    hint = f", did you mean {near[0]}?" if near else ""
     raise SettingError(key, f"no such file{hint} (fedgkd-pl configs lists ours)", name)
 
 
@@ -114,15 +111,8 @@ def _ours(file: str) -> tuple[str, str]:
 
 
 def _tuned(protocol: str, method: str) -> Iterator[str]:
-    for key, value in _read(folder() / TUNED).get(method, {}).get(protocol, {}).items():
+    for key, value in read_yaml(str(folder() / TUNED)).get(method, {}).get(protocol, {}).items():
         yield from (f"--{key}", value if isinstance(value, str) else json.dumps(value))
-
-
-def _read(file: Path) -> dict[str, Any]:
-    import yaml
-
-    content: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
-    return content
 
 
 EVALUATES = ("validate", "test", "predict")
@@ -159,9 +149,7 @@ def read_request(command: str, argv: Sequence[str], modules: Sequence[str] = ())
         text = f"unexpected argument: settings are written --KEY VALUE, such as --config {first}"
         require(command in EVALUATES, "config", text, first)
         run = open_run("run", first)
-        parser.add_argument("--last", dest="which", action="append_const", const="last")
-        parser.add_argument("--best", dest="which", action="append_const", const="best")
-        parser.add_argument("--ckpt_path", dest="which", action="append", nargs="?", const="")
+        parser.add_argument("--ckpt_path", default="last", nargs="?", const="")
     elif command == "fit":
         parser.add_argument("--resume", nargs="?", const="")
     own, flags = parser.parse_known_args(words)
@@ -176,9 +164,7 @@ def read_request(command: str, argv: Sequence[str], modules: Sequence[str] = ())
     elif run is not None:
         from fedgkd_pl.runs.resume import checkpoint_of  # which imports torch
 
-        which = own.which or ["last"]
-        require(len(which) == 1, "ckpt_path", "must be one model", " and ".join(which))
-        flags += ["--ckpt_path", str(checkpoint_of(run, which[0]))]
+        flags += ["--ckpt_path", str(checkpoint_of(run, own.ckpt_path))]
     if run is not None:
         flags = ["--config", str(run.config), *flags]
     return Request(command, expand(flags), run, resumes, tuple(modules))
@@ -196,14 +182,12 @@ def open_run(key: str, path: str) -> RunFolder:
 
 def import_module_of_user(module: str, folder: Path | None = None) -> str:
     """Imports the user's module, so that a config may name its classes; gives its name back."""
-    home = folder or Path.cwd()
-    sys.path.insert(0, str(home))
+    sys.path.insert(0, str(folder or Path.cwd()))
     is_name = all(map(str.isidentifier, module.split(".")))
     require(is_name, "import", "must be the name of a module", module)
     try:
         importlib.import_module(module)
     except Exception as error:  # it is the user's code
-        frames = [each for each in extract_tb(error.__traceback__) if str(home) in each.filename]
-        place = f" (line {frames[-1].lineno} of {Path(frames[-1].filename).name})" if frames else ""
-        raise SettingError("import", f"{type(error).__name__}: {error}{place}", module) from error
+        text = f"{type(error).__name__}: {error} (--debug shows where)"
+        raise SettingError("import", text, module) from error
     return module

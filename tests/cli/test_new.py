@@ -2,7 +2,6 @@
 
 import ast
 import csv
-import errno
 import shlex
 import subprocess
 import sys
@@ -10,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from fedgkd_pl.cli.new import TEMPLATE, new_project
-from fedgkd_pl.storage import files
 
 from tests.support.faults import warm_script
 from tests.support.runs import Run
@@ -123,20 +121,3 @@ def test_what_is_there_stays(run: Run, tmp_path: Path) -> None:
         code, _, err = run("new", name)
         assert code == 2 and err.startswith("error: folder: there is one already"), err
     assert {file.name for file in tmp_path.rglob("*")} == {"mine", "thesis.tex", "link"}
-
-
-@pytest.mark.parametrize("there", [False, True])
-def test_a_full_disk_leaves_no_half_project(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
-) -> None:
-    def full(step: str, target: Path) -> None:
-        if target.name == "net.py":
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    if there:
-        (tmp_path / "mine").mkdir()
-    monkeypatch.setattr(files, "reached", full)
-    code, _, err = run("new", "mine")
-    told = f"error: {tmp_path}/mine/mine/net.py: No space left on device\n"
-    assert (code, err) == (4, told)
-    assert [file.name for file in tmp_path.rglob("*")] == (["mine"] if there else [])

@@ -54,7 +54,7 @@ FLAGS: dict[str, str] = {
     "--config nowhere.yaml": "config: no such file",
     "--config quickstrat.yaml": "config: no such file, did you mean quickstart.yaml?",
     "--import nowhere": "import: ",
-    "--import raising": "import: ZeroDivisionError: division by zero (line 1 of raising.py)",
+    "--import raising": "import: ZeroDivisionError: division by zero",
     "--resume nowhere": "resume: no run was begun there",
     "--trainer.max_epochs 4": "config: argument rounds",
 }
