@@ -166,7 +166,7 @@ def _find(top: Path, label: str) -> Iterator[tuple[Run, Cell]]:
 def _facts(run: Run, top: Path) -> Row:
     """Where a run comes from and what it took, as far as its files and this machine say."""
     folder, rows = RunFolder(run.folder), run.metrics()
-    last = folder.metrics.stat().st_mtime
+    last = (folder.path / METRICS).stat().st_mtime
     if folder.is_finished(len(rows)):
         summary = read_json(folder.summary)
     else:

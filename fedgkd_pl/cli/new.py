@@ -36,9 +36,7 @@ def new_project(folder: str) -> None:
     for name, text in project_files(target.name, module).items():
         write_text(target / name, text)
     print(f"wrote {folder}; net.py, data.py and method.py in {module}/ are yours to change\n")
-    here = Path.cwd()
-    place = target.relative_to(here) if target.is_relative_to(here) else target
-    change = [f"cd {shlex.quote(str(place))}"] * (target != here)
+    change = [f"cd {shlex.quote(folder)}"] * (target != Path.cwd())
     train = f"fedgkd-pl fit --import {module} --config config.yaml"
     study = f"fedgkd-pl compare study.yaml --import {module}"
     test = "pytest" if find_spec("pytest") else "pip install pytest && pytest"

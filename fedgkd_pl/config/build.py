@@ -40,7 +40,7 @@ from fedgkd_pl.runs.resume import (
     find_checkpoint,
     load_checkpoint,
 )
-from fedgkd_pl.storage.files import write_text
+from fedgkd_pl.storage.files import home_of, write_text
 from fedgkd_pl.storage.reading import read_yaml
 from filelock import BaseFileLock
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -186,7 +186,7 @@ class Experiment:
         columns = {"label": self.data.test.targets, "prediction": classes}
         table = pd.DataFrame(columns | {"probability": confidence.tolist()})
         assert self.start.file is not None
-        file = RunFolder.of_checkpoint(self.start.file).path / PREDICTIONS
+        file = home_of(self.start.file) / PREDICTIONS
         write_text(file, table.to_csv(index_label="index"))
         print(f"wrote {file}")
         return file
@@ -448,7 +448,7 @@ class _Objects(Parsed):
             start.lock = start.folder.lock()
             start.file = start.folder.last_checkpoint()
         if start.file is None and config.ckpt_path is not None:
-            start.file = find_checkpoint(config.ckpt_path, Path(config.output_dir) / config.name)
+            start.file = find_checkpoint(config.ckpt_path)
             config.ckpt_path = str(start.file.absolute())
         require(fits or start.file is not None, "ckpt_path", "missing: a run or a checkpoint")
         if start.file is not None:

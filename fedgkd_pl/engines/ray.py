@@ -108,10 +108,7 @@ class RayEngine(Engine):
     def open(self, job: Job, cohort_size: int) -> Session:
         """Starts actors on the cluster that :meth:`check` has joined."""
         keep_memory()  # for evaluation
-        gpus = self.gpus_of_worker(job.device)
-        if not gpus and job.device.type != "cpu":
-            log.warning("engine.gpus is 0: clients train on CPUs, not on %s", job.device.type)
-        return RaySession(self, job, cohort_size, gpus)
+        return RaySession(self, job, cohort_size, self.gpus_of_worker(job.device))
 
     def gpus_of_worker(self, server: torch.device) -> float:
         """The GPUs of a worker, given where the server computes."""

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from fedgkd_pl.callbacks.export import FILES, Format, exported
 from fedgkd_pl.config.build import build_model
+from fedgkd_pl.config.request import open_run
 from fedgkd_pl.data.inputs import RawInputs
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.experiments.runs import reading
 from fedgkd_pl.federation.checks import Task
 from fedgkd_pl.federation.own_module import has_outputs, outputs_of
 from fedgkd_pl.runs.files import ModelInputs, read_model
-from fedgkd_pl.runs.folder import CONFIG, INPUTS, RunFolder, fixed_settings
+from fedgkd_pl.runs.folder import AVERAGE, INPUTS, MODEL, RunFolder, fixed_settings
 from fedgkd_pl.runs.resume import (
     check_net,
     check_settings,
@@ -116,7 +117,7 @@ def load_run(
         imports: your modules, where the net or the method is yours.
         settings: further flags of ``fedgkd-pl fit`` that do not decide the result.
     """
-    home = open_run(folder)
+    home = open_run("run", str(folder))
     settings = [*(word for module in imports for word in ("--import", module)), *settings]
     model = model_of(home)
     net = load_net(home, which, settings, model.encoder)
@@ -161,20 +162,15 @@ def weights_file(folder: RunFolder, which: str, rounds: Any = None) -> Path:
             for more has a newer model than that of its end.
     """
     if which == "average":
-        text = f"no {folder.average.name} in the run: train with AveragedModel"
-        require(folder.average.is_file(), "average", text, str(folder.path))
-        return folder.average
-    ended = which == "last" and folder.model.is_file()
+        average = folder.path / AVERAGE
+        text = f"no {AVERAGE} in the run: train with AveragedModel"
+        require(average.is_file(), "average", text, str(folder.path))
+        return average
+    model = folder.path / MODEL
+    ended = which == "last" and model.is_file()
     if ended and (folder.last_checkpoint() is None or folder.is_finished(rounds)):
-        return folder.model
+        return model
     return checkpoint_of(folder, which)
-
-
-def open_run(run: str | Path) -> RunFolder:
-    """The folder of a run that has settings."""
-    folder = RunFolder(Path(run))
-    require(folder.is_begun(), "run", f"no run was begun there: no {CONFIG}", str(run))
-    return folder
 
 
 def model_of(folder: RunFolder) -> ModelInputs:
@@ -211,7 +207,7 @@ def export(
     require(format in FILES, "format", f"must be one of {', '.join(FILES)}", format)
     text = "is another model than that of ckpt_path: give one of them"
     require(not average or ckpt_path == "last", "average", text, ckpt_path)
-    folder = open_run(run)
+    folder = open_run("run", str(run))
     which = "average" if average else ckpt_path
     kind = f"-{which}" if which in ("best", "average") else ""
     name = FILES[format].replace("model", f"model{kind}", 1)

@@ -13,7 +13,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from fedgkd_pl.errors import StorageError, require
-from fedgkd_pl.storage.files import CHECKPOINTS, PART, home_of, lock, previous
+from fedgkd_pl.storage.files import CHECKPOINTS, PART, lock, previous
 from fedgkd_pl.storage.reading import MB, read_bytes, read_json
 
 if TYPE_CHECKING:
@@ -63,11 +63,6 @@ class RunFolder:
         return cls(path)
 
     @classmethod
-    def of_checkpoint(cls, file: Path) -> "RunFolder":
-        """The run that a checkpoint belongs to."""
-        return cls(home_of(file))
-
-    @classmethod
     def versions(cls, parent: Path) -> list["RunFolder"]:
         """The runs of one name, the oldest first."""
         names = [(re.fullmatch(r"version_(\d+)", p.name), p) for p in parent.glob("version_*")]
@@ -82,21 +77,6 @@ class RunFolder:
     def summary(self) -> Path:
         """How it went; a run that has it is finished."""
         return self.path / SUMMARY
-
-    @property
-    def metrics(self) -> Path:
-        """A row for every round."""
-        return self.path / METRICS
-
-    @property
-    def model(self) -> Path:
-        """The final global model."""
-        return self.path / MODEL
-
-    @property
-    def average(self) -> Path:
-        """What AveragedModel made of the global models."""
-        return self.path / AVERAGE
 
     @property
     def checkpoints(self) -> Path:

@@ -1,6 +1,5 @@
 """``fedgkd-pl new``: what it writes trains, compares and tests itself; bad names write nothing."""
 
-import ast
 import csv
 import shlex
 import subprocess
@@ -82,14 +81,6 @@ def test_the_name_is_the_only_difference(name: str, tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_method_has_at_most_thirty_lines_and_the_net_fifteen() -> None:
-    for name, most in ("method", 30), ("net", 15):
-        tree = ast.parse((TEMPLATE / "my_project" / f"{name}.py.tpl").read_text(encoding="utf-8"))
-        bodies = [ast.unparse(node) for node in tree.body if isinstance(node, ast.ClassDef)]
-        lines = [line for line in "\n".join(bodies).splitlines() if line.strip()]
-        assert 5 < len(lines) <= most
-
-
 def test_an_empty_folder_is_taken_and_needs_no_cd(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,7 +90,7 @@ def test_an_empty_folder_is_taken_and_needs_no_cd(
     assert code == 0 and (tmp_path / "mine/mine/net.py").is_file()
     assert [words[1] for words in commands(out)[:2]] == ["fit", "compare"]
     code, out, _ = run("new", "../a folder/other")
-    assert code == 0 and commands(out)[0] == ["cd", str(tmp_path / "a folder/other")]
+    assert code == 0 and commands(out)[0] == ["cd", "../a folder/other"]
 
 
 BAD = ["", "/", "1st", "my-", "a\nb", LONGEST + "a"]

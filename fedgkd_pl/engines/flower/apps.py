@@ -272,8 +272,6 @@ def write_app(folder: str, argv: list[str]) -> None:
     named = re.fullmatch(r"[a-zA-Z][a-zA-Z0-9_-]{,31}", target.name) is not None
     require(named, "folder", "must have at most 32 letters, digits and dashes", target.name)
     require(not target.exists(), "folder", "exists already", target)
-    resumes = any(word.startswith("--resume") for word in argv)
-    require(not resumes, "resume", "goes to flwr run: --run-config 'resume=...'")
     experiment = build_request(read_request("fit", _over_flower(argv)))
     model, modules = experiment.model, sorted(experiment.modules)
     text = "must be FlowerEngine: its flags go behind all configs"
