@@ -60,9 +60,9 @@ from .data.sources.tables import ParquetTable as ParquetTable
 from .data.sources.text import TextFiles as TextFiles
 from .data.tasks import ClassTasks as ClassTasks
 from .engines.base import Engine as Engine
+from .engines.base import LocalEngine as LocalEngine
 from .engines.base import Session as Session
 from .engines.flower.engine import FlowerEngine as FlowerEngine
-from .engines.local import LocalEngine as LocalEngine
 from .engines.ray import RayEngine as RayEngine
 from .experiments.compare import compare as compare
 from .experiments.draw import plot as plot

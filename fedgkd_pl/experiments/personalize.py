@@ -13,8 +13,7 @@ from fedgkd_pl.callbacks.client_evaluation import scores_of_all
 from fedgkd_pl.callbacks.evaluate import SplitRunner
 from fedgkd_pl.config.build import Experiment, build_request
 from fedgkd_pl.config.request import open_run, read_request
-from fedgkd_pl.engines.base import schedule
-from fedgkd_pl.engines.local import LocalEngine
+from fedgkd_pl.engines.base import LocalEngine, schedule
 from fedgkd_pl.errors import RunFailed, require
 from fedgkd_pl.experiments.draw import personalized
 from fedgkd_pl.experiments.runs import Run

@@ -11,8 +11,7 @@ FedAdam and others (Reddi et al., ICLR 2021).
 from typing import Any, Literal, cast
 
 import torch
-from fedgkd_pl.engines.base import Engine
-from fedgkd_pl.engines.local import LocalEngine
+from fedgkd_pl.engines.base import Engine, LocalEngine
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.aggregate import WeightedMean
 from fedgkd_pl.federation.client import FederatedClient, Objective

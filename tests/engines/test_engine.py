@@ -123,7 +123,7 @@ def test_a_failure_elsewhere_ends_the_workers() -> None:
 
 def test_auto_takes_what_cohort_and_cores_allow(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[Any] = []
-    local = "fedgkd_pl.engines.local."
+    local = "fedgkd_pl.engines.base."
     monkeypatch.setattr(local + "InProcessSession", lambda job, threads: opened.append(1))
     monkeypatch.setattr(PoolSession, "__init__", lambda self, job, n, *_: opened.append(n))
     monkeypatch.setattr(local + "cores", lambda: 4)

@@ -17,6 +17,7 @@ import yaml
 from fedgkd_pl.config.build import Experiment, build_request
 from fedgkd_pl.config.request import Request, import_module_of_user, read_request
 from fedgkd_pl.data.examples import digest
+from fedgkd_pl.engines.base import InProcessSession
 from fedgkd_pl.engines.flower.engine import FlowerEngine
 from fedgkd_pl.engines.flower.records import (
     Contract,
@@ -26,7 +27,6 @@ from fedgkd_pl.engines.flower.records import (
     unpack_contract,
     unpack_task,
 )
-from fedgkd_pl.engines.local import InProcessSession
 from fedgkd_pl.errors import ArgumentError, RunFailed, SettingError, require
 from fedgkd_pl.federation.hardware import keep_memory
 from fedgkd_pl.federation.message import Answer, ClientFailure, Message
