@@ -14,8 +14,8 @@ from .callbacks.profile import Communication as Communication
 from .callbacks.profile import RoundProfile as RoundProfile
 from .callbacks.progress import RoundProgress as RoundProgress
 from .callbacks.task_accuracy import TaskAccuracy as TaskAccuracy
+from .config.build import Experiment as Experiment
 from .config.build import build as build
-from .config.experiment import Experiment as Experiment
 from .data.cohorts import AuthorsCohorts as AuthorsCohorts
 from .data.cohorts import BernoulliCohorts as BernoulliCohorts
 from .data.cohorts import Cohorts as Cohorts
@@ -60,9 +60,9 @@ from .data.sources.tables import ParquetTable as ParquetTable
 from .data.sources.tables import TextFiles as TextFiles
 from .data.tasks import ClassTasks as ClassTasks
 from .engines.base import Engine as Engine
+from .engines.base import LocalEngine as LocalEngine
 from .engines.base import Session as Session
 from .engines.flower.engine import FlowerEngine as FlowerEngine
-from .engines.local import LocalEngine as LocalEngine
 from .engines.ray import RayEngine as RayEngine
 from .experiments.compare import StudyResult as StudyResult
 from .experiments.compare import compare as compare

@@ -10,7 +10,7 @@ from pathlib import Path
 import fedgkd_pl
 import pytest
 import yaml
-from fedgkd_pl.config.files import methods, resolve
+from fedgkd_pl.config.request import methods, resolve
 from fedgkd_pl.methods import discover
 from fedgkd_pl.methods.fedavg import FedAvg
 

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 import fedgkd_pl
-from fedgkd_pl.config.files import folder, methods
+from fedgkd_pl.config.request import folder, methods
 from fedgkd_pl.experiments.paper import numbers, paper_rows
 from fedgkd_pl.methods import MethodInfo, discover
 

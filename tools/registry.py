@@ -15,14 +15,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import yaml
-from fedgkd_pl.config.files import available
+from fedgkd_pl.config.request import available
 from fedgkd_pl.errors import require
 from fedgkd_pl.experiments.runs import Run, natural
 from fedgkd_pl.experiments.study import Cell, read_study
 from fedgkd_pl.methods import title_of
-from fedgkd_pl.runs.accuracy import accuracy_summary
-from fedgkd_pl.runs.folder import METRICS, RunFolder
-from fedgkd_pl.runs.settings import fixed_settings
+from fedgkd_pl.runs.folder import METRICS, RunFolder, accuracy_summary, fixed_settings
 from fedgkd_pl.storage.files import read_json, write_text
 
 Row = dict[str, str]
@@ -167,7 +165,7 @@ def _find(top: Path, label: str) -> Iterator[tuple[Run, Cell]]:
 def _facts(run: Run, top: Path) -> Row:
     """Where a run comes from and what it took, as far as its files and this machine say."""
     folder, rows = RunFolder(run.folder), run.metrics()
-    last = folder.metrics.stat().st_mtime
+    last = (folder.path / METRICS).stat().st_mtime
     if folder.is_finished(len(rows)):
         summary = read_json(folder.summary)
     else:

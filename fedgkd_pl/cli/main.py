@@ -41,10 +41,7 @@ def predict(
     settings: list[str],
     input: str | None = None,
     output: str | None = None,
-    last: bool = False,
-    best: bool = False,
-    average: bool = False,
-    ckpt_path: str | None = None,
+    ckpt_path: str = "last",
 ) -> None:
     """Predict new inputs (--input FILE_OR_FOLDER) with a run's model, or its test set.
 
@@ -56,22 +53,18 @@ def predict(
         run: the folder of a run.
         input: a file or folder.
         output: INPUT.predictions.csv by default, in the current folder.
-        last: the model of the last round, which is the default.
-        best: that of the best round by validation.
-        average: that of AveragedModel.
-        ckpt_path: last, best, or a checkpoint file of the run.
+        ckpt_path: the model of the last round, of the best by validation, the average of
+            AveragedModel (last, best or average), or that of a checkpoint file of the run.
     """
-    which = _which(last, best, average, ckpt_path)
     if input is None:
         require(output is None, "output", "needs --input FILE_OR_FOLDER")
-        require(not average, "average", "needs --input; for the test set, metrics.csv has it")
-        return _with_trainer("predict", [run, "--ckpt_path", which, *settings])
+        return _with_trainer("predict", [run, "--ckpt_path", ckpt_path, *settings])
     from fedgkd_pl.experiments.trained import load_run, predict_files, show
 
     source = Path(input).expanduser()
     require(source.exists(), "input", "there is no such file or folder", input)
     file = output or f"{source.resolve().name}.predictions.csv"
-    show(predict_files(load_run(run, which, settings=settings), source, file))
+    show(predict_files(load_run(run, ckpt_path, settings=settings), source, file))
     print(f"wrote {file}")
     return None
 
@@ -101,7 +94,7 @@ def partition(settings: list[str], export: str | None = None) -> None:
 
 def configs() -> None:
     """List the configurations that come with the package."""
-    from fedgkd_pl.config.files import available
+    from fedgkd_pl.config.request import available
 
     found = available()
     for name, text in found.items():
@@ -205,10 +198,7 @@ def export(
     run: str,
     settings: list[str],
     format: Format = "safetensors",
-    last: bool = False,
-    best: bool = False,
-    average: bool = False,
-    ckpt_path: str | None = None,
+    ckpt_path: str = "last",
     output: str | None = None,
 ) -> None:
     """Write a run's model as safetensors, ONNX, TorchScript or torch.export.
@@ -219,16 +209,13 @@ def export(
     Args:
         run: the folder of a run, finished or stopped.
         format: weights alone (safetensors), or the net itself.
-        last: the model of the last round, which is the default.
-        best: that of the best round by validation.
-        average: that of AveragedModel.
-        ckpt_path: last, best, or a checkpoint file of the run.
+        ckpt_path: the model of the last round, of the best by validation, the average of
+            AveragedModel (last, best or average), or that of a checkpoint file of the run.
         output: the file; model.… in the run's folder by default.
     """
     from fedgkd_pl.experiments.trained import export
 
-    which = _which(last, best, average, ckpt_path)
-    print(f"wrote {export(run, format, which, output, settings)}")
+    print(f"wrote {export(run, format, ckpt_path, output, settings)}")
 
 
 def new(folder: str) -> None:
@@ -350,7 +337,7 @@ def _with_trainer(command: str, settings: list[str]) -> None:
     """Runs a command of the Trainer; or prints its help, by default the common flags alone."""
     asks = bool({*HELP} & {*settings})
     if asks:
-        from fedgkd_pl.config.help import short_help
+        from fedgkd_pl.config.messages import short_help
 
         print(short_help(command))
     if not asks or settings[-1] in ("all", "--help=all"):
@@ -359,11 +346,3 @@ def _with_trainer(command: str, settings: list[str]) -> None:
 
         words = ["--help"] if asks else settings
         getattr(build_request(read_request(command, words)), command)()
-
-
-def _which(last: bool, best: bool, average: bool, ckpt_path: str | None) -> str:
-    """The model that the flags choose."""
-    flags = {"last": last, "best": best, "average": average, ckpt_path or "": bool(ckpt_path)}
-    chosen = [name for name, is_on in flags.items() if is_on]
-    require(len(chosen) <= 1, "ckpt_path", "must be one model", " and ".join(chosen))
-    return (chosen or ["last"])[0]

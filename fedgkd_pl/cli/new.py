@@ -7,7 +7,6 @@ nothing takes them for modules of this package.
 import os
 import re
 import shlex
-import shutil
 import sys
 from importlib.util import find_spec
 from keyword import iskeyword
@@ -30,21 +29,14 @@ def new_project(folder: str) -> None:
     """
     target = Path(os.path.abspath(folder))
     module = module_of(target.name if folder else "")
-    there = os.path.lexists(target)
-    empty = not there or (target.is_dir() and not any(target.iterdir()))
+    empty = target.is_dir() and not any(target.iterdir())
+    empty = empty or not os.path.lexists(target)
     require(empty, "folder", "there is one already, and it is not empty", folder)
     target.mkdir(parents=True, exist_ok=True)
-    try:
-        for name, text in project_files(target.name, module).items():
-            write_text(target / name, text)
-    except BaseException:  # a full disk, or Ctrl-C: no half project stays
-        for each in [*target.iterdir()] if there else [target]:
-            shutil.rmtree(each) if each.is_dir() else each.unlink()
-        raise
+    for name, text in project_files(target.name, module).items():
+        write_text(target / name, text)
     print(f"wrote {folder}; net.py, data.py and method.py in {module}/ are yours to change\n")
-    here = Path.cwd()
-    place = target.relative_to(here) if target.is_relative_to(here) else target
-    change = [f"cd {shlex.quote(str(place))}"] * (target != here)
+    change = [f"cd {shlex.quote(folder)}"] * (target != Path.cwd())
     train = f"fedgkd-pl fit --import {module} --config config.yaml"
     study = f"fedgkd-pl compare study.yaml --import {module}"
     test = "pytest" if find_spec("pytest") else "pip install pytest && pytest"

@@ -25,9 +25,7 @@ def show_partition(data: FederatedDataModule, folder: Path, exported: Path | Non
 
     ``exported`` gets who owns which sample, for ``FromFile``.
     """
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
+    import pandas as pd
 
     text = "cannot be exported: FromFile takes all samples of a client and draws this part anew"
     for split, fraction in data.client_fractions.items():
@@ -38,21 +36,19 @@ def show_partition(data: FederatedDataModule, folder: Path, exported: Path | Non
     counts, figures = summary["counts"], summary["heterogeneity"]
     classes = summary["num_classes"]
     names = [str(name) for name in data.class_names or range(classes)][:WIDTH]
-    table = Table(title=f"{data.name}: samples{' of each class' if classes else ''}, by client")
-    effective_column = ["effective classes"] if classes else []
     owners = _owners(data)
-    for name in ("client", *(["owner"] if owners else []), "samples", *effective_column, *names):
-        table.add_column(escape(name), justify="right")
+    columns = ["owner"] * bool(owners) + ["samples"] + ["effective classes"] * bool(classes) + names
+    rows = []
     for client, row in enumerate(counts[:SHOWN]):
-        effective = f"{effective_classes([row])[0]:.1f}" if sum(row) else "-"
-        cells = [str(count) if count else "·" for count in row[: len(names)]]
-        cells = [str(sum(row)), *([effective] if classes else []), *cells]
-        table.add_row(str(client), *map(escape, owners[client : client + 1]), *cells)
-    width = 60 + max(map(len, owners), default=0) + sum(max(6, len(name) + 3) for name in names)
-    console = Console(width=None if Console().is_terminal else width)
-    console.print(table)
+        spread = f"{effective_classes([row])[0]:.1f}" if sum(row) else "-"
+        numbers = [sum(row), *([spread] if classes else [])]
+        cells = [count or "·" for count in row[: len(names)]]
+        rows.append([*owners[client : client + 1], *numbers, *cells])
+    table = pd.DataFrame(rows, columns=columns)
+    print(f"{data.name}: samples{' of each class' if classes else ''}, by client")
+    print(table.rename_axis("client", axis=1).to_string())
     if len(counts) > SHOWN or classes > WIDTH:
-        console.print(f"(the first {SHOWN} of {len(counts)} clients, {WIDTH} of {classes} classes)")
+        print(f"(the first {SHOWN} of {len(counts)} clients, {WIDTH} of {classes} classes)")
     effective = f"{figures['effective_classes']:.2f} of {classes} per client"
     apart = f"{figures['total_variation']:.3f} from all labels (0 alike, 1 apart)"
     skew = {"effective classes": effective, "total variation": apart}
@@ -69,7 +65,7 @@ def show_partition(data: FederatedDataModule, folder: Path, exported: Path | Non
         f"σ {figures['size_std']:.0f}",
     }
     for name, text in lines.items():
-        console.print(f"{name:<22}{text}", highlight=False)
+        print(f"{name:<22}{text}")
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / data.name
     target.with_suffix(".json").write_text(json.dumps(summary) + "\n", encoding="utf-8")
@@ -78,7 +74,7 @@ def show_partition(data: FederatedDataModule, folder: Path, exported: Path | Non
     chart = bubble_chart(counts, title, data.class_names)
     for suffix in (".png", ".svg"):
         chart.savefig(target.with_suffix(suffix), dpi=150)
-    console.print(f"wrote {target}.json, .png and .svg", highlight=False)
+    print(f"wrote {target}.json, .png and .svg")
     if exported is not None:
         data.export_partition(exported)
-        console.print(f"wrote {exported}: data.partition FromFile reads it", highlight=False)
+        print(f"wrote {exported}: data.partition FromFile reads it")

@@ -1,15 +1,21 @@
-"""jsonargparse's errors, a tree of lines, as one line with the key and the library's reason."""
+"""What a user reads: the short help, and errors as one line with the key and a reason.
+
+jsonargparse's errors are a tree of lines, of which the innermost says what is wrong.
+"""
 
 import re
 from collections.abc import Collection
 from difflib import get_close_matches
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from fedgkd_pl.errors import ArgumentError, SettingError
-from fedgkd_pl.runs.settings import short
+from fedgkd_pl.runs.folder import short
 from fedgkd_pl.storage.files import printable
 
+TEXT = (Path(__file__).parent / "help.txt").read_text(encoding="utf-8")
+COMMON = tuple(re.findall(r"^  --([\w.]+)", TEXT, re.MULTILINE))
 # Lines of the tree that say where the parser was, not what is wrong.
 NOISE = (
     *("Subtypes:", "Errors:", "Does not validate", "Expected a path but", "Problem with given"),
@@ -102,3 +108,12 @@ def setting_error(error: Exception, settings: dict[str, Any]) -> SettingError:
     having = [key for key in found if found[key]]
     keys = having if len(having) == 1 else [*found]
     return SettingError(keys[0] if len(keys) == 1 else ours.key, ours.reason, ours.got)
+
+
+def short_help(command: str) -> str:
+    """The flags that most runs need."""
+    usage, text = "--config FILE [--KEY VALUE ...]", TEXT
+    if command != "fit":
+        usage = "RUN [--ckpt_path last|best|FILE] [--KEY VALUE ...]"
+        text = re.sub(r"  --\w+ .*  fit: .*\n", "", text)
+    return text.replace("  fit: ", "  ").format(command=command, usage=usage).rstrip()

@@ -4,22 +4,27 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from fedgkd_pl.config import strict_yaml
+import yaml
 from fedgkd_pl.config.messages import argument_error, setting_error
 from fedgkd_pl.config.request import Request
 from fedgkd_pl.config.safety import check_names, confined, import_parts, parts
 from fedgkd_pl.data.datamodule import FederatedDataModule
-from fedgkd_pl.errors import ArgumentError, SettingError, require
+from fedgkd_pl.errors import ArgumentError, RunFailed, SettingError, StorageError, require
 from fedgkd_pl.federation.server import FederatedServer
-from fedgkd_pl.runs.folder import RunFolder
+from fedgkd_pl.runs.folder import RunFolder, fixed_settings, flatten, short
 from fedgkd_pl.runs.resume import BestRound
-from fedgkd_pl.runs.settings import flatten, short
+from fedgkd_pl.storage.files import read_yaml
 from jsonargparse import ActionYesNo, Namespace
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from typing_extensions import override
 
-TRAINER_DEFAULTS = {"devices": 1, "log_every_n_steps": 1, "num_sanity_val_steps": 0}
+TRAINER_DEFAULTS = {
+    "devices": 1,
+    "enable_model_summary": False,  # its FLOPs and modes are not the clients'
+    "log_every_n_steps": 1,
+    "num_sanity_val_steps": 0,
+}
 CHECKPOINT_DEFAULTS = {
     "checkpoint.monitor": "val/acc",
     "checkpoint.mode": "max",
@@ -40,13 +45,13 @@ class Parser(LightningArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> Any:
         if not self.exit_on_error:  # the parser of a nested class: the outer one reports
             super().error(message, ex)
-        from fedgkd_pl.config.help import COMMON
+        from fedgkd_pl.config.messages import COMMON
 
         raise argument_error(message, [*COMMON, *(action.dest for action in self._actions)])
 
     @override
     def parse_path(self, path: Any, *args: Any, **kwargs: Any) -> Any:
-        _check_file(strict_yaml.read(str(path)))
+        _check_file(read_yaml(str(path)))
         try:
             settings = super().parse_path(path, *args, **kwargs)
         except ArgumentError as error:  # in this file, whatever later ones and flags say
@@ -88,7 +93,9 @@ def _check_values(settings: Namespace) -> None:
 
 
 class Parsed(LightningCLI):
-    """The settings of a request and, in subclasses, the objects that they describe.
+    """The settings of a request and the objects that they describe.
+
+    Errors of constructors have whole keys.
 
     Building the parser takes about a second, and it is the same for every request of a command:
     the first one is kept.
@@ -158,3 +165,19 @@ class Parsed(LightningCLI):
             raise setting_error(error, {}) from error
         check_names(self.config, self.request.modules)
         _check_values(self.config)
+
+    @override
+    def instantiate_classes(self) -> None:
+        text = self.parser.dump(self.config, skip_unset=False, format="yaml", skip_validation=True)
+        self.settings: dict[str, Any] = yaml.safe_load(text)
+        self.fixed = fixed_settings(self.settings)  # those that decide the result, by dotted key
+        try:
+            self.make()
+        except (OSError, RunFailed, StorageError):
+            raise
+        except Exception as error:  # a constructor may not expect what it is given
+            raise setting_error(error, flatten(self.settings)) from error
+
+    def make(self) -> None:
+        """Makes the objects."""
+        super().instantiate_classes()

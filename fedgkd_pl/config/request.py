@@ -1,18 +1,119 @@
-"""What a command asks for: the user's modules, config files, a run to go on with."""
+"""What a command asks for: the user's modules, config files, a run to go on with.
+
+Of the configs that come with the package, a run is a protocol (``protocols/cifar10.yaml``: data,
+net, optimizer, rounds) and a method (``methods/moon.yaml``); ``cifar10_moon`` and ``cifar10/moon``
+name both, as with ``.yaml``.
+"""
 
 import importlib
+import json
 import os
 import sys
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
+from itertools import product
 from os.path import isfile  # Path.is_file raises on very long names
 from pathlib import Path
-from traceback import extract_tb
 
-from fedgkd_pl.config.files import expand
 from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.methods import discover, title_of
 from fedgkd_pl.runs.folder import CONFIG, RunFolder
+from fedgkd_pl.storage.files import read_yaml
+
+PROTOCOLS, METHODS, TUNED = "protocols", "methods", "tuned.yaml"
+
+
+def folder() -> Path:
+    """Where they are: inside the installed package, or beside it in a checkout."""
+    package = Path(__file__).parents[1]
+    inside = package / "configs"
+    return inside if inside.is_dir() else package.parent / "configs"
+
+
+def available() -> dict[str, str]:
+    """The names of the files, each with the first line of its header."""
+    files = sorted(folder().rglob("*.yaml"))
+    names = [file.relative_to(folder()).as_posix() for file in files]
+    headers = [file.read_text(encoding="utf-8").splitlines()[0].lstrip("# ") for file in files]
+    return dict(zip(names, headers, strict=True))
+
+
+def pairs() -> dict[str, tuple[Path, Path]]:
+    """The files of every protocol with every method, by ``<protocol>_<method>``."""
+    every = product(*(sorted((folder() / part).glob("*.yaml")) for part in (PROTOCOLS, METHODS)))
+    return {f"{protocol.stem}_{method.stem}": (protocol, method) for protocol, method in every}
+
+
+def methods() -> dict[str, str]:
+    """The config of every method by its title, in the order of their colours."""
+    configs = {}
+    for file in sorted((folder() / METHODS).glob("*.yaml")):
+        name = str(read_yaml(str(file))["model"]["class_path"]).rpartition(".")[2]
+        configs[name] = f"{METHODS}/{file.name}"
+    order = [name for name in discover() if name in configs]
+    return {title_of(name): configs[name] for name in dict.fromkeys([*order, *configs])}
+
+
+def resolve(name: str, key: str = "config") -> list[str]:
+    """The files of a ``--config``, in their order: a path as it is, or ours by their name."""
+    require(not os.path.isdir(name), key, "is a folder", name)
+    if os.path.exists(name):
+        return [name]
+    both = pairs()
+    for ours in (folder() / name, folder() / f"{name}.yaml"):
+        if os.path.isfile(ours):
+            return [str(ours)]
+    pair = name.removesuffix(".yaml").replace("/", "_")
+    if pair in both:
+        return [str(file) for file in both[pair]]
+    known = [*available(), *(f"{pair}.yaml" for pair in both), *map(str, Path().glob("*.y*ml"))]
+    near = get_close_matches(name, known, n=1, cutoff=0.75)
+    hint = f", did you mean {near[0]}?" if near else ""
+    raise SettingError(key, f"no such file{hint} (fedgkd-pl configs lists ours)", name)
+
+
+def expand(argv: Sequence[str]) -> list[str]:
+    """The arguments of a command with files for the names after ``--config``.
+
+    After a protocol and a method come what they take only together (``tuned.yaml``) and, unless
+    the arguments have one, a name for the run.
+    """
+    expanded: list[str] = []
+    protocol = ""
+    named = any(word.partition("=")[0] == "--name" for word in argv)
+    waiting = iter(argv)
+    for word in waiting:
+        if word not in ("-c", "--config") and not word.startswith("--config="):
+            expanded.append(word)
+            continue
+        name = word.partition("=")[2] if "=" in word else next(waiting, "")
+        run = ""
+        for file in resolve(name):
+            expanded += ["--config", file]
+            category, stem = _ours(file)
+            if category == PROTOCOLS:
+                protocol = run = stem
+            elif category == METHODS and protocol:
+                expanded += _tuned(protocol, stem)
+                as_typed = name.removesuffix(".yaml").endswith(f"{protocol}/{stem}")
+                run = f"{protocol}{'/' if as_typed else '_'}{stem}"
+        if run and not named:
+            expanded += ["--name", run]
+    return expanded
+
+
+def _ours(file: str) -> tuple[str, str]:
+    """The folder and the name of one of our configs; of any other, empty texts."""
+    path = Path(os.path.abspath(file))
+    return (path.parent.name, path.stem) if path.parent.parent == folder() else ("", "")
+
+
+def _tuned(protocol: str, method: str) -> Iterator[str]:
+    for key, value in read_yaml(str(folder() / TUNED)).get(method, {}).get(protocol, {}).items():
+        yield from (f"--{key}", value if isinstance(value, str) else json.dumps(value))
+
 
 EVALUATES = ("validate", "test", "predict")
 OTHERS = "belongs to another user: add --trust if you trust its content"
@@ -48,9 +149,7 @@ def read_request(command: str, argv: Sequence[str], modules: Sequence[str] = ())
         text = f"unexpected argument: settings are written --KEY VALUE, such as --config {first}"
         require(command in EVALUATES, "config", text, first)
         run = open_run("run", first)
-        parser.add_argument("--last", dest="which", action="append_const", const="last")
-        parser.add_argument("--best", dest="which", action="append_const", const="best")
-        parser.add_argument("--ckpt_path", dest="which", action="append", nargs="?", const="")
+        parser.add_argument("--ckpt_path", default="last", nargs="?", const="")
     elif command == "fit":
         parser.add_argument("--resume", nargs="?", const="")
     own, flags = parser.parse_known_args(words)
@@ -65,9 +164,7 @@ def read_request(command: str, argv: Sequence[str], modules: Sequence[str] = ())
     elif run is not None:
         from fedgkd_pl.runs.resume import checkpoint_of  # which imports torch
 
-        which = own.which or ["last"]
-        require(len(which) == 1, "ckpt_path", "must be one model", " and ".join(which))
-        flags += ["--ckpt_path", str(checkpoint_of(run, which[0]))]
+        flags += ["--ckpt_path", str(checkpoint_of(run, own.ckpt_path))]
     if run is not None:
         flags = ["--config", str(run.config), *flags]
     return Request(command, expand(flags), run, resumes, tuple(modules))
@@ -85,14 +182,12 @@ def open_run(key: str, path: str) -> RunFolder:
 
 def import_module_of_user(module: str, folder: Path | None = None) -> str:
     """Imports the user's module, so that a config may name its classes; gives its name back."""
-    home = folder or Path.cwd()
-    sys.path.insert(0, str(home))
+    sys.path.insert(0, str(folder or Path.cwd()))
     is_name = all(map(str.isidentifier, module.split(".")))
     require(is_name, "import", "must be the name of a module", module)
     try:
         importlib.import_module(module)
     except Exception as error:  # it is the user's code
-        frames = [each for each in extract_tb(error.__traceback__) if str(home) in each.filename]
-        place = f" (line {frames[-1].lineno} of {Path(frames[-1].filename).name})" if frames else ""
-        raise SettingError("import", f"{type(error).__name__}: {error}{place}", module) from error
+        text = f"{type(error).__name__}: {error} (--debug shows where)"
+        raise SettingError("import", text, module) from error
     return module

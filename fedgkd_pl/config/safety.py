@@ -21,8 +21,8 @@ import fedgkd_pl
 import torch
 import torchmetrics
 import yaml
-from fedgkd_pl.config import strict_yaml
 from fedgkd_pl.errors import SettingError
+from fedgkd_pl.storage.files import load_yaml
 from jsonargparse import (
     Namespace,
     _common,
@@ -160,7 +160,7 @@ def import_parts(text: str) -> None:
 
 def _load(text: str) -> Any:
     import_parts(text)
-    return strict_yaml.load(text)
+    return load_yaml(text)
 
 
 def _theirs() -> Iterator[Any]:

@@ -1,17 +1,36 @@
-"""The interface between methods and engines, which know nothing else of each other."""
+"""What methods and engines know of each other, and the engine of one machine.
 
+For engines that train in other processes there is their worker: a Trainer that is kept, and answers
+as bytes.
+"""
+
+import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from fedgkd_pl.data.partition import largest_first
 from fedgkd_pl.errors import installs, require
-from fedgkd_pl.federation.client_trainer import Job
-from fedgkd_pl.federation.message import Answer, Message, Specs
+from fedgkd_pl.federation.client_trainer import ClientTrainer, Job, quiet
+from fedgkd_pl.federation.hardware import keep_memory, threads
+from fedgkd_pl.federation.message import (
+    Answer,
+    ClientFailure,
+    ClientUpdate,
+    Message,
+    Specs,
+    State,
+    decode_state,
+    failure,
+    plain_seconds,
+)
 from fedgkd_pl.storage.recorded import Recorded
+from typing_extensions import override
 
 if TYPE_CHECKING:
     from fedgkd_pl.federation.server import FederatedServer
@@ -96,3 +115,129 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+class Worker:
+    """Trains one client after the other; an error, also of ``load`` (the job), is an answer."""
+
+    def __init__(self, load: Callable[[], Job]) -> None:
+        self.load = load
+        self.trainer: ClientTrainer | None = None
+
+    def prepare(self) -> None:
+        """Makes the Trainer; what goes wrong is the answer of the next client."""
+        with suppress(Exception):
+            self._ready()
+
+    def close(self) -> None:
+        """Ends the Trainer; the next client gets another."""
+        if self.trainer is not None:
+            self.trainer.close()
+        self.trainer = None
+
+    def train(self, message: Message, client: int, state: bytes, part: bytes = b"") -> bytes:
+        """The answer of a client, for :func:`read`.
+
+        Args:
+            state: what it kept, encoded.
+            part: its examples' content, encoded, if the job does not have it.
+        """
+        try:
+            trainer = self._ready()
+            if part:
+                data, own = trainer.data, decode_state(part)
+                trainer.load_data(data.only(client, data.examples.filled(own)))
+            return b"=" + trainer.update(message, client, decode_state(state)).encode()
+        except Exception as error:  # a user's net or loss may fail in any way
+            self.close()  # nothing of the failed fit stays
+            failed = failure(client, error)
+            return b"!" + json.dumps([failed.reason, failed.traceback]).encode()
+
+    def _ready(self) -> ClientTrainer:
+        self.trainer = self.trainer or ClientTrainer(self.load())
+        return self.trainer
+
+
+def read(answer: bytes, client: int, took: float) -> Answer:
+    """The answer of :meth:`Worker.train`, decoded; ``took``: seconds of training and transfer."""
+    try:
+        if answer[:1] == b"!":
+            reason, traceback = json.loads(answer[1:])
+            return ClientFailure(client, str(reason), str(traceback))
+        update = ClientUpdate.decode(answer[1:])
+    except Exception as error:  # bytes may be anything
+        failed = failure(client, error)
+        return replace(failed, reason=f"its answer cannot be read: {failed.reason}")
+    if update.client != client:  # for whose answer the round would wait for ever
+        return ClientFailure(client, f"answers as client {update.client!r:.50}, not as itself")
+    update.seconds = plain_seconds(update.seconds)
+    update.seconds["transfer"] = max(0.0, took - sum(update.seconds.values()))
+    return update
+
+
+class LocalEngine(Engine):
+    """Trains the clients of a round on this machine.
+
+    Two processes of one thread train two clients faster than one process of two threads, and a
+    fixed number of threads per client keeps the results the same on every machine.
+
+    Args:
+        workers: 1 trains in this process; n in a pool of n processes; ``auto`` takes one per
+            client of a cohort as far as there are cores, or GPUs (accelerators of any kind) if
+            the Trainer uses them.
+        threads: intra-op threads of each client's training; another number gives other rounding.
+        timeout: seconds that a client may take, after which it is left out of the round.
+    """
+
+    def __init__(
+        self,
+        workers: int | Literal["auto"] = "auto",
+        threads: int = 1,
+        timeout: float | None = None,
+    ) -> None:
+        super().__init__(threads, timeout)
+        require(workers == "auto" or int(workers) >= 1, "workers", "must be auto or ≥ 1", workers)
+        self.workers = workers
+
+    @override
+    def open(self, job: Job, cohort_size: int) -> Session:
+        keep_memory()  # for evaluation, too
+        if self.workers != "auto":
+            workers = self.workers
+        else:
+            on_cpu = job.device.type == "cpu"
+            slots = cores() // self.threads if on_cpu else devices_like(job.device)
+            workers = max(1, min(slots, cohort_size))
+        if workers == 1 and self.timeout is None:  # only another process can be stopped
+            return InProcessSession(job, self.threads)
+        from fedgkd_pl.engines.pool import PoolSession
+
+        return PoolSession(job, workers, self.threads, self.timeout)
+
+
+class InProcessSession(Session):
+    """One client after the other in this process, with ``threads`` intra-op threads."""
+
+    def __init__(self, job: Job, threads: int) -> None:
+        self.job = job
+        self.threads = threads
+        self.trainer = ClientTrainer(job)
+
+    @override
+    def run(self, message: Message, cohort: Sequence[int]) -> Iterator[Answer]:
+        for client in schedule(self.job, cohort):
+            with threads(self.threads), quiet():  # not while the answer is used
+                answer = self._train(message, client, self.job.states.get(client, {}))
+            yield answer
+
+    @override
+    def close(self) -> None:
+        self.trainer.close()
+
+    def _train(self, message: Message, client: int, state: State) -> Answer:
+        try:
+            return self.trainer.update(message, client, state)
+        except Exception as error:  # a user's net or loss may fail in any way
+            self.trainer.close()
+            self.trainer = ClientTrainer(self.job)  # nothing of the failed fit stays
+            return failure(client, error)

@@ -22,13 +22,12 @@ from typing import IO, Any, cast
 import cloudpickle
 import torch
 from fedgkd_pl.data.examples import Examples
-from fedgkd_pl.engines.base import Session, devices_like, schedule
-from fedgkd_pl.engines.worker import Worker, read
+from fedgkd_pl.engines.base import Session, Worker, devices_like, read, schedule
 from fedgkd_pl.errors import SettingError, StorageError
 from fedgkd_pl.federation.client_trainer import Job, quiet
 from fedgkd_pl.federation.hardware import numerics, set_numerics
 from fedgkd_pl.federation.message import Answer, ClientFailure, Message, encode_state
-from fedgkd_pl.processes.signals import STOPS
+from fedgkd_pl.processes.command import STOPS
 from fedgkd_pl.processes.start import context, end_with_parent, may_be_forked, without_main
 from torch import Tensor
 from typing_extensions import override

@@ -22,8 +22,7 @@ from unittest.mock import patch
 
 import cloudpickle
 import torch
-from fedgkd_pl.engines.base import Engine, Session, cores, needs, schedule
-from fedgkd_pl.engines.worker import Worker, read
+from fedgkd_pl.engines.base import Engine, Session, Worker, cores, needs, read, schedule
 from fedgkd_pl.errors import RunFailed, SettingError, require
 from fedgkd_pl.federation.client_trainer import Job, quiet
 from fedgkd_pl.federation.hardware import keep_memory, numerics, set_numerics
@@ -109,10 +108,7 @@ class RayEngine(Engine):
     def open(self, job: Job, cohort_size: int) -> Session:
         """Starts actors on the cluster that :meth:`check` has joined."""
         keep_memory()  # for evaluation
-        gpus = self.gpus_of_worker(job.device)
-        if not gpus and job.device.type != "cpu":
-            log.warning("engine.gpus is 0: clients train on CPUs, not on %s", job.device.type)
-        return RaySession(self, job, cohort_size, gpus)
+        return RaySession(self, job, cohort_size, self.gpus_of_worker(job.device))
 
     def gpus_of_worker(self, server: torch.device) -> float:
         """The GPUs of a worker, given where the server computes."""

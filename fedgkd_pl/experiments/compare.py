@@ -27,13 +27,13 @@ from fedgkd_pl.experiments.report import write_page
 from fedgkd_pl.experiments.runs import Run, read_run, round_of
 from fedgkd_pl.experiments.study import Cell, Study, make_study, read_study
 from fedgkd_pl.experiments.tables import Results, Table, every_run, make_tables
-from fedgkd_pl.processes.signals import Interrupted, Stopped
+from fedgkd_pl.processes.command import Interrupted, Stopped
 from fedgkd_pl.processes.start import context, end_with_parent, without_main
-from fedgkd_pl.runs.folder import LAST, LOG, SUMMARY, RunFolder, how_to_look
+from fedgkd_pl.runs.folder import LAST, LOG, METRICS, SUMMARY, RunFolder, how_to_look
 from fedgkd_pl.storage.files import lock, write_text
 
 if TYPE_CHECKING:
-    from fedgkd_pl.config.experiment import Experiment
+    from fedgkd_pl.config.build import Experiment
 
 OURS = ("--resume", "--ckpt_path", "--name", "--print_config", "--trainer.fast_dev_run")
 # imported once for the processes of all cells
@@ -130,7 +130,7 @@ class Task:
     @property
     def done(self) -> int:
         """How many rounds are done."""
-        file = RunFolder(self.folder).metrics
+        file = self.folder / METRICS
         return len(file.read_text().splitlines()) - 1 if file.exists() else 0
 
     def say(self) -> None:
@@ -238,12 +238,12 @@ def _mark_done(tasks: list[Task]) -> None:
 
 def _look_at_all(cells: list[Cell], folders: list[Path]) -> list[int] | str:
     """In a process of its own: the rounds of every cell, or what is wrong with one."""
-    from fedgkd_pl.config import strict_yaml
     from fedgkd_pl.config.build import build_request
     from fedgkd_pl.config.request import read_request
     from fedgkd_pl.processes.command import quiet_libraries
+    from fedgkd_pl.runs.folder import fixed_settings
     from fedgkd_pl.runs.resume import compare_settings
-    from fedgkd_pl.runs.settings import fixed_settings
+    from fedgkd_pl.storage.files import read_yaml
 
     quiet_libraries()
     looked: dict[tuple[str, ...], tuple[int, dict[str, Any]]] = {}
@@ -258,7 +258,7 @@ def _look_at_all(cells: list[Cell], folders: list[Path]) -> list[int] | str:
             asked, settings = looked[cell.words]
             rounds.append(asked)
             if begun.is_begun():
-                saved = fixed_settings(strict_yaml.read(str(begun.config)))
+                saved = fixed_settings(read_yaml(str(begun.config)))
                 compare_settings(saved, settings | {"seed_everything": cell.seed})
             if experiment and finished_run_or_none(folder):
                 _check_data(experiment, begun)

@@ -12,7 +12,7 @@ from fedgkd_pl.experiments.runs import Group, Run, Runs, make_groups, natural, r
 from fedgkd_pl.plots import figures
 from fedgkd_pl.plots.style import FORMATS, save
 from fedgkd_pl.runs import folder
-from fedgkd_pl.runs.accuracy import AVERAGE
+from fedgkd_pl.runs.folder import AVERAGE_ACC
 from fedgkd_pl.storage.files import printable
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ NET_ACC = "_test_acc"  # what the names of NetAccuracy's columns, nets/…, end 
 CLASSES = 2_000  # of a confusion matrix
 LABELS = {
     "test/acc": "test accuracy, %",
-    AVERAGE: "test accuracy of the average, %",
+    AVERAGE_ACC: "test accuracy of the average, %",
     "test/loss": "test loss",
 }
 
@@ -180,7 +180,7 @@ def _rows(run: Run, name: str, how: str, *columns: str) -> pd.DataFrame:
 
 OF_GROUPS: dict[str, Callable[[Sequence[Group]], "Figure"]] = {
     "curves": learning_curves,
-    "average": partial(learning_curves, column=AVERAGE),
+    "average": partial(learning_curves, column=AVERAGE_ACC),
     "participation": participation,
     "features": features,
     "tasks": tasks,

@@ -11,15 +11,12 @@ from typing import Any
 
 from fedgkd_pl.callbacks.client_evaluation import scores_of_all
 from fedgkd_pl.callbacks.evaluate import SplitRunner
-from fedgkd_pl.config.build import build_request
-from fedgkd_pl.config.experiment import Experiment
-from fedgkd_pl.config.request import read_request
-from fedgkd_pl.engines.base import schedule
-from fedgkd_pl.engines.local import LocalEngine
+from fedgkd_pl.config.build import Experiment, build_request
+from fedgkd_pl.config.request import open_run, read_request
+from fedgkd_pl.engines.base import LocalEngine, schedule
 from fedgkd_pl.errors import RunFailed, require
 from fedgkd_pl.experiments.draw import personalized
 from fedgkd_pl.experiments.runs import Run
-from fedgkd_pl.experiments.trained import open_run
 from fedgkd_pl.federation import message as messages
 from fedgkd_pl.federation.checks import check_resumed, task_of
 from fedgkd_pl.federation.client_trainer import Job
@@ -74,7 +71,7 @@ def personalize(
     """
     require(epochs is None or epochs >= 1, "epochs", "must be at least 1", epochs)
     require(lr is None or (lr > 0 and isfinite(lr)), "lr", "must be positive", lr)
-    folder = open_run(run)
+    folder = open_run("run", str(run))
     output = folder.path if output_dir is None else Path(output_dir)
     require(output.is_dir() or not output.exists(), "output_dir", "is not a folder", str(output))
     experiment = _load(folder, ckpt_path, settings)

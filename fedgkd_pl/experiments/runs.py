@@ -17,9 +17,17 @@ import pandas as pd
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.experiments.paper import PaperRow, differences, paper_row
 from fedgkd_pl.methods import title_of
-from fedgkd_pl.runs.accuracy import AVERAGE, average_summary
-from fedgkd_pl.runs.folder import CONFIG, METRICS, PARTITION, SUMMARY, RunFolder
-from fedgkd_pl.runs.settings import fixed_settings, flatten
+from fedgkd_pl.runs.folder import (
+    AVERAGE_ACC,
+    CONFIG,
+    METRICS,
+    PARTITION,
+    SUMMARY,
+    RunFolder,
+    average_summary,
+    fixed_settings,
+    flatten,
+)
 from fedgkd_pl.storage.files import MB, printable, read_json
 
 if TYPE_CHECKING:
@@ -125,7 +133,7 @@ class Run:
     @property
     def has_average(self) -> bool:
         """Whether it has an averaged model, of :class:`~fedgkd_pl.AveragedModel`."""
-        return AVERAGE in self.frame
+        return AVERAGE_ACC in self.frame
 
     @cached_property
     def partition(self) -> dict[str, Any]:
@@ -148,11 +156,11 @@ class Run:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """All settings, nested; empty where the run does not say."""
-        from fedgkd_pl.config import strict_yaml
+        from fedgkd_pl.storage.files import read_yaml
 
         file = self.folder / CONFIG
         with reading(file):
-            return strict_yaml.read(str(file)) if file.exists() else {}
+            return read_yaml(str(file)) if file.exists() else {}
 
     @cached_property
     def facts(self) -> dict[str, Any]:
@@ -220,7 +228,7 @@ class Run:
 
     def _tested_column(self, measure: str) -> str:
         if measure.startswith(OF_AVERAGE):
-            return AVERAGE
+            return AVERAGE_ACC
         return "test/loss" if self.has_loss_only else "test/acc"
 
     @property

@@ -13,7 +13,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from fedgkd_pl.config.files import methods, resolve
+from fedgkd_pl.config.request import methods, resolve
 from fedgkd_pl.errors import require
 
 Settings = Mapping[str, Any]  # dotted keys, as `fedgkd-pl fit` takes them; `config` names files
@@ -100,10 +100,10 @@ class Study:
 
 def read_study(path: str) -> Study:
     """A study file, checked."""
-    from fedgkd_pl.config import strict_yaml
+    from fedgkd_pl.storage.files import read_yaml
 
     file = resolve(path, "study")[0]
-    content = strict_yaml.read(file)
+    content = read_yaml(file)
     is_config = "axes" not in content and {"model", "data"} & content.keys()
     require(not is_config, "study", "is a config: fedgkd-pl fit --config runs it", path)
     first = Path(file).read_text(encoding="utf-8").partition("\n")[0]

@@ -9,16 +9,16 @@ import numpy as np
 import pandas as pd
 import torch
 from fedgkd_pl.callbacks.export import FILES, Format, exported
-from fedgkd_pl.config import strict_yaml
 from fedgkd_pl.config.build import build_model
+from fedgkd_pl.config.request import open_run
 from fedgkd_pl.data.inputs import ImageInputs, RawInputs, TableInputs, TextInputs
 from fedgkd_pl.data.sources.folders import ENDINGS
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.experiments.runs import reading
 from fedgkd_pl.federation.checks import Task
 from fedgkd_pl.federation.own_module import has_outputs, outputs_of
-from fedgkd_pl.runs.folder import CONFIG, RunFolder
-from fedgkd_pl.runs.inputs import read_model
+from fedgkd_pl.runs.files import read_model
+from fedgkd_pl.runs.folder import AVERAGE, MODEL, RunFolder, fixed_settings
 from fedgkd_pl.runs.resume import (
     check_net,
     check_settings,
@@ -26,8 +26,7 @@ from fedgkd_pl.runs.resume import (
     compare_settings,
     load_checkpoint,
 )
-from fedgkd_pl.runs.settings import fixed_settings
-from fedgkd_pl.storage.files import commit, printable, write_text
+from fedgkd_pl.storage.files import commit, printable, read_yaml, write_text
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -122,7 +121,7 @@ def load_run(
         imports: your modules, where the net or the method is yours.
         settings: further flags of ``fedgkd-pl fit`` that do not decide the result.
     """
-    home = open_run(folder)
+    home = open_run("run", str(folder))
     settings = [*(word for module in imports for word in ("--import", module)), *settings]
     model = read_model(home.path)
     net = load_net(home, which, settings, model.encoder)
@@ -137,7 +136,7 @@ def load_net(
     encoder: dict[str, Any] | None = None,
 ) -> nn.Module:
     """A run's net with its weights, in eval mode, on the CPU; see :func:`load_run`."""
-    config = strict_yaml.read(str(folder.config))
+    config = read_yaml(str(folder.config))
     file = weights_file(folder, which, config.get("rounds"))
     made = build_model(["--config", str(folder.config), *settings], encoder)
     compare_settings(fixed_settings(config), made.fixed)
@@ -167,20 +166,15 @@ def weights_file(folder: RunFolder, which: str, rounds: Any = None) -> Path:
             for more has a newer model than that of its end.
     """
     if which == "average":
-        text = f"no {folder.average.name} in the run: train with AveragedModel"
-        require(folder.average.is_file(), "average", text, str(folder.path))
-        return folder.average
-    ended = which == "last" and folder.model.is_file()
+        average = folder.path / AVERAGE
+        text = f"no {AVERAGE} in the run: train with AveragedModel"
+        require(average.is_file(), "average", text, str(folder.path))
+        return average
+    model = folder.path / MODEL
+    ended = which == "last" and model.is_file()
     if ended and (folder.last_checkpoint() is None or folder.is_finished(rounds)):
-        return folder.model
+        return model
     return checkpoint_of(folder, which)
-
-
-def open_run(run: str | Path) -> RunFolder:
-    """The folder of a run that has settings."""
-    folder = RunFolder(Path(run))
-    require(folder.is_begun(), "run", f"no run was begun there: no {CONFIG}", str(run))
-    return folder
 
 
 def export(
@@ -205,7 +199,7 @@ def export(
         The file.
     """
     require(format in FILES, "format", f"must be one of {', '.join(FILES)}", format)
-    folder = open_run(run)
+    folder = open_run("run", str(run))
     kind = f"-{ckpt_path}" if ckpt_path in ("best", "average") else ""
     name = FILES[format].replace("model", f"model{kind}", 1)
     file = folder.path / name if output is None else Path(output)

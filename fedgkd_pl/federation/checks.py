@@ -22,6 +22,7 @@ from fedgkd_pl.federation.hardware import in_eval_mode
 from fedgkd_pl.federation.message import Message
 from fedgkd_pl.federation.optimizer import check_scheduler
 from fedgkd_pl.federation.own_module import check_module, check_outputs, has_outputs, is_own_module
+from fedgkd_pl.storage.checkpoint import SafeCheckpointIO
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import (
     BaseFinetuning,
@@ -136,6 +137,16 @@ def check_learned(server: "FederatedServer") -> None:
         loss = server.report.get(f"{split}/loss", 0.0)
         if not isfinite(loss):
             raise RunFailed(f"after round {done} the global model's {split}/loss is {loss}")
+
+
+def check_alone(trainer: Trainer) -> None:
+    """Refuses, for every command, a CheckpointIO of somebody else's and several servers."""
+    writer = trainer.strategy._checkpoint_io
+    text = "must not have a CheckpointIO: ours keeps states in their files, and runs nothing"
+    require(writer is None or isinstance(writer, SafeCheckpointIO), "plugins", text)
+    text = "must be 1: the server takes one, the engine spreads clients over all GPUs"
+    devices = trainer.num_devices * trainer.num_nodes
+    require(devices == 1, "devices", text, devices)
 
 
 def check_trainer(trainer: Trainer) -> None:

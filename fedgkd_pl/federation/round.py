@@ -13,7 +13,7 @@ from fedgkd_pl.federation.client import TaskView
 from fedgkd_pl.federation.client_trainer import Job
 from fedgkd_pl.federation.evaluation import cohort_statistics
 from fedgkd_pl.federation.message import NOT_FINITE, ClientFailure, ClientUpdate, Form, State
-from fedgkd_pl.processes.signals import CtrlC, stop_behind
+from fedgkd_pl.processes.command import CtrlC, stop_behind
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import Precision

@@ -17,6 +17,7 @@ from fedgkd_pl.errors import CALMER, RunFailed, SettingError, at_least, require
 from fedgkd_pl.federation.callback import call_hooks
 from fedgkd_pl.federation.checks import (
     TASKS,
+    check_alone,
     check_fit,
     check_learned,
     check_method,
@@ -410,9 +411,8 @@ class FederatedServer(LightningModule, Recorded):
     def configure_callbacks(self) -> list[Any]:
         # Clipping is the clients'. Lightning refuses it with manual optimization just after this
         # hook, so it is hidden here and setup() gives it back.
-        writer, fits = self.trainer.strategy._checkpoint_io, self.trainer.state.fn == "fit"
-        text = "must not have a CheckpointIO: ours keeps states in their files, and runs nothing"
-        require(writer is None or isinstance(writer, SafeCheckpointIO), "plugins", text)
+        check_alone(self.trainer)
+        fits = self.trainer.state.fn == "fit"
         self.trainer.strategy.checkpoint_io = SafeCheckpointIO(resumes=fits)
         if fits and self._checked[1] is not self.trainer:  # before callbacks are set up
             check_trainer(self.trainer)
@@ -426,8 +426,6 @@ class FederatedServer(LightningModule, Recorded):
         data = self.datamodule
         if stage == "fit" and self.current_epoch == 0:
             self.reset()
-        text = "must be 1 for the server; the engine spreads clients over all GPUs"
-        require(self.trainer.world_size == 1, "devices", text, self.trainer.world_size)
         self.check_run(data, self.trainer if stage == "fit" else None)
         self.client_nets.fill(self.net, data.num_clients)
         self.lay_out(data, self.trainer.strategy.root_device)

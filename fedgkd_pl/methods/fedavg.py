@@ -13,8 +13,7 @@ from typing import Any, Literal, cast
 
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
-from fedgkd_pl.engines.base import Engine
-from fedgkd_pl.engines.local import LocalEngine
+from fedgkd_pl.engines.base import Engine, LocalEngine
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.client import FederatedClient, Objective
 from fedgkd_pl.federation.hardware import threads

@@ -1,32 +1,149 @@
-"""What a run leaves in its folder, beside checkpoints and the TensorBoard file."""
+"""What a run leaves in its folder, beside checkpoints and the TensorBoard file.
+
+``model.json`` says what the run's model takes and gives, by which it is used without the data.
+
+``config.yaml`` of a run that was put together in Python is read off its objects. Runs with the same
+settings are averaged over their seeds. So objects of this package, optimizers in a ``partial`` and
+arrays are described by what they were made with, and anything else gets a mark that nothing else
+has: such runs are never taken for alike.
+"""
 
 import csv
+import inspect
 import io
 import json
 import logging
+import os
 import platform
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from traceback import format_exception
 from typing import Any
+from uuid import uuid4
 
 import fedgkd_pl
-from fedgkd_pl.errors import RunFailed, StorageError, require
+import numpy as np
+import torch
+import yaml
+from fedgkd_pl.data.datamodule import FederatedDataModule
+from fedgkd_pl.data.examples import digest
+from fedgkd_pl.data.inputs import RawInputs, TextInputs, describe_inputs, read_inputs
+from fedgkd_pl.errors import RunFailed, SettingError, StorageError, require
 from fedgkd_pl.federation.callback import FederatedCallback
+from fedgkd_pl.federation.checks import Task, task_of
 from fedgkd_pl.federation.message import ClientFailure
+from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.methods import title_of, title_of_class
-from fedgkd_pl.processes.signals import stop_behind
-from fedgkd_pl.runs.accuracy import Row, accuracy_summary, average_summary, loss_summary
-from fedgkd_pl.runs.folder import CONFIG, ERROR, FAILURES, METRICS, MODEL, PARTITION, SUMMARY
-from fedgkd_pl.runs.inputs import inputs_files
-from fedgkd_pl.runs.settings import fixed_settings
+from fedgkd_pl.processes.command import stop_behind
+from fedgkd_pl.runs.folder import (
+    CONFIG,
+    ERROR,
+    FAILURES,
+    INPUTS,
+    METRICS,
+    MODEL,
+    OF_PYTHON,
+    PARTITION,
+    SUMMARY,
+    TOKENIZER,
+    Row,
+    accuracy_summary,
+    average_summary,
+    fixed_settings,
+    loss_summary,
+)
 from fedgkd_pl.storage.checkpoint import RECORD
-from fedgkd_pl.storage.files import commit, to_safetensors, write_text
+from fedgkd_pl.storage.files import MB, commit, printable, read_json, to_safetensors, write_text
+from fedgkd_pl.storage.recorded import Recorded, given
+from jsonargparse import ArgumentParser
+from jsonargparse._util import get_import_path
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from torch import Tensor
 from typing_extensions import override
+
+
+@dataclass(frozen=True)
+class ModelInputs:
+    """What a model takes and gives.
+
+    Attributes:
+        task: what was learned.
+        num_classes: 0 where that is numbers.
+        class_names: in the order of the net's outputs; empty where they have only numbers.
+        shape: of one input as the net sees it; of texts, the longest.
+        dtype: of inputs as the net sees them.
+        raw: from raw inputs to those.
+        encoder: the settings of a text net's encoder; None for other nets.
+    """
+
+    task: Task
+    num_classes: int
+    class_names: list[str]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    raw: RawInputs
+    encoder: dict[str, Any] | None = None
+
+    def example(self) -> Tensor:
+        """Two inputs as the net might see them, which are nobody's."""
+        shape = (2, *self.shape)
+        if self.dtype.is_floating_point:
+            generator = torch.Generator().manual_seed(0)
+            return torch.rand(shape, generator=generator).to(self.dtype)
+        pad_id = getattr(self.raw.transform, "pad_id", 1)
+        return torch.full(shape, 0 if pad_id else 1, dtype=self.dtype)
+
+
+def inputs_files(server: FederatedServer, data: FederatedDataModule) -> dict[str, str]:
+    """The files that say it, by name."""
+    inputs = server.some_inputs(data)
+    shape = list(inputs.shape[1:])
+    if isinstance(data.reading, TextInputs):
+        shape = list(data.test.inputs.shape[1:])  # which a batch may be cut from
+    content = {
+        "task": task_of(server, data),
+        "num_classes": data.num_classes,
+        "class_names": [str(name) for name in data.class_names],
+        "net": {"shape": shape, "dtype": str(inputs.dtype).removeprefix("torch.")},
+        "raw": describe_inputs(data),
+    }
+    config: Any = getattr(getattr(server.net, "encoder", None), "config", None)
+    if hasattr(config, "to_json_string"):  # a TextClassifier's
+        content["encoder"] = json.loads(config.to_json_string())
+    files = {INPUTS: json.dumps(content) + "\n"}
+    if isinstance(data.reading, TextInputs) and data.reading.vocabulary:
+        files[TOKENIZER] = data.reading.vocabulary
+    return files
+
+
+def read_model(folder: Path) -> ModelInputs:
+    """What a run's folder says."""
+    file = folder / INPUTS
+    require(file.exists(), "run", f"has no {INPUTS}", str(folder))
+    try:
+        content = read_json(file, 16 * MB)
+        return ModelInputs(
+            task=content["task"],
+            num_classes=int(content["num_classes"]),
+            class_names=[printable(name, 100) for name in content["class_names"]],
+            shape=tuple(map(int, content["net"]["shape"])),
+            dtype=torch.empty(0, dtype=getattr(torch, content["net"]["dtype"])).dtype,
+            raw=read_inputs(content["raw"], folder / TOKENIZER),
+            encoder=content.get("encoder"),
+        )
+    except SettingError:  # of the tokenizer
+        raise
+    except Exception as error:  # the file may hold anything
+        raise SettingError("run", f"damaged: {file}") from error
+
 
 log = logging.getLogger("fedgkd_pl")
 PACKAGES = ("torch", "lightning", "torchvision", "torchmetrics", "numpy")
@@ -91,8 +208,6 @@ class RunFiles(FederatedCallback):
             text = "RunFiles and CSVLogger both write metrics.csv there: give RunFiles a folder"
             require(not taken, "callbacks", text, logger.log_dir)
         if self.is_described:
-            from fedgkd_pl.runs.described import as_yaml, settings_of
-
             settings = settings_of(trainer, pl_module)
             self.config = fixed_settings(settings)
             self._write(trainer, CONFIG, as_yaml(settings))
@@ -248,3 +363,74 @@ def _names(method: type) -> dict[str, str]:
     """The class, and the title of a user's, which those who read the run need not import."""
     name, title = method.__name__, title_of_class(method)
     return {"method": name} | ({} if title == title_of(name) else {"title": title})
+
+
+Settings = dict[str, Any]
+
+
+def settings_of(trainer: Trainer, server: Any) -> Settings:
+    """The settings that decide the result of a ``fit``, nested as ``config.yaml`` has them."""
+    data = server.datamodule
+    algorithm = trainer.gradient_clip_algorithm
+    precision = str(trainer.precision)
+    seed = os.environ.get("PL_GLOBAL_SEED")  # Lightning's, of seed_everything
+    of_data = describe(data)
+    of_data["init_args"]["seed"] = None if str(data.seed) == seed else data.seed
+    if data.partition_seed == data.seed:
+        of_data["init_args"]["partition_seed"] = None  # as where none is given
+    return {
+        "seed_everything": False if seed is None else int(seed),
+        "trainer": {
+            "precision": None if precision == "32-true" else precision,
+            "gradient_clip_val": trainer.gradient_clip_val,
+            "gradient_clip_algorithm": None if algorithm is None else str(algorithm.value),
+        },
+        "model": describe(server),
+        "data": of_data,
+        "rounds": trainer.max_epochs,
+    }
+
+
+def as_yaml(settings: Settings) -> str:
+    """The text of ``config.yaml``."""
+    return OF_PYTHON + yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
+
+
+def describe(value: Any) -> Any:
+    """A value as plain data: the same for values that mean the same, another for others."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, Enum):
+        return describe(value.value)
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, list | tuple):
+        return [describe(each) for each in value]
+    if isinstance(value, Mapping):
+        return {str(key): describe(each) for key, each in value.items()}
+    if isinstance(value, Recorded):
+        return _call(type(value), given(value))
+    if isinstance(value, partial) and not value.args and inspect.isclass(value.func):
+        return _call(value.func, value.keywords, "params", "optimizer")
+    if isinstance(value, Tensor | np.ndarray):
+        with suppress(TypeError):  # torch has no strings
+            tensor = torch.as_tensor(value)
+            return f"{tensor.dtype} {tuple(tensor.shape)} {digest(tensor.reshape(-1))}"
+    return {"class_path": get_import_path(type(value)), "not_known": uuid4().hex[:12]}
+
+
+def _call(made: Callable[..., Any], known: Settings, *skip: str) -> Settings:
+    """A class with the arguments that it was given, and its defaults but those to ``skip``."""
+    arguments = _defaults_of(made, {*skip}) | {key: describe(each) for key, each in known.items()}
+    return {"class_path": get_import_path(made)} | ({"init_args": arguments} if arguments else {})
+
+
+def _defaults_of(made: Callable[..., Any], skip: set[str | int]) -> Settings:
+    """The arguments that a config may give to a class, with their defaults."""
+    parser = ArgumentParser(exit_on_error=False)
+    try:
+        parser.add_class_arguments(made, None, fail_untyped=False, sub_configs=True, skip=skip)
+        text = parser.dump(parser.get_defaults(), skip_unset=False, skip_validation=True)
+        return yaml.safe_load(text) or {}
+    except Exception:  # of a user's class, which may be written in any way
+        return {}

@@ -1,4 +1,8 @@
-"""A run's folder: the names of its files, new versions, its lock."""
+"""A run's folder: its files, versions and lock; what its settings and its rows say, without torch.
+
+Settings are compared by dotted key, those that decide a result alone. The rows of ``metrics.csv``
+become the accuracies that people report, or the losses of a run that has no accuracy.
+"""
 
 import re
 from dataclasses import dataclass
@@ -6,19 +10,10 @@ from itertools import count
 from os.path import exists, isdir  # which, unlike Path's, take a name of any length
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fedgkd_pl.errors import SettingError, StorageError, require
-from fedgkd_pl.storage.files import (
-    CHECKPOINTS,
-    MB,
-    PART,
-    home_of,
-    lock,
-    previous,
-    read_bytes,
-    read_json,
-)
+from fedgkd_pl.errors import StorageError, require
+from fedgkd_pl.storage.files import CHECKPOINTS, MB, PART, lock, previous, read_bytes, read_json
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -60,18 +55,11 @@ class RunFolder:
             try:
                 path.mkdir(parents=True)
                 break
-            except FileExistsError:
+            except (FileExistsError, NotADirectoryError):
                 require(parent.is_dir(), "output_dir", "is not a folder", str(parent))
-            except NotADirectoryError as error:
-                raise SettingError("output_dir", "is not a folder", str(parent)) from error
             except OSError as error:
                 raise StorageError(path, error) from error
         return cls(path)
-
-    @classmethod
-    def of_checkpoint(cls, file: Path) -> "RunFolder":
-        """The run that a checkpoint belongs to."""
-        return cls(home_of(file))
 
     @classmethod
     def versions(cls, parent: Path) -> list["RunFolder"]:
@@ -88,21 +76,6 @@ class RunFolder:
     def summary(self) -> Path:
         """How it went; a run that has it is finished."""
         return self.path / SUMMARY
-
-    @property
-    def metrics(self) -> Path:
-        """A row for every round."""
-        return self.path / METRICS
-
-    @property
-    def model(self) -> Path:
-        """The final global model."""
-        return self.path / MODEL
-
-    @property
-    def average(self) -> Path:
-        """What AveragedModel made of the global models."""
-        return self.path / AVERAGE
 
     @property
     def checkpoints(self) -> Path:
@@ -152,3 +125,88 @@ def how_to_look(folder: Path) -> str:
     """The command, and the address of the charts: TensorBoard opens on Time Series, tag by tag."""
     address = "http://localhost:6006/#custom_scalars"
     return f"look:  tensorboard --logdir {quote(str(folder))}\n       {address}"
+
+
+# What may differ when a run is resumed: where it runs and what is recorded, not what is computed.
+FIXED = ("seed_everything", "model", "data", "trainer.precision", "trainer.gradient_clip")
+THREADS = "model.init_args.engine.init_args.threads"  # of an engine, this alone changes numbers
+FREE = (
+    "model.init_args.engine.",
+    "model.init_args.max_failed_rounds",
+    "data.init_args.data_dir",
+    "data.init_args.path",
+    "data.init_args.test_path",
+    "data.init_args.download",
+    "data.init_args.loader_workers",
+    "data.init_args.eval_batch_size",
+)
+
+
+def fixed_settings(settings: Any) -> dict[str, Any]:
+    """The settings that decide the result, by dotted key."""
+    return {
+        key: value
+        for key, value in flatten(settings).items()
+        if key == THREADS or (key.startswith(FIXED) and not key.startswith(FREE))
+    }
+
+
+def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """A nested mapping as dotted keys; lists stay whole."""
+    if not isinstance(tree, dict):
+        return {prefix: tree}
+    dot = f"{prefix}." if prefix else ""
+    return {k: v for key, value in tree.items() for k, v in flatten(value, dot + str(key)).items()}
+
+
+def short(key: str) -> str:
+    """A key as it is typed, without ``init_args``."""
+    return key.replace(".init_args", "")
+
+
+Row = dict[str, float]
+AVERAGE_ACC = "average/acc"  # test accuracy of AveragedModel's model
+
+
+def accuracy_summary(
+    rows: list[Row], test: str = "test/acc", val: str = "val/acc", score: str = "acc"
+) -> dict[str, Any]:
+    """The numbers people report, from the rows of ``metrics.csv``.
+
+    The paper's number is the best test accuracy over rounds, which picks its round on the test
+    set; ``test_acc_at_best_val`` picks it on the validation set.
+
+    Args:
+        test: the column that is reported.
+        val: the column that ``test_acc_at_best_val`` chooses its round by.
+        score: what the numbers are called: acc, or loss, of which less is better.
+    """
+    best_of = min if score == "loss" else max
+    tested = [row for row in rows if test in row]
+    final = rows[-1].get(test) if rows else None  # of the last model, or of none
+    last_10 = [row[test] for row in tested[-10:]]
+    best = best_of(tested, key=lambda row: row[test], default=None)
+    validated = [row for row in tested if val in row]
+    chosen = best_of(validated, key=lambda row: row[val], default=None)
+    return {
+        "rounds": len(rows),
+        f"best_test_{score}": best[test] if best else None,
+        "best_round": int(best["round"]) if best else None,
+        f"final_test_{score}": final,
+        f"mean_last_10_test_{score}": sum(last_10) / len(last_10) if last_10 else None,
+        f"test_{score}_at_best_val": chosen[test] if chosen else None,
+    }
+
+
+def loss_summary(rows: list[Row]) -> dict[str, Any]:
+    """The same of the test loss, of which less is better; empty for a run with an accuracy."""
+    if any("test/acc" in row for row in rows) or not any("test/loss" in row for row in rows):
+        return {}
+    return {"score": "loss", **accuracy_summary(rows, "test/loss", "val/loss", "loss")}
+
+
+def average_summary(rows: list[Row]) -> dict[str, Any]:
+    """The same of the averaged model; empty for a run that has none."""
+    if not any(AVERAGE_ACC in row for row in rows):
+        return {}
+    return accuracy_summary(rows, AVERAGE_ACC, "average/val_acc")

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from fedgkd_pl.errors import SettingError, StorageError, require
 from fedgkd_pl.federation.checks import SCORES
-from fedgkd_pl.runs.folder import LAST, RunFolder
-from fedgkd_pl.runs.settings import short
+from fedgkd_pl.runs.folder import LAST, RunFolder, short
 from fedgkd_pl.storage.checkpoint import (
     RECORD,
     CheckpointDamaged,
@@ -90,13 +89,8 @@ class LastRound(ModelCheckpoint):
         pass  # nothing of an earlier run, of whose folder Lightning would warn
 
 
-def find_checkpoint(name: str, parent: Path) -> Path:
-    """The file of ``--ckpt_path``: a file, a run folder, ``last`` or ``best`` of ``parent``."""
-    if name in ("last", "best"):
-        for folder in reversed(RunFolder.versions(parent)):
-            if folder.last_checkpoint() is not None:
-                return checkpoint_of(folder, name)
-        raise SettingError("ckpt_path", f"no run in {parent} has a checkpoint", name)
+def find_checkpoint(name: str) -> Path:
+    """The file of ``--ckpt_path``: a file, or the last of a run's folder."""
     file = RunFolder(Path(name)).last_checkpoint() or Path(name)
     require(not isdir(file), "ckpt_path", f"no {CHECKPOINTS}/{LAST} in this folder", name)
     require(exists(file) or exists(previous(file)), "ckpt_path", "no such file", name)
@@ -106,7 +100,7 @@ def find_checkpoint(name: str, parent: Path) -> Path:
 def checkpoint_of(folder: RunFolder, name: str) -> Path:
     """A checkpoint of a run: its ``last``, its ``best`` by validation, or a file of it."""
     if name not in ("last", "best"):
-        file = find_checkpoint(name, folder.path)
+        file = find_checkpoint(name)
         ours = folder.path.resolve() in file.resolve().parents
         require(ours, "ckpt_path", "belongs to another run", name)
         return file

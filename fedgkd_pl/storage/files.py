@@ -6,10 +6,13 @@ import os
 import stat
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedgkd_pl.errors import SettingError, StorageError
+import yaml
+from fedgkd_pl.errors import SettingError, StorageError, require
+from typing_extensions import override
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -152,3 +155,60 @@ def printable(text: object, length: int = 200) -> str:
     line = " ".join(str(text).split())
     line = line if len(line) <= length else f"{line[:length]} ..."
     return "".join(letter if letter.isprintable() else "?" for letter in line)
+
+
+@cache
+def _loader() -> type[yaml.SafeLoader]:
+    from jsonargparse._loaders_dumpers import get_yaml_default_loader
+
+    default: Any = get_yaml_default_loader()  # type: ignore[no-untyped-call]
+
+    class Strict(yaml.SafeLoader):
+        """PyYAML's safe loader; an alias could repeat a text until memory is full."""
+
+        # jsonargparse's, which know that 1e-3 is a number
+        yaml_implicit_resolvers = default.yaml_implicit_resolvers
+
+        @override
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            event = self.peek_event()  # type: ignore[no-untyped-call]
+            if isinstance(event, yaml.AliasEvent) or getattr(event, "tag", None) not in (None, "!"):
+                text = "aliases and tags are not allowed"
+                raise yaml.MarkedYAMLError(None, None, text, event.start_mark)
+            return super().compose_node(parent, index)
+
+        @override
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            keys = set[str]()
+            for key, _ in node.value:
+                if str(key.value) in keys:
+                    text = f"{key.value} is given twice"
+                    raise yaml.MarkedYAMLError(None, None, text, key.start_mark)
+                keys.add(str(key.value))
+            return super().construct_mapping(node, deep)
+
+    return Strict
+
+
+def load_yaml(text: str) -> Any:
+    """The value of a YAML text; raises a ``YAMLError`` if it has none."""
+    try:
+        require(len(text) <= MB, "config", "is larger than 1 MB")
+        return yaml.load(text, Loader=_loader())
+    except (RecursionError, TypeError, ValueError) as error:
+        raise yaml.YAMLError(str(error)) from error
+
+
+def read_yaml(path: str) -> dict[str, Any]:
+    """The settings of a config file; raises a clear error if it holds none."""
+    require(os.path.isfile(path), "config", "is not a file", path)
+    try:
+        settings = load_yaml(read_bytes(path, MB).decode())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f"line {mark.line + 1}: " if mark else ""
+        reason = getattr(error, "problem", None) or getattr(error, "strerror", None) or error
+        raise SettingError("config", f"{line}{reason}", path) from error
+    is_mapping = isinstance(settings, dict) and len(settings) > 0
+    require(is_mapping, "config", "must be a mapping, lines of key: value", path)
+    return settings  # type: ignore[no-any-return]

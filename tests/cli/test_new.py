@@ -1,8 +1,6 @@
 """``fedgkd-pl new``: what it writes trains, compares and tests itself; bad names write nothing."""
 
-import ast
 import csv
-import errno
 import shlex
 import subprocess
 import sys
@@ -10,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from fedgkd_pl.cli.new import TEMPLATE, new_project
-from fedgkd_pl.storage import files
 
 from tests.support.faults import warm_script
 from tests.support.runs import Run
@@ -84,14 +81,6 @@ def test_the_name_is_the_only_difference(name: str, tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_method_has_at_most_thirty_lines_and_the_net_fifteen() -> None:
-    for name, most in ("method", 30), ("net", 15):
-        tree = ast.parse((TEMPLATE / "my_project" / f"{name}.py.tpl").read_text(encoding="utf-8"))
-        bodies = [ast.unparse(node) for node in tree.body if isinstance(node, ast.ClassDef)]
-        lines = [line for line in "\n".join(bodies).splitlines() if line.strip()]
-        assert 5 < len(lines) <= most
-
-
 def test_an_empty_folder_is_taken_and_needs_no_cd(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,7 +90,7 @@ def test_an_empty_folder_is_taken_and_needs_no_cd(
     assert code == 0 and (tmp_path / "mine/mine/net.py").is_file()
     assert [words[1] for words in commands(out)[:2]] == ["fit", "compare"]
     code, out, _ = run("new", "../a folder/other")
-    assert code == 0 and commands(out)[0] == ["cd", str(tmp_path / "a folder/other")]
+    assert code == 0 and commands(out)[0] == ["cd", "../a folder/other"]
 
 
 BAD = ["", "/", "1st", "my-", "a\nb", LONGEST + "a"]
@@ -123,20 +112,3 @@ def test_what_is_there_stays(run: Run, tmp_path: Path) -> None:
         code, _, err = run("new", name)
         assert code == 2 and err.startswith("error: folder: there is one already"), err
     assert {file.name for file in tmp_path.rglob("*")} == {"mine", "thesis.tex", "link"}
-
-
-@pytest.mark.parametrize("there", [False, True])
-def test_a_full_disk_leaves_no_half_project(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
-) -> None:
-    def full(step: str, target: Path) -> None:
-        if target.name == "net.py":
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    if there:
-        (tmp_path / "mine").mkdir()
-    monkeypatch.setattr(files, "reached", full)
-    code, _, err = run("new", "mine")
-    told = f"error: {tmp_path}/mine/mine/net.py: No space left on device\n"
-    assert (code, err) == (4, told)
-    assert [file.name for file in tmp_path.rglob("*")] == (["mine"] if there else [])

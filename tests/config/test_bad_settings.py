@@ -4,8 +4,8 @@ from json import dumps
 from pathlib import Path
 
 import pytest
-from fedgkd_pl.config import strict_yaml
 from fedgkd_pl.config.build import build
+from fedgkd_pl.config.safety import load_yaml
 
 from tests.support.runs import QUICK, Run
 
@@ -54,7 +54,7 @@ FLAGS: dict[str, str] = {
     "--config nowhere.yaml": "config: no such file",
     "--config quickstrat.yaml": "config: no such file, did you mean quickstart.yaml?",
     "--import nowhere": "import: ",
-    "--import raising": "import: ZeroDivisionError: division by zero (line 1 of raising.py)",
+    "--import raising": "import: ZeroDivisionError: division by zero",
     "--resume nowhere": "resume: no run was begun there",
     "--trainer.max_epochs 4": "config: argument rounds",
 }
@@ -104,7 +104,7 @@ def test_a_bad_file_is_one_line(run: Run, tmp_path: Path, kind: str) -> None:
 def test_yaml_means_what_jsonargparse_means() -> None:
     text = "{a: 1e-3, b: on, c: 2024-01-01, d: ~, e: 0x10, f: .5, g: 'x', h: ! y}"
     value = {"a": 0.001, "b": True, "c": "2024-01-01", "d": None, "e": 16, "f": 0.5}
-    assert strict_yaml.load(text) == value | {"g": "x", "h": "y"}
+    assert load_yaml(text) == value | {"g": "x", "h": "y"}
 
 
 def test_an_error_of_an_earlier_file_names_that_file(run: Run, tmp_path: Path) -> None:

@@ -7,9 +7,6 @@ from typing import Any
 import pytest
 from fedgkd_pl.config.build import build
 from fedgkd_pl.errors import SettingError
-from lightning.pytorch import Callback, LightningModule
-from lightning.pytorch.cli import LightningCLI
-from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
 
 from tests.support.parsing import state
 
@@ -63,24 +60,3 @@ def test_jsonargparse_is_as_it_was_after_a_build() -> None:
     with pytest.raises(SettingError):
         build("smoke", nonsense=1)
     assert state() == before
-
-
-class Theirs(BoringModel):
-    def __init__(self, width: int = 3) -> None:
-        super().__init__()
-        self.width = width
-
-
-class Watching(Callback):
-    """A class that our configs may not name, and theirs may."""
-
-
-def test_a_cli_of_the_users_works_before_and_after() -> None:
-    def cli() -> LightningModule:
-        words = ["--model.width=5", f"--trainer.callbacks+={__name__}.Watching"]
-        model: LightningModule = LightningCLI(Theirs, BoringDataModule, run=False, args=words).model
-        return model
-
-    assert cli().width == 5
-    build("smoke")
-    assert cli().width == 5

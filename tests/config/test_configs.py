@@ -12,7 +12,7 @@ import pytest
 import yaml
 from fedgkd_pl.cli.main import main
 from fedgkd_pl.config.build import build
-from fedgkd_pl.config.files import expand, resolve
+from fedgkd_pl.config.request import expand, resolve
 from fedgkd_pl.errors import SettingError
 
 from tests.conftest import REPO

@@ -5,7 +5,7 @@ from functools import reduce
 from typing import Any
 
 import pytest
-from fedgkd_pl.config.help import TEXT, short_help
+from fedgkd_pl.config.messages import TEXT, short_help
 
 from tests.conftest import script
 from tests.support.runs import Run

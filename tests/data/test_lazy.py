@@ -18,7 +18,7 @@ from fedgkd_pl.data import lazy
 from fedgkd_pl.data.examples import Batches, Examples
 from fedgkd_pl.data.lazy import LazyExamples, SampleReader, as_input, as_label
 from fedgkd_pl.data.sources.dataset import known_labels, lazy_examples
-from fedgkd_pl.engines.worker import Worker
+from fedgkd_pl.engines.base import Worker
 from fedgkd_pl.errors import RunFailed, SettingError
 from fedgkd_pl.federation.client_trainer import Job
 from fedgkd_pl.federation.message import ClientUpdate, Message, encode_state

@@ -16,7 +16,7 @@ from fedgkd_pl.engines.base import schedule
 from fedgkd_pl.engines.pool import MappedFiles, PoolSession
 from fedgkd_pl.errors import SettingError, StorageError
 from fedgkd_pl.federation.client_trainer import Job
-from fedgkd_pl.runs.settings import fixed_settings
+from fedgkd_pl.runs.folder import fixed_settings
 from lightning.pytorch import Callback
 from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.plugins import MixedPrecision, Precision
@@ -123,7 +123,7 @@ def test_a_failure_elsewhere_ends_the_workers() -> None:
 
 def test_auto_takes_what_cohort_and_cores_allow(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[Any] = []
-    local = "fedgkd_pl.engines.local."
+    local = "fedgkd_pl.engines.base."
     monkeypatch.setattr(local + "InProcessSession", lambda job, threads: opened.append(1))
     monkeypatch.setattr(PoolSession, "__init__", lambda self, job, n, *_: opened.append(n))
     monkeypatch.setattr(local + "cores", lambda: 4)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from fedgkd_pl.cli.main import main
-from fedgkd_pl.config.files import available
+from fedgkd_pl.config.request import available
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.experiments.compare import _without_additions
 from fedgkd_pl.experiments.paper import numbers, paper_row

@@ -12,7 +12,7 @@ import yaml
 from fedgkd_pl.experiments.report import CURVES, Section, figures, write_page
 from fedgkd_pl.experiments.runs import find_runs, make_groups
 from fedgkd_pl.plots.figures import FeatureMapData, encode_feature_map
-from fedgkd_pl.runs.accuracy import accuracy_summary
+from fedgkd_pl.runs.folder import accuracy_summary
 from matplotlib.colors import to_hex
 
 from tests.support.browser import CHROMIUM, MISSING, look

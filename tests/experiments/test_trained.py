@@ -188,7 +188,7 @@ def test_images_in_a_folder(run: Run, tmp_path: Path) -> None:
     shutil.move(tmp_path / "photos", tmp_path / "new")
     (tmp_path / "new" / ".hidden.png").write_text("no image")
     (tmp_path / "new" / "notes.md").write_text("no image")
-    code, out, err = run("predict", copied, "--input", "new", "--best")
+    code, out, err = run("predict", copied, "--input", "new", "--ckpt_path", "best")
     assert code == 0 and "first 10 of 16 inputs" in out, err
     with (tmp_path / "new.predictions.csv").open(newline="") as file:
         found = list(csv.DictReader(file))
@@ -282,6 +282,7 @@ def write_bad(folder: Path) -> None:
         ("--input table.csv", "input: this run takes .bmp, .jpeg"),
         ("--input empty", "input: has no .bmp, .jpeg"),
         ("--input x.npy --output o.txt", "output: must end in .csv"),
+        ("--input x.npy --ckpt_path average", "average: no average.safetensors in the run"),
         ("--input x.npy --model.gamma 9", "model.gamma: the run began with"),
     ],
 )

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 from fedgkd_pl import FedAvg, LocalEngine
-from fedgkd_pl.engines.base import Engine, Session
-from fedgkd_pl.engines.worker import read
+from fedgkd_pl.engines.base import Engine, Session, read
 from fedgkd_pl.federation.message import ClientFailure, ClientUpdate, Message
 from fedgkd_pl.federation.teachers import WeightedMean
 from hypothesis import given, settings

@@ -267,14 +267,9 @@ def test_nohup_lets_a_run_go_on(tmp_path: Path) -> None:
     assert shell(text, tmp_path).returncode == 0 and whole(tmp_path)
 
 
-@pytest.mark.parametrize("form", ["flag", "yaml"])
-def test_lightnings_timer(launcher: Launcher, form: str, tmp_path: Path) -> None:
+def test_lightnings_timer(launcher: Launcher, tmp_path: Path) -> None:
     """The default of one of its settings is no plain text: RepresenterError."""
-    (tmp_path / "timer.yaml").write_text(
-        "trainer: {callbacks: [{class_path: Timer, init_args: {duration: {minutes: 9}}}]}"
-    )
-    flags = ("--trainer.callbacks+=Timer", "--trainer.callbacks.duration=00:00:09:00")
-    words = ("--config", "timer.yaml") if form == "yaml" else flags
+    words = ("--trainer.callbacks+=Timer", "--trainer.callbacks.duration=00:00:09:00")
     assert launcher.run(tmp_path, *SMALL, *words) == 0, (tmp_path / "output.txt").read_text()
     assert "interval: step" in (tmp_path / RUN / "config.yaml").read_text()
     assert launcher.run(tmp_path, "fit", "--resume", str(RUN), "--rounds", "3") == 0

@@ -25,7 +25,7 @@ from fedgkd_pl import (
 )
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.experiments.runs import make_groups
-from fedgkd_pl.runs.described import describe
+from fedgkd_pl.runs.files import describe
 from fedgkd_pl.storage.recorded import given
 from lightning.pytorch import Trainer
 from lightning.pytorch import seed_everything as seed_all

@@ -14,10 +14,10 @@ from typing import Any
 
 import fedgkd_pl
 import yaml
-from fedgkd_pl.config.build import build_request
-from fedgkd_pl.config.experiment import Experiment
+from fedgkd_pl.config.build import Experiment, build_request
 from fedgkd_pl.config.request import Request, import_module_of_user, read_request
 from fedgkd_pl.data.examples import digest
+from fedgkd_pl.engines.base import InProcessSession
 from fedgkd_pl.engines.flower.engine import FlowerEngine
 from fedgkd_pl.engines.flower.records import (
     Contract,
@@ -27,7 +27,6 @@ from fedgkd_pl.engines.flower.records import (
     unpack_contract,
     unpack_task,
 )
-from fedgkd_pl.engines.local import InProcessSession
 from fedgkd_pl.errors import ArgumentError, RunFailed, SettingError, require
 from fedgkd_pl.federation.hardware import keep_memory
 from fedgkd_pl.federation.message import Answer, ClientFailure, Message
@@ -273,8 +272,6 @@ def write_app(folder: str, argv: list[str]) -> None:
     named = re.fullmatch(r"[a-zA-Z][a-zA-Z0-9_-]{,31}", target.name) is not None
     require(named, "folder", "must have at most 32 letters, digits and dashes", target.name)
     require(not target.exists(), "folder", "exists already", target)
-    resumes = any(word.startswith("--resume") for word in argv)
-    require(not resumes, "resume", "goes to flwr run: --run-config 'resume=...'")
     experiment = build_request(read_request("fit", _over_flower(argv)))
     model, modules = experiment.model, sorted(experiment.modules)
     text = "must be FlowerEngine: its flags go behind all configs"

@@ -24,7 +24,7 @@ from fedgkd_pl.federation.message import (
     encode_state,
     plain_seconds,
 )
-from fedgkd_pl.runs.settings import short
+from fedgkd_pl.runs.folder import short
 from fedgkd_pl.storage.files import commit
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
