@@ -21,7 +21,7 @@ from tools.pages import SECTIONS, TRAVELS, generate, pages
 DOCS = sorted((REPO / "docs").rglob("*.md"))
 PAGES = [*DOCS, *REPO.glob("*.md"), *REPO.glob("results/*.md"), *REPO.glob("benchmarks/*.md")]
 FENCE = re.compile(r"^( *)```.*?^\1```$", re.DOTALL | re.MULTILINE)
-NOT_METRICS = {"test/confusion", "*/text_summary"}  # a picture, a text
+NOT_METRICS = {"test/confusion", "*/text_summary", "class/*"}  # a picture, a text, a name's end
 
 
 def read(name: str) -> str:

@@ -206,13 +206,13 @@ class FedMD(FedAvg):
     def check(self, data: FederatedDataModule) -> None:
         """Asks for public data, with labels if it begins with them, and for a last layer."""
         self.labelled = data.public_source is not None and data.public_source.labelled
+        super().check(data)
         text = "FedMD begins with labels of the public data: labelled: true, or public_epochs: 0"
         require(self.labelled or not self.public_epochs, "public", text)
         for net in self.nets:
             text = "FedMD's digest_decay is of a Linear layer, and there is none: set it to 0"
             require(not self.digest_decay or last_layer(net) is not None, "nets", text)
             empty_state(self.optimizer, weights_of(net))
-        super().check(data)
 
     def broadcast(self) -> Message:
         """z̄, and no model."""

@@ -278,7 +278,7 @@ def write_bad(folder: Path) -> None:
     [
         ("--input nan.npy", "inputs: row 281 has NaN or Inf"),
         ("--input object.npy", "input: object.npy cannot be read"),
-        ("--input large.png", "input: large.png is [7, 9] (height, width), the run's images are"),
+        ("--input large.png", "input: an image is [7, 9] (height, width), the run's are"),
         ("--input table.csv", "input: this run takes .bmp, .jpeg"),
         ("--input empty", "input: has no .bmp, .jpeg"),
         ("--input x.npy --output o.txt", "output: must end in .csv"),

@@ -66,7 +66,7 @@ def test_whole_rounds(name: str, participation: float) -> None:
 @pytest.mark.parametrize(
     "name, changes, theirs",
     [
-        ("FedLSD", {"tau": 3.0}, {"form": "additive", "tau": 3.0}),
+        ("FedLSD", {"form": "additive", "tau": 3.0}, {"form": "additive", "tau": 3.0}),
         ("FedNova", {"mu": 0.0}, {"mu": 0.0}),
         ("FedDyn", {"server_term": False}, {"server_term": False}),
         ("FedDyn", {"weighting": "samples"}, {"uniform": False}),

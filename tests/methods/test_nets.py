@@ -353,7 +353,7 @@ def test_what_is_refused(make: Any, text: str) -> None:
     ("model", "data", "text"),
     [
         (lambda: fedmd(), {"public": Inputs()}, "public: FedMD begins with labels"),
-        (lambda: fedmd(), {"public": None}, "public: FedMD needs public data"),
+        (lambda: fedmd(), {"public": None}, "public: must have at least 1 inputs"),
         (lambda: fedmd(nets_of=[0, 1]), {}, "nets_of: must have 3 entries"),
         (
             lambda: fedmd(nets=[nets()[0], nn.Linear(4, 2)]),

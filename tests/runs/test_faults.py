@@ -48,7 +48,12 @@ def outcome(folder: Path) -> dict[str, Any]:
         "partition": (folder / "partition.json").read_text(),
         "config": (folder / "config.yaml").read_text(),
         "summary": summary,
-        "files": sorted(f.name for f in folder.rglob("*") if "tfevents" not in f.name),
+        # a state may be left behind that a last commit has replaced, killed before it cleaned up
+        "files": sorted(
+            f.name
+            for f in folder.rglob("*")
+            if "tfevents" not in f.name and f.parent.name != "states"
+        ),
         "curves": {
             tag: {(event.step, event.value) for event in events.Scalars(tag)}
             for tag in events.Tags()["scalars"]

@@ -77,19 +77,19 @@ class Everything(FedDF):
 
     @override
     def broadcast(self) -> Message:
-        self.answers: list[Tensor] = []
+        self.told: list[Tensor] = []
         message = super().broadcast()
         return replace(message, tensors={"shift": self.shift}, numbers={"rate": 0.1 / self.round})
 
     @override
     def on_update(self, update: ClientUpdate) -> None:
         super().on_update(update)
-        self.answers += [update.extra["answers"], update.extra["half"].float()]
+        self.told += [update.extra["answers"], update.extra["half"].float()]
 
     @override
     def server_step(self, mean: State) -> None:
         super().server_step(mean)
-        self.shift = {"by": torch.stack(self.answers).mean(0)}
+        self.shift = {"by": torch.stack(self.told).mean(0)}
 
 
 HIDDEN = [[8], [6, 6]]
