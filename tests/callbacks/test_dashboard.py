@@ -22,9 +22,8 @@ from torch.optim import SGD
 
 from tests.conftest import Table, fit, linear
 
-OTHERS = ("drift.ClientDrift", "client_evaluation.LocalModels", "forgetting.Forgetting")
-OTHERS += ("agreement.TeacherAgreement", "communication.Communication", "averaged.AveragedModel")
-OTHERS += ("client_evaluation.ClientEvaluation",)
+OTHERS = ("ClientDrift", "LocalModels", "Forgetting", "TeacherAgreement", "Communication")
+OTHERS += ("AveragedModel", "ClientEvaluation")
 Ask = Callable[..., Any]
 
 
@@ -65,8 +64,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     parent: Path = tmp_path_factory.mktemp("resumed")
     words = ["fit", "--config", "quickstart.yaml", "--output_dir", str(parent)]
     words += ["--model.local_epochs", "1", "--data.client_test_fraction", "0.2"]
-    for name in (*OTHERS, "dashboard.Dashboard"):
-        words.append(f"--trainer.callbacks+=fedgkd_pl.callbacks.{name}")
+    for name in (*OTHERS, "Dashboard"):
+        words.append(f"--trainer.callbacks+=fedgkd_pl.{name}")
     words += ["--trainer.callbacks.every_n_rounds", "2"]
     run = parent / "quickstart" / "version_0"
     assert main([*words, "--rounds", "2"]) == 0

@@ -81,7 +81,7 @@ class Round:
         checkpoint: dict[str, Any] = {"state_dict": self.model.state_dict()}
         self.model.on_save_checkpoint(checkpoint)
         checkpoint["fedgkd_pl"].pop(HALF, None)  # which it is, and here may be
-        checkpoint["fedgkd_pl"]["divergence"] = [None, None]  # tells of a NaN
+        checkpoint["fedgkd_pl"] |= {"first_loss": None, "diverged_round": None}  # tell of a NaN
         checkpoint["optimizer"] = self.model.optimizers().optimizer.state_dict()
         return deepcopy(checkpoint)
 
@@ -230,7 +230,7 @@ def test_the_contract_of_a_method(name: str, tmp_path: Path) -> None:
             for key in start["fedgkd_pl"]
             if not alike(start["fedgkd_pl"][key], void["fedgkd_pl"][key])
         }
-        assert changed == {"bytes", "failed_rounds"}
+        assert changed == {"bytes_down", "bytes_up", "failed_rounds"}
         # a wrong answer is a client that has failed
         for what, change in bad_answers(round.genuine):
             round.assert_left_out(change, what)
