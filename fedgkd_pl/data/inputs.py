@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from fedgkd_pl.data.examples import Transform
+from fedgkd_pl.data.examples import Ids, ImageTransform, Scale, Transform
 from fedgkd_pl.data.mapped import DTYPES, as_tensor
-from fedgkd_pl.data.transforms import Ids, ImageTransform, Scale
 from fedgkd_pl.data.validation import check_finite
 from fedgkd_pl.errors import SettingError, require
 from numpy.typing import NDArray

@@ -28,8 +28,7 @@ from fedgkd_pl.callbacks.communication import Communication
 from fedgkd_pl.callbacks.drift import ClientDrift
 from fedgkd_pl.callbacks.export import FILES, ModelExport, exported
 from fedgkd_pl.callbacks.forgetting import Forgetting
-from fedgkd_pl.data.examples import Examples, Splits
-from fedgkd_pl.data.transforms import Scale
+from fedgkd_pl.data.examples import Examples, Scale, Splits
 from fedgkd_pl.engines.base import Engine, Session, schedule
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.federation.message import ClientFailure, ClientUpdate, Message, State

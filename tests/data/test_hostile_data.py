@@ -12,8 +12,7 @@ import pytest
 import torch
 from fedgkd_pl import TinyImageNet
 from fedgkd_pl.data.downloads import read_checked
-from fedgkd_pl.data.examples import Examples, Splits, digest
-from fedgkd_pl.data.transforms import Scale
+from fedgkd_pl.data.examples import Examples, Scale, Splits, digest
 from fedgkd_pl.errors import SettingError
 
 from tests.conftest import Table

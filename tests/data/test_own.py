@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 from fedgkd_pl import ByKey, Digits, Dirichlet, FederatedData
-from fedgkd_pl.data.examples import Examples, Splits
-from fedgkd_pl.data.transforms import Scale
+from fedgkd_pl.data.examples import Examples, Scale, Splits
 from fedgkd_pl.errors import SettingError
 
 from tests.conftest import Given, Table

@@ -1,14 +1,19 @@
-"""Texts as token ids: tokenised at every start, padded per batch."""
+"""Texts as token ids, tokenised at every start and padded per batch: AG News and SST-5."""
 
+import csv
+import io
+import re
 from abc import abstractmethod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
+from fedgkd_pl.data.downloads import provide, read_text
 from fedgkd_pl.data.examples import Examples, Splits
 from fedgkd_pl.data.inputs import TextInputs
-from fedgkd_pl.errors import SettingError, at_least, require
+from fedgkd_pl.errors import SettingError, at_least, not_negative, require
 from fedgkd_pl.models.text import load_transformers
 from torch import Tensor, nn
 from typing_extensions import override
@@ -138,3 +143,129 @@ def load_tokenizer(name: str) -> Any:
         hint = "give a local folder or a vocab.txt"
         raise SettingError("tokenizer", f"{reason}; {hint}", name) from error
     return tokenizer
+
+
+class AGNews(TextDataModule):
+    """AG News: headlines and first lines of World, Sports, Business and Sci/Tech news.
+
+    The clients share 60,000 of the 120,000 training rows, the paper's half; the server validates
+    on 6,000 others and tests on the official 7,600. A row is "label","title","text", and where the
+    title is empty the text stands alone.
+
+    Args:
+        data_dir: the folder that holds, or is to hold, ``train.csv`` and ``test.csv``.
+        download: fetch the files if they are not there.
+        train_samples: how many rows the clients share.
+        val_samples: how many others the server validates on.
+        kwargs: those of :class:`TextDataModule`.
+    """
+
+    name = "ag_news"
+    num_classes = 4
+    class_names = ("World", "Sports", "Business", "Sci/Tech")
+    val_split = "last"
+    URL = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
+    MD5 = {  # noqa: RUF012
+        "train.csv": "b1a00f826fdfbd249f79597b59e1dc12",
+        "test.csv": "d52ea96a97a2d943681189a97654912d",
+    }
+
+    def __init__(
+        self,
+        data_dir: str = "data/ag_news",
+        download: bool = True,
+        train_samples: int = 60_000,
+        val_samples: int = 6_000,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(data_dir, **kwargs)
+        at_least(1, train_samples=train_samples)
+        not_negative(val_samples=val_samples)
+        self.download = download
+        self.train_samples = train_samples
+        self.val_samples = val_samples
+
+    @override
+    def prepare_data(self) -> None:
+        """Downloads the files that are missing, if that is allowed."""
+        for name, checksum in self.MD5.items():
+            provide(self.data_dir, [name], self.URL + name if self.download else "", checksum)
+
+    @override
+    def texts(self) -> dict[str, Texts]:
+        rows = self._read("train.csv")
+        wanted = self.train_samples + self.val_samples
+        reason = f"train.csv has {len(rows)} rows, {self.val_samples} of them to validate on"
+        require(wanted <= len(rows), "train_samples", reason, self.train_samples)
+        order = np.random.default_rng(0).permutation(len(rows))[:wanted]  # the same for all seeds
+        mixed = [rows[row] for row in order]
+        parts = {"train": mixed[: self.train_samples], "test": self._read("test.csv")}
+        if self.val_samples:
+            parts["val"] = mixed[self.train_samples :]
+        columns = {split: zip(*part, strict=True) for split, part in parts.items()}
+        return {split: (list(texts), list(labels)) for split, (texts, labels) in columns.items()}
+
+    def _read(self, name: str) -> list[tuple[str, int]]:
+        content = read_text(self.data_dir / name, self.MD5[name])
+        rows = []
+        for label, title, body in csv.reader(io.StringIO(content)):
+            text = f"{title} {body}".replace("\\", " ")  # a backslash stands for a line's end
+            rows.append((" ".join(text.split()), int(label) - 1))
+        return rows
+
+
+LEAF = re.compile(r"\([0-4] ([^()]+)\)")
+ESCAPED = {"``": '"', "''": '"', "\\/": "/", "\\*": "*"}
+ESCAPED |= {"-LRB-": "(", "-RRB-": ")", "-LSB-": "[", "-RSB-": "]"}
+
+
+class SST5(TextDataModule):
+    """SST-5: 8,544 sentences of films' reviews in five degrees of sentiment.
+
+    All training sentences go to the clients; the treebank's own 1,101 are the validation set and
+    its 2,210 the test set. Only whole sentences are used, the label being the root's.
+
+    Args:
+        data_dir: the folder that holds, or is to hold, ``train.txt``, ``dev.txt``, ``test.txt``.
+        download: fetch the treebank if it is not there.
+        kwargs: those of :class:`TextDataModule`.
+    """
+
+    name = "sst5"
+    num_classes = 5
+    class_names = ("very negative", "negative", "neutral", "positive", "very positive")
+    val_split = "last"
+    URL = "https://nlp.stanford.edu/sentiment/trainDevTestTrees_PTB.zip"
+    SHA256 = {  # noqa: RUF012  (the zip has no published checksum, its files do not change)
+        "train": "e2f3f41b0b1e6d4dddc0effe3bfc2d27ed8928079aa9a03d652311614fc5feb7",
+        "val": "0e9336aed6e4730e19f58d00a77b3f0297efdb755f7b5e598c98a05e3f97ea40",
+        "test": "6e54806dee95cf80cd918e7dfb3f6770f6df24bf826f289a4d1f709e1c8f6761",
+    }
+    FILES = {"train": "train.txt", "val": "dev.txt", "test": "test.txt"}  # noqa: RUF012
+
+    def __init__(self, data_dir: str = "data/sst5", download: bool = True, **kwargs: Any) -> None:
+        super().__init__(data_dir, **kwargs)
+        self.download = download
+
+    @override
+    def prepare_data(self) -> None:
+        """Downloads the treebank if it is missing and that is allowed."""
+        url, names = self.URL if self.download else "", list(self.FILES.values())
+        provide(self.data_dir, names, url, None, inside="trees")
+
+    @override
+    def texts(self) -> dict[str, Texts]:
+        splits: dict[str, Texts] = {}
+        for split, name in self.FILES.items():
+            content = read_text(self.data_dir / name, self.SHA256[split])
+            trees = [line for line in content.splitlines() if line.strip()]
+            splits[split] = [sentence_of(tree) for tree in trees], [int(tree[1]) for tree in trees]
+        return splits
+
+
+def sentence_of(tree: str) -> str:
+    """The sentence of a tree like ``(3 (2 Good) (2 film))``, whose root has the label 3."""
+    sentence = " ".join(LEAF.findall(tree))
+    for escaped, plain in ESCAPED.items():
+        sentence = sentence.replace(escaped, plain)
+    return sentence

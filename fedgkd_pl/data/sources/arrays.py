@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from fedgkd_pl.data.examples import Examples, Splits, Transform
+from fedgkd_pl.data.examples import Examples, Ids, Scale, Splits, Transform
 from fedgkd_pl.data.mapped import MappedTensor, as_tensor
 from fedgkd_pl.data.sources.base import OwnData, reading
-from fedgkd_pl.data.transforms import Ids, Scale
 from fedgkd_pl.data.validation import check_finite
 from fedgkd_pl.errors import require
 from torch import Tensor

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
-from fedgkd_pl.data.examples import Examples, Splits
+from fedgkd_pl.data.examples import Examples, ImageTransform, Scale, Splits
 from fedgkd_pl.data.inputs import Decoder, TableInputs
-from fedgkd_pl.data.transforms import ImageTransform, Scale
 from fedgkd_pl.errors import SettingError, require
 from numpy.typing import NDArray
 from torch import Tensor

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from fedgkd_pl.data.examples import Examples, Splits, Transform
+from fedgkd_pl.data.examples import Examples, Scale, Splits, Transform
 from fedgkd_pl.data.inputs import Decoder
 from fedgkd_pl.data.lazy import SampleError
 from fedgkd_pl.data.partition import ByKey, Partition
@@ -25,7 +25,6 @@ from fedgkd_pl.data.sources.base import (
 )
 from fedgkd_pl.data.sources.dataset import lazy_examples
 from fedgkd_pl.data.sources.tables import read_csv
-from fedgkd_pl.data.transforms import Scale
 from fedgkd_pl.errors import SettingError, at_least, require
 from torch import Tensor
 from torch.utils.data import Dataset
