@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from fedgkd_pl.data.mapped import MappedTensor
-from fedgkd_pl.data.partition import ClientIndex, SingleClientIndex
+from fedgkd_pl.data.partition import ClientIndex
 from fedgkd_pl.data.tasks import Task, TaskSequences
 from fedgkd_pl.errors import require
 from fedgkd_pl.seeds import derive
@@ -235,7 +235,9 @@ class ClientData:
 
     def only(self, client: int, examples: Examples) -> "ClientData":
         """The data of one client with these examples, where nobody else's data is."""
-        return replace(self, examples=examples, index=SingleClientIndex(client, len(examples)))
+        return replace(
+            self, examples=examples, index=ClientIndex([np.arange(len(examples))], client)
+        )
 
 
 class ImageTransform:

@@ -37,8 +37,7 @@ class OwnSplit:
 
     def rows(self, client: int) -> slice:
         """The rows of a client's samples."""
-        first, end = self.index.offsets[client : client + 2]
-        return slice(int(first), int(end))
+        return self.index.place(client)
 
 
 OwnSplits = dict[str, OwnSplit]  # by split, where clients have one

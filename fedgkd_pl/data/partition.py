@@ -34,9 +34,14 @@ class ClientIndex(Sequence[Indices]):
     """The sample numbers of every client, as one array with offsets.
 
     Lists of Python integers take ten times the memory at 100,000 clients.
+
+    Args:
+        parts: the sample numbers of one client after the other.
+        first: the number of the first client; no other than these is known.
     """
 
-    def __init__(self, parts: Sequence[Indices]) -> None:
+    def __init__(self, parts: Sequence[Indices], first: int = 0) -> None:
+        self.first = first
         self.offsets = np.concatenate([[0], np.cumsum([len(p) for p in parts])]).astype(np.int64)
         self.samples = np.concatenate(parts).astype(np.int32)
 
@@ -44,14 +49,18 @@ class ClientIndex(Sequence[Indices]):
         return len(self.offsets) - 1
 
     def __getitem__(self, client: int) -> Indices:  # type: ignore[override]
-        if not 0 <= client < len(self):
+        return self.samples[self.place(client)].astype(np.int64)
+
+    def place(self, client: int) -> slice:
+        """Where the samples of one client are among all."""
+        number = client - self.first
+        if not 0 <= number < len(self):
             raise IndexError(client)
-        start, stop = self.offsets[client : client + 2]
-        return self.samples[start:stop].astype(np.int64)
+        return slice(*self.offsets[number : number + 2].tolist())
 
     def size(self, client: int) -> int:
         """The number of samples of one client."""
-        return int(self.offsets[client + 1] - self.offsets[client])
+        return len(self[client])
 
     @property
     def sizes(self) -> Indices:
@@ -71,23 +80,6 @@ class ClientIndex(Sequence[Indices]):
         counts = np.zeros((len(self), num_classes), dtype=np.int64)
         np.add.at(counts, (owners, labels[self.samples]), 1)
         return counts.tolist()
-
-
-class SingleClientIndex(ClientIndex):
-    """One client, which owns all samples, and no other."""
-
-    def __init__(self, client: int, size: int) -> None:
-        self.client = client
-        super().__init__([np.arange(size)])
-
-    def __getitem__(self, client: int) -> Indices:  # type: ignore[override]
-        if client != self.client:
-            raise IndexError(client)
-        return super().__getitem__(0)
-
-    def size(self, client: int) -> int:
-        """The number of samples of one client."""
-        return len(self[client])
 
 
 def largest_first(index: ClientIndex, cohort: Sequence[int]) -> list[int]:

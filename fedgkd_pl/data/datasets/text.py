@@ -4,6 +4,7 @@ import csv
 import io
 import re
 from abc import abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,39 @@ class TrimPadding:
         return ids[:, : max(1, longest)].long()
 
 
-class TextDataModule(FederatedDataModule):
+class Tokenised(FederatedDataModule):
+    """Base of data that may be texts."""
+
+    tokenizer: str | None
+    max_length: int
+    tokens: tuple[int, int] | None = None  # the padding and the largest id
+
+    def tokenise(
+        self, texts: Mapping[str, list[str]], targets: Mapping[str, Tensor], column: str = "text"
+    ) -> dict[str, Any]:
+        """The examples of every split; ``column`` is that of the texts, in a table."""
+        require(self.tokenizer is not None, "tokenizer", "texts need one")
+        name = str(self.tokenizer)
+        tokenizer = load_tokenizer(name)
+        self.reading = TextInputs(column, name, self.max_length, vocabulary_of(tokenizer))
+        ids = {split: encode(tokenizer, given, self.max_length) for split, given in texts.items()}
+        self.tokens = tokenizer.pad_token_id, max(int(each.max()) for each in ids.values())
+        trim = TrimPadding(tokenizer.pad_token_id)
+        return {split: Examples(each, targets[split], trim) for split, each in ids.items()}
+
+    @override
+    def check_net(self, net: nn.Module) -> None:
+        """Refuses a net with fewer words, or another padding, than the tokenizer."""
+        if self.tokens is not None:
+            pad_id, top_id = self.tokens
+            size, expected = getattr(net, "vocab_size", None), getattr(net, "pad_id", pad_id)
+            reason = f"gives token {top_id}, the net knows {size}: use the encoder's own tokenizer"
+            require(size is None or top_id < size, "tokenizer", reason, self.tokenizer)
+            reason = f"pads with token {pad_id}, the net expects {expected}"
+            require(expected == pad_id, "tokenizer", reason, self.tokenizer)
+
+
+class TextDataModule(Tokenised):
     """Base of the text datasets; a dataset is a subclass with :meth:`texts`.
 
     Args:
@@ -69,30 +102,11 @@ class TextDataModule(FederatedDataModule):
     @override
     def load(self) -> Splits:
         self.prepare_data()
-        tokenizer = load_tokenizer(self.tokenizer)
-        self.pad_id, text = tokenizer.pad_token_id, vocabulary_of(tokenizer)
-        self.reading = TextInputs("text", self.tokenizer, self.max_length, text)
-        examples: dict[str, Any] = {}
-        for split, (texts, labels) in self.texts().items():
-            require(len(texts) > 0, "data_dir", f"{self.name} has no {split} samples")
-            ids = encode(tokenizer, texts, self.max_length)
-            targets = torch.tensor(labels, dtype=torch.int64)
-            examples[split] = Examples(ids, targets, TrimPadding(self.pad_id))
-        self.top_id = max(int(part.inputs.max()) for part in examples.values())
-        return Splits(**examples)
-
-    @override
-    def check_net(self, net: nn.Module) -> None:
-        check_tokens(net, self.tokenizer, self.pad_id, self.top_id)
-
-
-def check_tokens(net: nn.Module, tokenizer: str, pad_id: int, top_id: int) -> None:
-    """Refuses a net with fewer words, or another padding, than the tokenizer."""
-    size, expected = getattr(net, "vocab_size", None), getattr(net, "pad_id", pad_id)
-    reason = f"gives token {top_id}, the net knows {size}: use the encoder's own tokenizer"
-    require(size is None or top_id < size, "tokenizer", reason, tokenizer)
-    reason = f"pads with token {pad_id}, the net expects {expected}"
-    require(expected == pad_id, "tokenizer", reason, tokenizer)
+        given = self.texts()
+        targets = {split: torch.tensor(labels) for split, (_, labels) in given.items()}
+        return Splits(
+            **self.tokenise({split: texts for split, (texts, _) in given.items()}, targets)
+        )
 
 
 def encode(tokenizer: Any, texts: list[str], max_length: int) -> Tensor:

@@ -85,7 +85,6 @@ class ImageFolders(OwnData):
             split: lazy_examples(
                 _Images(each, targets[split], self.decoder),
                 split,
-                targets[split],
                 random=False,
                 workers=self.loader_workers,
             )

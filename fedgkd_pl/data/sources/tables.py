@@ -1,18 +1,11 @@
 """Tables with a column of labels: CSV and Parquet, and texts in tables or files."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedgkd_pl.data.datasets.text import (
-    TrimPadding,
-    check_tokens,
-    encode,
-    load_tokenizer,
-    vocabulary_of,
-)
-from fedgkd_pl.data.examples import Examples, Splits
-from fedgkd_pl.data.inputs import TextInputs
+from fedgkd_pl.data.datasets.text import Tokenised
+from fedgkd_pl.data.examples import Splits
 from fedgkd_pl.data.sources.base import (
     OwnData,
     Tables,
@@ -22,8 +15,7 @@ from fedgkd_pl.data.sources.base import (
     numbers,
     reading,
 )
-from fedgkd_pl.errors import require
-from torch import Tensor, nn
+from fedgkd_pl.errors import at_least, require
 from typing_extensions import override
 
 
@@ -101,7 +93,7 @@ class ParquetTable(CSVTable):
             return numbered(pd.read_parquet(file, "pyarrow", wanted), file)
 
 
-class OwnTexts(OwnData):
+class OwnTexts(Tokenised, OwnData):
     """Base of the sources that may hold texts.
 
     Args:
@@ -112,30 +104,9 @@ class OwnTexts(OwnData):
 
     def __init__(self, tokenizer: str | None = None, max_length: int = 128, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        require(max_length >= 2, "max_length", "must be at least 2", max_length)
+        at_least(2, max_length=max_length)
         self.tokenizer = tokenizer
         self.max_length = max_length
-        self.tokens: tuple[int, int] | None = None  # the padding and the largest id
-
-    def tokenise(
-        self, texts: Mapping[str, list[str]], targets: Mapping[str, Tensor], column: str
-    ) -> dict[str, Any]:
-        """The examples of every split; ``column`` is that of the texts, in a table."""
-        require(self.tokenizer is not None, "tokenizer", "texts need one")
-        tokenizer = load_tokenizer(str(self.tokenizer))
-        text = vocabulary_of(tokenizer)
-        self.reading = TextInputs(column, str(self.tokenizer), self.max_length, text)
-        ids = {
-            split: encode(tokenizer, content, self.max_length) for split, content in texts.items()
-        }
-        self.tokens = tokenizer.pad_token_id, max(int(each.max()) for each in ids.values())
-        trim = TrimPadding(tokenizer.pad_token_id)
-        return {split: Examples(each, targets[split], trim) for split, each in ids.items()}
-
-    @override
-    def check_net(self, net: nn.Module) -> None:
-        if self.tokens is not None:
-            check_tokens(net, str(self.tokenizer), *self.tokens)
 
 
 class TextFiles(OwnTexts):
