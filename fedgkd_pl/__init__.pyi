@@ -35,6 +35,7 @@ from .data.datasets.small import Toy2D as Toy2D
 from .data.datasets.text import SST5 as SST5
 from .data.datasets.text import AGNews as AGNews
 from .data.datasets.text import TextDataModule as TextDataModule
+from .data.examples import ClassTasks as ClassTasks
 from .data.examples import Examples as Examples
 from .data.examples import Splits as Splits
 from .data.partition import IID as IID
@@ -46,7 +47,7 @@ from .data.partition import Partition as Partition
 from .data.partition import Pathological as Pathological
 from .data.partition import QuantitySkew as QuantitySkew
 from .data.partition import Shards as Shards
-from .data.sources.arrays import Arrays as Arrays
+from .data.sources.base import Arrays as Arrays
 from .data.sources.base import OwnData as OwnData
 from .data.sources.dataset import LightningData as LightningData
 from .data.sources.dataset import TorchDataset as TorchDataset
@@ -54,11 +55,10 @@ from .data.sources.federated import FederatedData as FederatedData
 from .data.sources.folders import ClientFiles as ClientFiles
 from .data.sources.folders import ImageFolders as ImageFolders
 from .data.sources.folders import Leaf as Leaf
-from .data.sources.huggingface import HuggingFace as HuggingFace
 from .data.sources.tables import CSVTable as CSVTable
+from .data.sources.tables import HuggingFace as HuggingFace
 from .data.sources.tables import ParquetTable as ParquetTable
 from .data.sources.tables import TextFiles as TextFiles
-from .data.tasks import ClassTasks as ClassTasks
 from .engines.base import Engine as Engine
 from .engines.base import Session as Session
 from .engines.flower.engine import FlowerEngine as FlowerEngine

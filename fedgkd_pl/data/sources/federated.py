@@ -1,10 +1,9 @@
 """Own data in one line each."""
 
-from fedgkd_pl.data.sources.arrays import Arrays
+from fedgkd_pl.data.sources.base import Arrays
 from fedgkd_pl.data.sources.dataset import LightningData, TorchDataset
 from fedgkd_pl.data.sources.folders import ClientFiles, ImageFolders, Leaf
-from fedgkd_pl.data.sources.huggingface import HuggingFace
-from fedgkd_pl.data.sources.tables import CSVTable, ParquetTable, TextFiles
+from fedgkd_pl.data.sources.tables import CSVTable, HuggingFace, ParquetTable, TextFiles
 
 
 class FederatedData:

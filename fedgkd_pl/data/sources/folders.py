@@ -11,19 +11,20 @@ import numpy as np
 import torch
 from fedgkd_pl.data.examples import Examples, Scale, Splits, Transform
 from fedgkd_pl.data.inputs import Decoder
-from fedgkd_pl.data.lazy import SampleError
 from fedgkd_pl.data.partition import ByKey, Partition
-from fedgkd_pl.data.sources.arrays import as_labels, examples_of, read_pairs
 from fedgkd_pl.data.sources.base import (
     OwnData,
+    as_labels,
     class_files,
     class_tables,
+    examples_of,
     joined,
     parts_of,
+    read_pairs,
     reading,
     visible,
 )
-from fedgkd_pl.data.sources.dataset import lazy_examples
+from fedgkd_pl.data.sources.dataset import SampleError, lazy_examples
 from fedgkd_pl.data.sources.tables import read_csv
 from fedgkd_pl.errors import SettingError, at_least, require
 from torch import Tensor
