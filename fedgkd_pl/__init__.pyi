@@ -51,8 +51,8 @@ from .data.sources.base import Arrays as Arrays
 from .data.sources.base import OwnData as OwnData
 from .data.sources.dataset import LightningData as LightningData
 from .data.sources.dataset import TorchDataset as TorchDataset
-from .data.sources.federated import FederatedData as FederatedData
 from .data.sources.folders import ClientFiles as ClientFiles
+from .data.sources.folders import FederatedData as FederatedData
 from .data.sources.folders import ImageFolders as ImageFolders
 from .data.sources.folders import Leaf as Leaf
 from .data.sources.tables import CSVTable as CSVTable

@@ -1,5 +1,6 @@
 """The base of all federated datasets, with public data and the clients' own test samples."""
 
+import json
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -18,14 +19,15 @@ from fedgkd_pl.data.partition import (
     ClientIndex,
     Indices,
     Partition,
-    export,
     heterogeneity,
+    labels_digest,
     stratified,
 )
-from fedgkd_pl.data.validation import check_splits, warn_of_missing, warn_of_owners
+from fedgkd_pl.data.validation import check_splits, warn_of_owners
 from fedgkd_pl.errors import at_least, require
 from fedgkd_pl.seeds import Purpose, default_seed, derive
 from fedgkd_pl.storage.checkpoint import load_newest
+from fedgkd_pl.storage.files import commit
 from fedgkd_pl.storage.recorded import Recorded
 from lightning.pytorch import LightningDataModule
 from torch import Tensor, nn
@@ -367,8 +369,6 @@ class FederatedDataModule(LightningDataModule, Recorded):
             owned, self.val, rows = owned.view(kept), owned.view(held), rows[kept]
         else:
             self.val = splits.val
-        for split, examples in ("validation", self.val), ("test", self.test):
-            warn_of_missing(split, examples, owned, self.class_names)
         return owned, rows
 
     def _take_public(self, owned: Examples, rows: Tensor) -> tuple[Examples, Tensor]:
@@ -460,9 +460,11 @@ class FederatedDataModule(LightningDataModule, Recorded):
 
     def export_partition(self, path: str | Path) -> None:
         """Writes who owns which sample to a JSON file, for :class:`FromFile`."""
-        parts = ClientIndex([self.rows["clients"][part] for part in self.client_data.index])
-        others = {name: self.rows[name] for name in OTHERS}
-        export(parts, self._everything.labels.numpy(), Path(path), others)
+        parts = [self.rows["clients"][part] for part in self.client_data.index]
+        content: dict[str, Any] = {name: self.rows[name] for name in OTHERS if len(self.rows[name])}
+        digest_of_all = labels_digest(self._everything.labels.numpy())
+        content |= {"labels_sha256": digest_of_all, "clients": parts}
+        commit(Path(path), [json.dumps(content, default=np.ndarray.tolist).encode()])
 
     def fingerprint(self) -> str:
         """The SHA-256 of all samples, labels and of who owns which, the same on every machine.

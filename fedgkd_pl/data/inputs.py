@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from fedgkd_pl.data.examples import Ids, ImageTransform, Scale, Transform
-from fedgkd_pl.data.mapped import DTYPES, as_tensor
+from fedgkd_pl.data.examples import DTYPES, Ids, ImageTransform, Scale, Transform, as_tensor
 from fedgkd_pl.data.validation import check_finite
 from fedgkd_pl.errors import SettingError, require
 from numpy.typing import NDArray
@@ -94,11 +93,6 @@ class Decoder:
         sides = [self.size] if isinstance(self.size, int) else self.size or [1]
         fits = len(sides) <= 2 and all(side >= 1 for side in sides)
         require(fits, "size", "must be a number of pixels, or [height, width]", self.size)
-
-    @property
-    def reading(self) -> ImageInputs:
-        """How such images lie in files."""
-        return ImageInputs(resize=self.size is not None)
 
     def __call__(self, sources: Sequence[Any], first: Pixels | None = None) -> Tensor:
         """The images as bytes, samples × channels × height × width, of the size of ``first``."""

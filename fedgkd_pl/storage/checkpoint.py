@@ -12,7 +12,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -64,7 +64,8 @@ class StateStore(MutableMapping[int, State]):
     def __getitem__(self, client: int) -> State:
         from safetensors.torch import load
 
-        return load(self._read(self.names[client]))
+        name = self.names[client]
+        return load(read_state(self._folder(name), name))
 
     def __setitem__(self, client: int, state: State) -> None:
         if self._home is None:
@@ -90,9 +91,6 @@ class StateStore(MutableMapping[int, State]):
             return self._home
         return self._source
 
-    def _read(self, name: str) -> bytes:
-        return read_state(self._folder(name), name)
-
     def _discard(self, name: str | None) -> None:
         """Removes a replaced file from the temporary folder, which no checkpoint refers to."""
         if self._temporary is not None and name is not None and name not in self.names.values():
@@ -106,7 +104,7 @@ class StateStore(MutableMapping[int, State]):
             known = set() if self._temporary else {file.name for file in folder.glob("*")}
             for name in {*self.names.values()} - known:
                 if self._folder(name) != folder:
-                    commit(folder / name, [self._read(name)], sync=False)
+                    commit(folder / name, [read_state(self._folder(name), name)], sync=False)
             self.close()
             self._home, self._source = folder, None
         sync_folder(folder)
@@ -114,7 +112,7 @@ class StateStore(MutableMapping[int, State]):
     def check(self) -> None:
         """Reads every file; StorageError if one is missing or damaged."""
         for name in self.names.values():
-            self._read(name)
+            read_state(self._folder(name), name)
 
     def close(self) -> None:
         """Removes the temporary folder; Python does, unless a process ends without cleaning up."""
@@ -132,13 +130,6 @@ def read_state(folder: Path, name: str) -> bytes:
     if f"{hashlib.sha256(content).hexdigest()}.safetensors" != name:
         raise StorageError(folder / name, "is damaged")
     return content
-
-
-def clean(folder: Path, referred: Iterable[str]) -> None:
-    """Removes the states from a folder that nothing refers to."""
-    for name in {file.name for file in folder.glob("*.safetensors")} - {*referred}:
-        (folder / name).unlink(missing_ok=True)
-        files.reached("removed", folder / name)
 
 
 FORMAT = "fedgkd_pl 2"
@@ -357,7 +348,10 @@ def _clean(stores: list[StateStore], folder: Path) -> None:
     with suppress(CheckpointDamaged):  # nobody knows what a damaged file needs
         for file in folder.iterdir():
             names |= referred_states(file) if file.is_file() else set()
-        clean(folder / FOLDER, names)
+        for state in (folder / FOLDER).glob("*.safetensors"):
+            if state.name not in names:
+                state.unlink(missing_ok=True)
+                files.reached("removed", state)
 
 
 def copy_checkpoint(source: Path, target: Path) -> None:

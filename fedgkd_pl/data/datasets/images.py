@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.downloads import provide, read_text
-from fedgkd_pl.data.examples import Examples, ImageTransform, Splits
+from fedgkd_pl.data.examples import Examples, ImageTransform, Splits, open_map
 from fedgkd_pl.data.inputs import ImageInputs
-from fedgkd_pl.data.mapped import open_map
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.storage.files import commit
 from typing_extensions import override
@@ -164,7 +163,8 @@ class TinyImageNet(ImageArchive):
         require(len(classes) == self.num_classes, "data_dir", reason)
         self.class_names = names
         key = hashlib.sha256(("\n".join(names) + annotations).encode()).hexdigest()[:12]
-        train = [f"train/{name}/images/{file}" for name in classes for file in self._files(name)]
+        numbers = sorted(map(str, range(self.PER_CLASS)))
+        train = [f"train/{c}/images/{c}_{number}.JPEG" for c in classes for number in numbers]
         # Mixed once and for all, so that the last tenth, the validation set, has every class.
         order = np.random.default_rng(0).permutation(len(train))
         rows = [line.split("\t") for line in annotations.splitlines()]
@@ -177,9 +177,6 @@ class TinyImageNet(ImageArchive):
             self._decoded(f"train-{key}", [train[n] for n in order], order // self.PER_CLASS),
             self._decoded(f"test-{key}", test, labels),
         )
-
-    def _files(self, name: str) -> list[str]:
-        return sorted(f"{name}_{number}.JPEG" for number in range(self.PER_CLASS))
 
     def _decoded(self, name: str, files: list[str], labels: Any) -> Examples:
         """The images of some files, decoded unless that was done before."""

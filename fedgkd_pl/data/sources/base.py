@@ -10,9 +10,17 @@ from typing import Any
 import numpy as np
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
-from fedgkd_pl.data.examples import Examples, Ids, ImageTransform, Scale, Splits, Transform
-from fedgkd_pl.data.inputs import Decoder, TableInputs
-from fedgkd_pl.data.mapped import MappedTensor, as_tensor
+from fedgkd_pl.data.examples import (
+    Examples,
+    Ids,
+    ImageTransform,
+    MappedTensor,
+    Scale,
+    Splits,
+    Transform,
+    as_tensor,
+)
+from fedgkd_pl.data.inputs import Decoder, ImageInputs, TableInputs
 from fedgkd_pl.data.validation import check_finite
 from fedgkd_pl.errors import SettingError, require
 from numpy.typing import NDArray
@@ -113,16 +121,16 @@ class OwnData(FederatedDataModule):
         **known: Any,
     ) -> Splits:
         """Images as bytes in memory, all of one size."""
-        self.reading = decoder.reading
         first = decoder.one(images["train"][0])
         examples: dict[str, Any] = {
             split: Examples(decoder(each, first), targets[split], Scale(255))
             for split, each in images.items()
         }
-        return self.normalised(self.split(**examples, **known), augment)
+        return self.normalised(self.split(**examples, **known), decoder, augment)
 
-    def normalised(self, splits: Splits, augment: bool = False) -> Splits:
+    def normalised(self, splits: Splits, decoder: Decoder, augment: bool) -> Splits:
         """The splits with a transform to mean 0 and deviation 1 of each channel in training."""
+        self.reading = ImageInputs(resize=decoder.size is not None)
         count, total, squares = 0, torch.zeros(()), torch.zeros(())
         for piece in self.held_out(splits)[0].pieces():
             for images in piece.split(256):  # eight times as large as float64
