@@ -15,7 +15,6 @@ from fedgkd_pl.data.examples import Batches, ClassTasks, ClientData, Examples, S
 from fedgkd_pl.data.inputs import InputFormat
 from fedgkd_pl.data.partition import (
     IID,
-    OTHERS,
     ClientIndex,
     Indices,
     Partition,
@@ -30,6 +29,7 @@ from fedgkd_pl.storage.checkpoint import load_newest
 from fedgkd_pl.storage.files import commit
 from fedgkd_pl.storage.recorded import Recorded
 from lightning.pytorch import LightningDataModule
+from numpy.random import Generator
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -135,9 +135,7 @@ class PublicData(Recorded, ABC):
     labelled = False  # whether its labels are public, too; they are all 0 otherwise
 
     @abstractmethod
-    def take(
-        self, train: Examples, num_classes: int, generator: np.random.Generator
-    ) -> tuple[Tensor, Examples]:
+    def take(self, train: Examples, num_classes: int, rng: Generator) -> tuple[Tensor, Examples]:
         """The rows of ``train`` that are left to the clients, and the public examples."""
 
 
@@ -160,12 +158,10 @@ class HeldOut(PublicData):
         self.labelled = labelled
 
     @override
-    def take(
-        self, train: Examples, num_classes: int, generator: np.random.Generator
-    ) -> tuple[Tensor, Examples]:
+    def take(self, train: Examples, num_classes: int, rng: Generator) -> tuple[Tensor, Examples]:
         size = round(self.fraction * len(train))
         require(0 < size < len(train), "fraction", f"leaves {size} of {len(train)}", self.fraction)
-        drawn = torch.from_numpy(generator.permutation(len(train)))
+        drawn = torch.from_numpy(rng.permutation(len(train)))
         return drawn[size:].sort().values, train.portable(drawn[:size].sort().values)
 
 
@@ -188,9 +184,7 @@ class OtherData(PublicData):
         self.labelled = labelled
 
     @override
-    def take(
-        self, train: Examples, num_classes: int, generator: np.random.Generator
-    ) -> tuple[Tensor, Examples]:
+    def take(self, train: Examples, num_classes: int, rng: Generator) -> tuple[Tensor, Examples]:
         other = self.data.load().train
         ours, theirs = (
             f"{tuple(each.inputs.shape[1:])} of {each.inputs.dtype}" for each in (train, other)
@@ -203,7 +197,7 @@ class OtherData(PublicData):
         if self.samples is not None:
             reason = f"must be at most {len(other)}, the samples of {self.data.name}"
             require(self.samples <= len(other), "samples", reason, self.samples)
-            rows = np.sort(generator.permutation(len(other))[: self.samples])
+            rows = np.sort(rng.permutation(len(other))[: self.samples])
             other = other.portable(torch.from_numpy(rows))
         return torch.arange(len(train)), replace(other, transform=train.transform)
 
@@ -304,6 +298,7 @@ class FederatedDataModule(LightningDataModule, Recorded):
         self.clients: ClientData | None = None
         self.owners_of: list[list[int]] = []  # by client, where clients are made of owners
         self.client_splits: OwnSplits = {}  # what clients keep of their own, once it is loaded
+        self.rows: dict[str, Indices] = {}  # whose are which rows of all training data
         self._fingerprint: str | None = None
 
     @abstractmethod
@@ -362,7 +357,6 @@ class FederatedDataModule(LightningDataModule, Recorded):
     def _keep_validation(self, splits: Splits) -> tuple[Examples, Tensor]:
         """Sets the validation data; what it leaves to the clients, and its rows of all."""
         owned, rows = splits.train, torch.arange(len(splits.train))
-        self.rows = {"validation": rows[:0].numpy()}  # whose are which rows of all training data
         if splits.val is None:
             kept, held = self._hold_out(owned, splits.keys)
             self.rows["validation"] = rows[held].numpy()
@@ -373,7 +367,6 @@ class FederatedDataModule(LightningDataModule, Recorded):
 
     def _take_public(self, owned: Examples, rows: Tensor) -> tuple[Examples, Tensor]:
         """Sets the public data; what it leaves to the clients, and its rows of all."""
-        self.rows["public"] = rows[:0].numpy()
         if self.public_source is None:
             return owned, rows
         rng = np.random.default_rng(derive(self.partition_seed, "public"))
@@ -424,9 +417,7 @@ class FederatedDataModule(LightningDataModule, Recorded):
         require(0 < len(rest) == len(owned) - len(held), "partition", reason, self.partition)
         return torch.from_numpy(rest), torch.from_numpy(held)
 
-    def _draw(
-        self, owned: Examples, keys: Any, size: int, rng: np.random.Generator
-    ) -> tuple[Tensor, Tensor]:
+    def _draw(self, owned: Examples, keys: Any, size: int, rng: Generator) -> tuple[Tensor, Tensor]:
         """The rows that stay and about ``size`` that are taken, from every class or owner alike."""
         by_owner = keys is not None and self.partition.by_owner
         rows = stratified(keys if by_owner else owned.labels.numpy(), size, rng)
@@ -461,7 +452,7 @@ class FederatedDataModule(LightningDataModule, Recorded):
     def export_partition(self, path: str | Path) -> None:
         """Writes who owns which sample to a JSON file, for :class:`FromFile`."""
         parts = [self.rows["clients"][part] for part in self.client_data.index]
-        content: dict[str, Any] = {name: self.rows[name] for name in OTHERS if len(self.rows[name])}
+        content: dict[str, Any] = {name: rows for name, rows in self.rows.items() if len(rows)}
         digest_of_all = labels_digest(self._everything.labels.numpy())
         content |= {"labels_sha256": digest_of_all, "clients": parts}
         commit(Path(path), [json.dumps(content, default=np.ndarray.tolist).encode()])

@@ -499,3 +499,21 @@ class Ids:
     def __call__(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
         """The ids as int64; nothing is random."""
         return ids.long()
+
+
+class TrimPadding:
+    """Cuts a batch to its longest text.
+
+    Args:
+        pad_id: the token that fills rows up.
+    """
+
+    random = False
+
+    def __init__(self, pad_id: int) -> None:
+        self.pad_id = pad_id
+
+    def __call__(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
+        """The ids, padded on the right, as batch × longest; nothing is random."""
+        longest = int((ids != self.pad_id).sum(dim=1).max())
+        return ids[:, : max(1, longest)].long()

@@ -85,9 +85,7 @@ def largest_first(index: ClientIndex, cohort: Sequence[int]) -> list[int]:
     return sorted(cohort, key=lambda client: (-index.size(client), client))
 
 
-def stratified(
-    groups: Labels, size: int, generator: np.random.Generator, leave: int = 1
-) -> Indices:
+def stratified(groups: Labels, size: int, generator: Generator, leave: int = 1) -> Indices:
     """A sample in which every group has its share.
 
     Args:

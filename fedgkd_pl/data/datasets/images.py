@@ -159,8 +159,6 @@ class TinyImageNet(ImageArchive):
         names = read_text(self.root / "wnids.txt", None).split()
         annotations = read_text(self.root / "val" / "val_annotations.txt", None)
         classes = {name: number for number, name in enumerate(names)}
-        reason = f"wnids.txt names {len(classes)} classes, not {self.num_classes}"
-        require(len(classes) == self.num_classes, "data_dir", reason)
         self.class_names = names
         key = hashlib.sha256(("\n".join(names) + annotations).encode()).hexdigest()[:12]
         numbers = sorted(map(str, range(self.PER_CLASS)))

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.downloads import provide, read_text
-from fedgkd_pl.data.examples import Examples, Splits
+from fedgkd_pl.data.examples import Examples, Splits, TrimPadding
 from fedgkd_pl.data.inputs import TextInputs
 from fedgkd_pl.errors import SettingError, at_least, not_negative, require
 from fedgkd_pl.models.text import load_transformers
@@ -20,24 +20,6 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 Texts = tuple[list[str], list[int]]  # the texts and their labels
-
-
-class TrimPadding:
-    """Cuts a batch to its longest text.
-
-    Args:
-        pad_id: the token that fills rows up.
-    """
-
-    random = False
-
-    def __init__(self, pad_id: int) -> None:
-        self.pad_id = pad_id
-
-    def __call__(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
-        """The ids, padded on the right, as batch × longest; nothing is random."""
-        longest = int((ids != self.pad_id).sum(dim=1).max())
-        return ids[:, : max(1, longest)].long()
 
 
 class Tokenised(FederatedDataModule):

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence, Sized
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from multiprocessing import util
 from typing import Any
@@ -209,10 +209,6 @@ class LazyExamples(Examples):
     @override
     def content(self) -> dict[str, Tensor]:
         return {"rows": self._known(), "targets": self.targets}
-
-    @override
-    def filled(self, content: dict[str, Tensor]) -> Examples:
-        return replace(self, rows=content["rows"], targets=content["targets"])
 
     @property
     @override

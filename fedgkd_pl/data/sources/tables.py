@@ -13,6 +13,7 @@ from fedgkd_pl.data.sources.base import (
     Owners,
     Tables,
     as_labels,
+    check_columns,
     class_tables,
     column,
     examples_of,
@@ -170,9 +171,7 @@ def _read(file: Path) -> str:
         return file.read_text(encoding="utf-8-sig")
 
 
-def read_tables(
-    read: Callable[[Path, str], Any], path: str | Path, test_path: str | None
-) -> Tables:
+def read_tables(read: Callable[..., Any], path: str | Path, test_path: str | None) -> Tables:
     """The tables of a file and, if there is one, of that of the test set."""
     tables = {"train": read(Path(path).expanduser(), "path")}
     if test_path is not None:
@@ -241,23 +240,23 @@ class HuggingFace(OwnTexts):
     def load(self) -> Splits:
         import pandas as pd
 
-        wanted = {name: "columns" for name in self.columns} | {self.label: "label"}
-        wanted |= {} if self.owner is None else {self.owner: "owner"}
         found, tables = self._splits(), {}
+        wanted = {*self.columns, self.label, self.owner}
         for split, rows in found.items():
             require(len(rows) > 0, "dataset", f"{split} has no rows")
-            for name, key in wanted.items():
-                reason = f"{split} has no column {name!r:.40}, but {', '.join(rows.column_names)}"
-                require(name in rows.column_names, key, reason)
             plain = rows.with_format(None)
-            tables[split] = numbered(pd.DataFrame({n: list(plain[n]) for n in wanted}), split)
-        classes = getattr(found["train"].features[self.label], "names", None)
+            cells = {name: list(plain[name]) for name in rows.column_names if name in wanted}
+            tables[split] = numbered(pd.DataFrame(cells), split)
+            check_columns(tables[split], self.columns, "columns")
+        classes = getattr(found["train"].features.get(self.label), "names", None)
         if classes is None:
             targets = self.class_targets(tables, self.label)
         else:  # in their own order, with those that have no sample
             self.class_names, self.num_classes = classes, len(classes)
-            cells = {split: table[self.label].to_numpy() for split, table in tables.items()}
-            targets = {split: as_labels(labels, "label") for split, labels in cells.items()}
+            targets = {
+                split: as_labels(table[self.label].to_numpy(), "label")
+                for split, table in tables.items()
+            }
         return self._read(tables, targets, self.column_owners(tables["train"], self.owner))
 
     def _splits(self) -> dict[str, Any]:
