@@ -210,7 +210,18 @@ def read_checkpoint(path: str | Path, states: bool = False) -> dict[str, Any]:
     """
     path = Path(path)
     try:
-        checkpoint = _read(path)
+        if not path.is_file():
+            raise CheckpointDamaged(f"no such file: {path}")
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata()
+            if metadata["format"] != FORMAT:
+                found = metadata["format"]
+                raise CheckpointDamaged(f"{path}: has format {found}, this is {FORMAT}")
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}
+        if metadata["sha256"] != _checksum(metadata, tensors):
+            raise ValueError("the checksum is wrong")
+        tree = json.loads(tensors[TREE].numpy().tobytes())
+        checkpoint = dict(_from_json(tree, tensors, path.parent / FOLDER))
         for store in stores_of(checkpoint) if states else ():
             store.check()
     except CheckpointDamaged:
@@ -225,20 +236,6 @@ def stores_of(checkpoint: dict[str, Any]) -> list[StateStore]:
     """What a checkpoint has in files of their own."""
     values = checkpoint.get("fedgkd_pl", {}).values()
     return [value for value in values if isinstance(value, StateStore) and len(value)]
-
-
-def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise CheckpointDamaged(f"no such file: {path}")
-    with safe_open(path, "pt") as file:
-        metadata = file.metadata()
-        if metadata["format"] != FORMAT:
-            raise CheckpointDamaged(f"{path}: has format {metadata['format']}, this is {FORMAT}")
-        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}
-    if metadata["sha256"] != _checksum(metadata, tensors):
-        raise ValueError("the checksum is wrong")
-    tree = json.loads(tensors[TREE].numpy().tobytes())
-    return dict(_from_json(tree, tensors, path.parent / FOLDER))
 
 
 def _from_json(value: Any, tensors: dict[str, Tensor], states: Path) -> Any:

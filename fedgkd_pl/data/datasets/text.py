@@ -14,7 +14,8 @@ from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.downloads import provide, read_text
 from fedgkd_pl.data.examples import Examples, Splits, TrimPadding
 from fedgkd_pl.data.inputs import TextInputs
-from fedgkd_pl.errors import SettingError, at_least, not_negative, require
+from fedgkd_pl.data.sources.base import reading
+from fedgkd_pl.errors import at_least, not_negative, require
 from fedgkd_pl.models.text import load_transformers
 from torch import Tensor, nn
 from typing_extensions import override
@@ -115,29 +116,23 @@ def vocabulary_of(tokenizer: Any) -> str:
 def saved_tokenizer(file: Path, pad_id: int) -> Any:
     """The tokenizer of a ``tokenizer.json``, which pads with ``pad_id``."""
     transformers = load_transformers("tokenizer")
-    try:
+    with reading(file, "tokenizer"):
         tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(file))
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_id)
         tokenizer(["a text"], padding="longest")
-    except Exception as error:  # a damaged one fails in any way
-        raise SettingError("tokenizer", "is damaged", file) from error
     return tokenizer
 
 
 def load_tokenizer(name: str) -> Any:
     """The tokenizer of a name on the hub, a local folder, or a ``vocab.txt`` of WordPieces."""
     transformers = load_transformers("tokenizer")
-    try:
+    with reading(f"{name!r} (a name on the hub, a folder or a vocab.txt)", "tokenizer"):
         if Path(name).is_file():
             words = Path(name).read_text(encoding="utf-8").splitlines()
             tokenizer = transformers.BertTokenizer(vocab={word: n for n, word in enumerate(words)})
         else:
             tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         tokenizer(["a text"], padding="longest")  # fails without a padding token
-    except Exception as error:  # a damaged one fails in any way
-        reason = "not found here nor on the hub, or damaged, or without a padding token"
-        hint = "give a local folder or a vocab.txt"
-        raise SettingError("tokenizer", f"{reason}; {hint}", name) from error
     return tokenizer
 
 
