@@ -453,8 +453,8 @@ class FederatedDataModule(LightningDataModule, Recorded):
         """Writes who owns which sample to a JSON file, for :class:`FromFile`."""
         parts = [self.rows["clients"][part] for part in self.client_data.index]
         content: dict[str, Any] = {name: rows for name, rows in self.rows.items() if len(rows)}
-        digest_of_all = labels_digest(self._everything.labels.numpy())
-        content |= {"labels_sha256": digest_of_all, "clients": parts}
+        known_by = labels_digest(self._everything.labels.numpy())
+        content |= {"labels_sha256": known_by, "clients": parts}
         commit(Path(path), [json.dumps(content, default=np.ndarray.tolist).encode()])
 
     def fingerprint(self) -> str:

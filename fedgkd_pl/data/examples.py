@@ -1,4 +1,4 @@
-"""Data that stays in memory as tensors, and the batches cut from it on the device.
+"""Data that stays in memory as tensors, or in a mapped file, and the batches cut from it.
 
 Clients may learn tasks: one group of classes after the other, each in an order of its own. A task
 is known by its number, in training and in evaluation: outputs of classes that are not in it are set
