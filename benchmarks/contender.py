@@ -17,9 +17,8 @@ import numpy as np
 import torch
 from fedgkd_pl import FedAvg, FedGKD, FedGKDVote, LocalEngine, ResNet8
 from fedgkd_pl.data.datamodule import FederatedDataModule
-from fedgkd_pl.data.examples import Batches, ClientData, Examples, Splits
+from fedgkd_pl.data.examples import Batches, ClientData, Examples, ImageTransform, Scale, Splits
 from fedgkd_pl.data.partition import ClientIndex, Indices, Labels, Partition
-from fedgkd_pl.data.transforms import ImageTransform, Scale
 from lightning.pytorch import Callback, Trainer
 from torch import Tensor, nn
 from torch.optim import SGD

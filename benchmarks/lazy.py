@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 from fedgkd_pl import FedAvg, ResNet8
-from fedgkd_pl.data.examples import ClientData, Examples
+from fedgkd_pl.data.examples import ClientData, Examples, ImageTransform
 from fedgkd_pl.data.partition import ClientIndex
 from fedgkd_pl.data.sources.dataset import lazy_examples
-from fedgkd_pl.data.transforms import ImageTransform
 from fedgkd_pl.federation.client_trainer import ClientTrainer, Job, quiet
 from fedgkd_pl.federation.hardware import channels_last, keep_memory, threads
 from fedgkd_pl.federation.message import Message

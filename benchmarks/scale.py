@@ -33,8 +33,7 @@ def run(clients: int, used: int, rounds: int) -> None:
     import torch
     from fedgkd_pl import FedAvg, LocalEngine
     from fedgkd_pl.data.datamodule import FederatedDataModule
-    from fedgkd_pl.data.examples import Batches, ClientData, Examples, Splits
-    from fedgkd_pl.data.transforms import Scale
+    from fedgkd_pl.data.examples import Batches, ClientData, Examples, Scale, Splits
     from lightning.pytorch import Callback, Trainer
     from torch import nn
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from fedgkd_pl import FederatedServer, LocalModels, build
-from fedgkd_pl.data.datasets.toy import sector
+from fedgkd_pl.data.datasets.small import sector
 from fedgkd_pl.federation.message import ClientUpdate
 from lightning.pytorch import Trainer
 

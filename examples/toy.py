@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from fedgkd_pl import MLP, FedAvg, FederatedCallback, FedGKD, LocalEngine, Toy2D
-from fedgkd_pl.data.datasets.toy import sector
+from fedgkd_pl.data.datasets.small import sector
 from fedgkd_pl.federation.message import ClientUpdate, State
 from fedgkd_pl.plots.figures import scatter_class
 from fedgkd_pl.plots.style import PALETTE, TEXT, boxed, literal, make_panels, save

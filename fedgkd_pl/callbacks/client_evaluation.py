@@ -11,9 +11,8 @@ from fedgkd_pl.callbacks.evaluate import (
     score_of,
     spread,
 )
-from fedgkd_pl.data.datamodule import FederatedDataModule
+from fedgkd_pl.data.datamodule import FederatedDataModule, OwnSplit
 from fedgkd_pl.data.examples import Examples
-from fedgkd_pl.data.own import OwnSplit
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.checks import require_classes
 from fedgkd_pl.federation.message import ClientUpdate, State

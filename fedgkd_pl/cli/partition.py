@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from fedgkd_pl.data.datamodule import FederatedDataModule
-from fedgkd_pl.data.heterogeneity import effective_classes
+from fedgkd_pl.data.partition import effective_classes
 from fedgkd_pl.errors import require
 from fedgkd_pl.plots.figures import SHOWN, bubble_chart
 from fedgkd_pl.storage.files import printable

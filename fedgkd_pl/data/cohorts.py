@@ -160,9 +160,9 @@ class AuthorsCohorts(Cohorts):
 
     @override
     def check(self, population: Population) -> None:
-        if not isinstance(population.partition, AuthorsDirichlet):
-            name = type(population.partition).__name__
-            raise SettingError("cohorts", "AuthorsCohorts needs partition AuthorsDirichlet", name)
+        fits = isinstance(population.partition, AuthorsDirichlet)
+        reason = "AuthorsCohorts needs partition AuthorsDirichlet"
+        require(fits, "cohorts", reason, population.partition)
         reason = "AuthorsCohorts needs all clients: unseen_clients must be 0"
         require(len(population.clients) == len(population.sizes), "cohorts", reason)
 

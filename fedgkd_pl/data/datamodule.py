@@ -1,28 +1,220 @@
-"""The base of all federated datasets."""
+"""The base of all federated datasets, with public data and the clients' own test samples."""
 
-from abc import abstractmethod
-from collections.abc import Sequence
+import json
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 from fedgkd_pl.data.cohorts import CohortLoader, Cohorts, Population, UniformCohorts
-from fedgkd_pl.data.examples import Batches, ClientData, Examples, Splits, digest
-from fedgkd_pl.data.heterogeneity import heterogeneity
+from fedgkd_pl.data.examples import Batches, ClassTasks, ClientData, Examples, Splits, digest
 from fedgkd_pl.data.inputs import InputFormat
-from fedgkd_pl.data.own import OwnSplits, keep_own, own_of_owners
-from fedgkd_pl.data.partition import IID, OTHERS, ClientIndex, Partition, export, stratified
-from fedgkd_pl.data.public import PublicData, unlabelled
-from fedgkd_pl.data.tasks import ClassTasks
-from fedgkd_pl.data.validation import check_splits, warn_of_missing, warn_of_owners
+from fedgkd_pl.data.partition import (
+    IID,
+    ClientIndex,
+    Indices,
+    Partition,
+    heterogeneity,
+    labels_digest,
+    stratified,
+)
+from fedgkd_pl.data.validation import check_splits, warn_of_owners
 from fedgkd_pl.errors import at_least, require
-from fedgkd_pl.seeds import default_seed, derive
+from fedgkd_pl.seeds import Purpose, default_seed, derive
 from fedgkd_pl.storage.checkpoint import load_newest
+from fedgkd_pl.storage.files import commit
 from fedgkd_pl.storage.recorded import Recorded
 from lightning.pytorch import LightningDataModule
+from numpy.random import Generator
 from torch import Tensor, nn
 from typing_extensions import override
+
+log = logging.getLogger("fedgkd_pl")
+PURPOSES: dict[str, Purpose] = {"test": "client test", "val": "client val"}
+
+
+@dataclass(frozen=True)
+class OwnSplit:
+    """The clients' own samples of one split, those of client 0 first, then those of client 1, …."""
+
+    examples: Examples
+    index: ClientIndex
+
+    @classmethod
+    def of(cls, examples: Examples, parts: list[Indices]) -> "OwnSplit":
+        """Some of the examples; ``parts`` has their numbers, by client."""
+        rows = torch.from_numpy(np.concatenate(parts).astype(np.int64))
+        ends = np.cumsum([len(part) for part in parts])
+        return cls(examples.view(rows), ClientIndex(np.split(np.arange(len(rows)), ends[:-1])))
+
+    @property
+    def clients(self) -> list[int]:
+        """Those that have samples here."""
+        clients: list[int] = np.flatnonzero(self.index.sizes).tolist()
+        return clients
+
+    def rows(self, client: int) -> slice:
+        """The rows of a client's samples."""
+        return self.index.place(client)
+
+
+OwnSplits = dict[str, OwnSplit]  # by split, where clients have one
+
+
+def keep_own(
+    owned: Examples, index: ClientIndex, fractions: Mapping[str, float], seed: int
+) -> tuple[Examples, ClientIndex, OwnSplits]:
+    """Takes the clients' own splits out of what they train on.
+
+    Every class of a client gives its share, and none its last sample; without classes, the whole
+    client does. A client's draw depends on the seed, its number and its samples alone.
+
+    Args:
+        owned: what clients have.
+        index: who owns which.
+        fractions: the part of each client's samples that is kept, by split.
+
+    Returns:
+        What is left to train on, who owns which of it, and what was taken.
+    """
+    wanted = {split: fraction for split, fraction in fractions.items() if fraction > 0}
+    if not wanted:
+        return owned, index, {}
+    labels = owned.labels.numpy()
+    taken: dict[str, list[Indices]] = {split: [] for split in wanted}
+    training: list[Indices] = []
+    for client, samples in enumerate(index):
+        rest = samples
+        for split, fraction in wanted.items():
+            size = round(fraction * len(samples))
+            rng = np.random.default_rng(derive(seed, PURPOSES[split], client=client))
+            ordered = np.sort(rest)
+            drawn = ordered[stratified(labels[ordered], size, rng)] if size else ordered[:0]
+            taken[split].append(drawn)
+            rest = rest[~np.isin(rest, drawn)]  # in the order that the partition gave
+        training.append(rest)
+    splits = {split: OwnSplit.of(owned, parts) for split, parts in taken.items()}
+    clients = int(np.count_nonzero(index.sizes))
+    for split, own in splits.items():
+        key, small = f"client_{split}_fraction", clients - len(own.clients)
+        reason = "takes nothing: no client has enough samples of a class to give one away"
+        require(small < clients, key, reason, wanted[split])
+        if small:
+            text = "%s: %d of %d clients are too small for a %s split of their own, and not counted"
+            log.warning(text, key, small, clients, split)
+    rows = np.sort(np.concatenate(training))
+    left = ClientIndex([np.searchsorted(rows, part) for part in training])
+    return owned.view(torch.from_numpy(rows)), left, splits
+
+
+def own_of_owners(test: Examples, test_keys: Indices, owners: list[list[int]]) -> OwnSplits:
+    """The test samples of each client's own owners; empty where an owner has two clients.
+
+    Args:
+        test_keys: the owner of every test sample.
+        owners: those of every client.
+    """
+    reason = "test_keys must be the owner of every test sample: correct them in load()"
+    require(len(test_keys) == len(test), "data", reason)
+    client_of = {owner: client for client, of_client in enumerate(owners) for owner in of_client}
+    if len(client_of) < sum(map(len, owners)):
+        return {}
+    clients = np.array([client_of.get(owner, -1) for owner in test_keys.tolist()], dtype=np.int64)
+    parts = [np.flatnonzero(clients == client) for client in range(len(owners))]
+    return {"test": OwnSplit.of(test, parts)} if (clients >= 0).any() else {}
+
+
+class PublicData(Recorded, ABC):
+    """A source of public data."""
+
+    from_training = False  # whether it is cut from what the clients would share
+    labelled = False  # whether its labels are public, too; they are all 0 otherwise
+
+    @abstractmethod
+    def take(self, train: Examples, num_classes: int, rng: Generator) -> tuple[Tensor, Examples]:
+        """The rows of ``train`` that are left to the clients, and the public examples."""
+
+
+class HeldOut(PublicData):
+    """A random part of the training data, which the clients then do not have.
+
+    It has the distribution of the clients' data, which makes distillation easier than with the data
+    of another source.
+
+    Args:
+        fraction: of the training data that validation leaves.
+        labelled: whether its labels are public, too, for methods that begin with them (FedMD).
+    """
+
+    from_training = True
+
+    def __init__(self, fraction: float = 0.2, labelled: bool = False) -> None:
+        require(0 < fraction < 1, "fraction", "must be in (0, 1)", fraction)
+        self.fraction = fraction
+        self.labelled = labelled
+
+    @override
+    def take(self, train: Examples, num_classes: int, rng: Generator) -> tuple[Tensor, Examples]:
+        size = round(self.fraction * len(train))
+        require(0 < size < len(train), "fraction", f"leaves {size} of {len(train)}", self.fraction)
+        drawn = torch.from_numpy(rng.permutation(len(train)))
+        return drawn[size:].sort().values, train.portable(drawn[:size].sort().values)
+
+
+class OtherData(PublicData):
+    """The training inputs of another dataset, read as the clients' own are.
+
+    Args:
+        data: the dataset; how it would be cut into clients does not matter.
+        samples: take this many at random; by default all.
+        labelled: whether its labels, which must be classes of the clients' data, are public, too,
+            for methods that begin with them (FedMD).
+    """
+
+    def __init__(
+        self, data: "FederatedDataModule", samples: int | None = None, labelled: bool = False
+    ) -> None:
+        at_least(1, samples=1 if samples is None else samples)
+        self.data = data
+        self.samples = samples
+        self.labelled = labelled
+
+    @override
+    def take(self, train: Examples, num_classes: int, rng: Generator) -> tuple[Tensor, Examples]:
+        other = self.data.load().train
+        ours, theirs = (
+            f"{tuple(each.inputs.shape[1:])} of {each.inputs.dtype}" for each in (train, other)
+        )
+        reason = f"the inputs of {self.data.name} are {theirs}, the clients' are {ours}"
+        require(ours == theirs, "public", reason)
+        classes = self.data.num_classes
+        reason = f"{self.data.name} has {classes} classes, the clients' data {num_classes}"
+        require(not self.labelled or 0 < classes <= num_classes, "labelled", reason, True)
+        if self.samples is not None:
+            reason = f"must be at most {len(other)}, the samples of {self.data.name}"
+            require(self.samples <= len(other), "samples", reason, self.samples)
+            rows = np.sort(rng.permutation(len(other))[: self.samples])
+            other = other.portable(torch.from_numpy(rows))
+        return torch.arange(len(train)), replace(other, transform=train.transform)
+
+
+def unlabelled(examples: Examples) -> Examples:
+    """The same inputs; every label is 0."""
+    return replace(examples, targets=torch.zeros_like(examples.targets))
+
+
+def sampled_rows(public: Examples, samples: int, labelled: bool, seed: int) -> Tensor:
+    """So many rows of public data, or all, by a seed; of every class its share, if labelled."""
+    if samples >= len(public):
+        return torch.arange(len(public))
+    rng = np.random.default_rng(seed)
+    if labelled:
+        return torch.from_numpy(stratified(public.labels.cpu().numpy(), samples, rng, leave=0))
+    return torch.from_numpy(rng.choice(len(public), samples, replace=False)).sort().values
 
 
 class FederatedDataModule(LightningDataModule, Recorded):
@@ -106,6 +298,7 @@ class FederatedDataModule(LightningDataModule, Recorded):
         self.clients: ClientData | None = None
         self.owners_of: list[list[int]] = []  # by client, where clients are made of owners
         self.client_splits: OwnSplits = {}  # what clients keep of their own, once it is loaded
+        self.rows: dict[str, Indices] = {}  # whose are which rows of all training data
         self._fingerprint: str | None = None
 
     @abstractmethod
@@ -164,20 +357,16 @@ class FederatedDataModule(LightningDataModule, Recorded):
     def _keep_validation(self, splits: Splits) -> tuple[Examples, Tensor]:
         """Sets the validation data; what it leaves to the clients, and its rows of all."""
         owned, rows = splits.train, torch.arange(len(splits.train))
-        self.rows = {"validation": rows[:0].numpy()}  # whose are which rows of all training data
         if splits.val is None:
             kept, held = self._hold_out(owned, splits.keys)
             self.rows["validation"] = rows[held].numpy()
             owned, self.val, rows = owned.view(kept), owned.view(held), rows[kept]
         else:
             self.val = splits.val
-        for split, examples in ("validation", self.val), ("test", self.test):
-            warn_of_missing(split, examples, owned, self.class_names)
         return owned, rows
 
     def _take_public(self, owned: Examples, rows: Tensor) -> tuple[Examples, Tensor]:
         """Sets the public data; what it leaves to the clients, and its rows of all."""
-        self.rows["public"] = rows[:0].numpy()
         if self.public_source is None:
             return owned, rows
         rng = np.random.default_rng(derive(self.partition_seed, "public"))
@@ -228,9 +417,7 @@ class FederatedDataModule(LightningDataModule, Recorded):
         require(0 < len(rest) == len(owned) - len(held), "partition", reason, self.partition)
         return torch.from_numpy(rest), torch.from_numpy(held)
 
-    def _draw(
-        self, owned: Examples, keys: Any, size: int, rng: np.random.Generator
-    ) -> tuple[Tensor, Tensor]:
+    def _draw(self, owned: Examples, keys: Any, size: int, rng: Generator) -> tuple[Tensor, Tensor]:
         """The rows that stay and about ``size`` that are taken, from every class or owner alike."""
         by_owner = keys is not None and self.partition.by_owner
         rows = stratified(keys if by_owner else owned.labels.numpy(), size, rng)
@@ -264,9 +451,11 @@ class FederatedDataModule(LightningDataModule, Recorded):
 
     def export_partition(self, path: str | Path) -> None:
         """Writes who owns which sample to a JSON file, for :class:`FromFile`."""
-        parts = ClientIndex([self.rows["clients"][part] for part in self.client_data.index])
-        others = {name: self.rows[name] for name in OTHERS}
-        export(parts, self._everything.labels.numpy(), Path(path), others)
+        parts = [self.rows["clients"][part] for part in self.client_data.index]
+        content: dict[str, Any] = {name: rows for name, rows in self.rows.items() if len(rows)}
+        known_by = labels_digest(self._everything.labels.numpy())
+        content |= {"labels_sha256": known_by, "clients": parts}
+        commit(Path(path), [json.dumps(content, default=np.ndarray.tolist).encode()])
 
     def fingerprint(self) -> str:
         """The SHA-256 of all samples, labels and of who owns which, the same on every machine.

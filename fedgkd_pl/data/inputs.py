@@ -5,20 +5,24 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
-from fedgkd_pl.data.examples import Transform
-from fedgkd_pl.data.mapped import DTYPES, as_tensor
-from fedgkd_pl.data.transforms import Ids, ImageTransform, Scale
+from fedgkd_pl.data.examples import (
+    DTYPES,
+    Examples,
+    Ids,
+    ImageTransform,
+    Scale,
+    Transform,
+    TrimPadding,
+    as_tensor,
+)
 from fedgkd_pl.data.validation import check_finite
 from fedgkd_pl.errors import SettingError, require
 from numpy.typing import NDArray
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from fedgkd_pl.data.datamodule import FederatedDataModule
 
 Pixels = NDArray[np.uint8]
 
@@ -95,11 +99,6 @@ class Decoder:
         sides = [self.size] if isinstance(self.size, int) else self.size or [1]
         fits = len(sides) <= 2 and all(side >= 1 for side in sides)
         require(fits, "size", "must be a number of pixels, or [height, width]", self.size)
-
-    @property
-    def reading(self) -> ImageInputs:
-        """How such images lie in files."""
-        return ImageInputs(resize=self.size is not None)
 
     def __call__(self, sources: Sequence[Any], first: Pixels | None = None) -> Tensor:
         """The images as bytes, samples × channels × height × width, of the size of ``first``."""
@@ -223,9 +222,9 @@ class RawInputs:
         return stored
 
 
-def describe_inputs(data: "FederatedDataModule") -> dict[str, Any]:
-    """What of a data module's test set :func:`read_inputs` needs, as JSON takes it."""
-    examples, reading, fields = data.test, data.reading, None
+def describe_inputs(examples: Examples, reading: InputFormat | None) -> dict[str, Any]:
+    """What of a data module's samples and files :func:`read_inputs` needs, as JSON takes it."""
+    fields = None
     shape, dtype = tuple(examples.inputs.shape[1:]), examples.inputs.dtype
     if reading is None and dtype == torch.uint8 and len(shape) == 3 and shape[0] in (1, 3):
         reading = ImageInputs()
@@ -237,7 +236,7 @@ def describe_inputs(data: "FederatedDataModule") -> dict[str, Any]:
         fields.pop("vocabulary", None)  # a file of its own
     own = type(examples.transform)
     transform: dict[str, Any] = {"kind": OWN, "name": f"{own.__module__}.{own.__qualname__}"}
-    for kind, (known, names) in _transforms().items():
+    for kind, (known, names) in TRANSFORMS.items():
         if own is known:  # not a subclass, which may do anything
             values = {name: getattr(examples.transform, name) for name in names}
             transform = {"kind": kind, **values}
@@ -252,7 +251,7 @@ def read_inputs(content: Any, vocabulary: Path | None = None) -> RawInputs:
         content: of a file that may be a stranger's.
         vocabulary: the tokenizer's own file; by default it is found by its name.
     """
-    from fedgkd_pl.data.datasets.text import TrimPadding, load_tokenizer, saved_tokenizer
+    from fedgkd_pl.data.datasets.text import load_tokenizer, saved_tokenizer
 
     reading: Any = None
     tokenizer = None
@@ -262,7 +261,7 @@ def read_inputs(content: Any, vocabulary: Path | None = None) -> RawInputs:
         reading = FORMATS[kind](**values)
     settings = dict(content["transform"])
     kind = settings.pop("kind")
-    make = partial(partial, _refuse) if kind == OWN else _transforms()[kind][0]
+    make = partial(partial, _refuse) if kind == OWN else TRANSFORMS[kind][0]
     transform = make(**settings)
     if isinstance(transform, TrimPadding):
         if vocabulary is not None and vocabulary.is_file():
@@ -281,13 +280,10 @@ def _refuse(inputs: Tensor, generator: torch.Generator | None, name: str) -> Ten
     raise SettingError("transform", reason)
 
 
-def _transforms() -> dict[str, tuple[Any, tuple[str, ...]]]:
-    """The transforms that a run's folder can hold, with the settings that count in evaluation."""
-    from fedgkd_pl.data.datasets.text import TrimPadding
-
-    return {
-        "normalise": (ImageTransform, ("mean", "std")),
-        "scale": (Scale, ("maximum", "shape")),
-        "ids": (Ids, ()),
-        "trim": (TrimPadding, ("pad_id",)),
-    }
+# The transforms that a run's folder can hold, with the settings that count in evaluation.
+TRANSFORMS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "normalise": (ImageTransform, ("mean", "std")),
+    "scale": (Scale, ("maximum", "shape")),
+    "ids": (Ids, ()),
+    "trim": (TrimPadding, ("pad_id",)),
+}

@@ -8,15 +8,13 @@ rest of the package::
 """
 
 import hashlib
-import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from fedgkd_pl.errors import SettingError, at_least, not_negative, positive, require
-from fedgkd_pl.storage.files import MB, commit, read_json
+from fedgkd_pl.storage.files import MB, read_json
 from fedgkd_pl.storage.recorded import Recorded
 from numpy.random import Generator, RandomState
 from numpy.typing import NDArray
@@ -34,9 +32,14 @@ class ClientIndex(Sequence[Indices]):
     """The sample numbers of every client, as one array with offsets.
 
     Lists of Python integers take ten times the memory at 100,000 clients.
+
+    Args:
+        parts: the sample numbers of one client after the other.
+        first: the number of the first client; no other than these is known.
     """
 
-    def __init__(self, parts: Sequence[Indices]) -> None:
+    def __init__(self, parts: Sequence[Indices], first: int = 0) -> None:
+        self.first = first
         self.offsets = np.concatenate([[0], np.cumsum([len(p) for p in parts])]).astype(np.int64)
         self.samples = np.concatenate(parts).astype(np.int32)
 
@@ -44,14 +47,18 @@ class ClientIndex(Sequence[Indices]):
         return len(self.offsets) - 1
 
     def __getitem__(self, client: int) -> Indices:  # type: ignore[override]
-        if not 0 <= client < len(self):
+        return self.samples[self.place(client)].astype(np.int64)
+
+    def place(self, client: int) -> slice:
+        """Where the samples of one client are among all."""
+        number = client - self.first
+        if not 0 <= number < len(self):
             raise IndexError(client)
-        start, stop = self.offsets[client : client + 2]
-        return self.samples[start:stop].astype(np.int64)
+        return slice(*self.offsets[number : number + 2].tolist())
 
     def size(self, client: int) -> int:
         """The number of samples of one client."""
-        return int(self.offsets[client + 1] - self.offsets[client])
+        return len(self[client])
 
     @property
     def sizes(self) -> Indices:
@@ -73,31 +80,12 @@ class ClientIndex(Sequence[Indices]):
         return counts.tolist()
 
 
-class SingleClientIndex(ClientIndex):
-    """One client, which owns all samples, and no other."""
-
-    def __init__(self, client: int, size: int) -> None:
-        self.client = client
-        super().__init__([np.arange(size)])
-
-    def __getitem__(self, client: int) -> Indices:  # type: ignore[override]
-        if client != self.client:
-            raise IndexError(client)
-        return super().__getitem__(0)
-
-    def size(self, client: int) -> int:
-        """The number of samples of one client."""
-        return len(self[client])
-
-
 def largest_first(index: ClientIndex, cohort: Sequence[int]) -> list[int]:
     """The order of a round: the largest client first, so that no long one starts last."""
     return sorted(cohort, key=lambda client: (-index.size(client), client))
 
 
-def stratified(
-    groups: Labels, size: int, generator: np.random.Generator, leave: int = 1
-) -> Indices:
+def stratified(groups: Labels, size: int, generator: Generator, leave: int = 1) -> Indices:
     """A sample in which every group has its share.
 
     Args:
@@ -326,8 +314,6 @@ class QuantitySkew(Partition):
 
     @override
     def split(self, labels: Labels, num_clients: int, generator: Generator) -> Iterator[Indices]:
-        reason = f"{num_clients} clients cannot each have this many of {len(labels)} samples"
-        require(self.min_size * num_clients <= len(labels), "min_size", reason, self.min_size)
         for _ in range(MAX_TRIES):
             p = generator.dirichlet(np.full(num_clients, self.beta))
             cuts = (np.cumsum(p)[:-1] * len(labels)).astype(int)
@@ -446,13 +432,10 @@ class FromFile(Partition):
     def split(self, labels: Labels, num_clients: int, generator: Generator) -> Iterator[Indices]:
         count = len(self._clients)
         require(count == num_clients, "num_clients", f"{self.path} has {count}", num_clients)
-        inside = (self._owned >= 0) & (self._owned < len(labels))
-        times = np.bincount(self._owned[inside], minlength=len(labels))
-        faults = {"twice": np.flatnonzero(times > 1), "missing": np.flatnonzero(times == 0)}
-        for fault, rows in ({"unknown": self._owned[~inside]} | faults).items():
-            reason = f"{self.path} must name each of {len(labels)} training samples once, those of "
-            reason += "the validation part too, not of test_fraction's; "
-            require(not len(rows), "partition", f"{reason}{fault}: {rows[:3].tolist()}")
+        reason = f"{self.path} must name each of {len(labels)} training samples once, those of "
+        reason += "the validation part too, not of test_fraction's"
+        fits = np.array_equal(np.sort(self._owned), np.arange(len(labels)))
+        require(fits, "partition", reason, f"{len(self._owned)} samples")
         reason = f"{self.path} was made for other data: the labels differ"
         require(self._labels in (None, labels_digest(labels)), "partition", reason)
         yield from self._clients
@@ -465,18 +448,43 @@ def _numbers(samples: Any) -> Indices:
     return rows.astype(np.int64)
 
 
-def export(index: ClientIndex, labels: Labels, path: Path, others: Mapping[str, Indices]) -> None:
-    """Writes who owns which sample, and the labels' SHA-256, to a JSON file for FromFile.
-
-    Args:
-        labels: of all training samples, which the index counts.
-        others: samples that no client owns: ``validation``, ``public``.
-    """
-    content: dict[str, Any] = {name: rows for name, rows in others.items() if len(rows)}
-    content |= {"labels_sha256": labels_digest(labels), "clients": list(index)}
-    commit(path, [json.dumps(content, default=np.ndarray.tolist).encode()])
-
-
 def labels_digest(labels: Labels) -> str:
     """The SHA-256 of all labels, by which a partition knows its data."""
     return hashlib.sha256(labels.astype("<i8").tobytes()).hexdigest()
+
+
+Counts = Sequence[Sequence[int]]  # samples of each class, for every client
+
+
+def effective_classes(counts: Counts) -> list[float]:
+    """For every client with data exp(label entropy): 1 for one class, C for C equal ones."""
+    p = _shares(counts)
+    entropy = -np.sum(p * np.log(np.where(p > 0, p, 1)), axis=1)
+    return [float(value) for value in np.exp(entropy)]
+
+
+def heterogeneity(counts: Counts) -> dict[str, float]:
+    """The figures of a partition.
+
+    Returns:
+        ``effective_classes``: mean over clients of the exponential of the label entropy.
+        ``total_variation``: mean distance of a client's label distribution to that of all, in
+        [0, 1]. ``size_min``, ``size_max``, ``size_std``: of the clients' sizes.
+    """
+    table = np.asarray(counts, dtype=float)
+    sizes = table.sum(axis=1)
+    everyone = table.sum(axis=0) / table.sum()
+    distance = np.abs(_shares(counts) - everyone).sum(axis=1) / 2
+    return {
+        "effective_classes": float(np.mean(effective_classes(counts))),
+        "total_variation": float(distance.mean()),
+        "size_min": float(sizes.min()),
+        "size_max": float(sizes.max()),
+        "size_std": float(sizes.std()),
+    }
+
+
+def _shares(counts: Counts) -> "np.ndarray[tuple[int, int], np.dtype[np.float64]]":
+    table = np.asarray(counts, dtype=float)
+    table = table[table.sum(axis=1) > 0]
+    return table / table.sum(axis=1, keepdims=True)  # type: ignore[no-any-return]

@@ -9,10 +9,11 @@ from copy import deepcopy
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.examples import ClientData
-from fedgkd_pl.data.partition import SingleClientIndex
+from fedgkd_pl.data.partition import ClientIndex
 from fedgkd_pl.errors import RunFailed, SettingError, require
 from fedgkd_pl.federation.callback import FederatedCallback
 from fedgkd_pl.federation.client import BatchNorms, FederatedClient, Objective
@@ -236,7 +237,7 @@ def _try_module(server: "FederatedServer", data: "FederatedDataModule") -> None:
     client.num_classes, client.run_seed, client.local_loss = data.num_classes, 0, server.local_loss
     client.needs_outputs = server.needs_outputs
     weights = {name: tensor.detach().cpu() for name, tensor in net.state_dict().items()}
-    own = ClientData(some, SingleClientIndex(0, len(some)), len(some), 0)
+    own = ClientData(some, ClientIndex([np.arange(len(some))]), len(some), 0)
     job = Job(client, own, torch.device("cpu"), {"max_epochs": 1}, {})
     with failing("module", f"a step of {type(net).__name__} fails on {data.name}"), quiet():
         ClientTrainer(job).update(Message(1, {"global": weights}), 0, {})

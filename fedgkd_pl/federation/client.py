@@ -9,8 +9,7 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from fedgkd_pl.data.examples import Batch, Batches, Examples
-from fedgkd_pl.data.tasks import FAR, Task
+from fedgkd_pl.data.examples import FAR, Batch, Batches, Examples, Task
 from fedgkd_pl.federation.hardware import is_channels_last
 from fedgkd_pl.federation.losses import CrossEntropy, LocalLoss
 from fedgkd_pl.federation.message import LR_FACTOR, ClientUpdate, Message, State

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
-from fedgkd_pl.data.examples import Batch
-from fedgkd_pl.data.tasks import TaskSequences
+from fedgkd_pl.data.examples import Batch, TaskSequences
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.federation.losses import CrossEntropy, LocalLoss
 from fedgkd_pl.federation.message import NAME

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from typing import Literal
 
 import torch
-from fedgkd_pl.data.tasks import FAR
+from fedgkd_pl.data.examples import FAR
 from fedgkd_pl.errors import positive, require
 from fedgkd_pl.federation.hardware import wide
 from fedgkd_pl.storage.recorded import Recorded

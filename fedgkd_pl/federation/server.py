@@ -51,9 +51,8 @@ from fedgkd_pl.federation.round import (
     job_of,
 )
 from fedgkd_pl.models.heads import Ensemble
-from fedgkd_pl.storage.checkpoint import HALF, SafeCheckpointIO, load_newest
+from fedgkd_pl.storage.checkpoint import HALF, SafeCheckpointIO, StateStore, load_newest
 from fedgkd_pl.storage.recorded import Recorded
-from fedgkd_pl.storage.states import StateStore
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn

@@ -39,7 +39,7 @@ from fedgkd_pl.federation.server_training import (
 from fedgkd_pl.methods.fedavg import FedAvg
 from fedgkd_pl.methods.feddf import PublicClient, distil
 from fedgkd_pl.methods.feddistill import report_type
-from fedgkd_pl.storage.states import StateStore
+from fedgkd_pl.storage.checkpoint import StateStore
 from torch import Tensor, nn
 
 PLAIN = 32  # bits that mean: not quantised

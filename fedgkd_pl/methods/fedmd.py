@@ -22,9 +22,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from fedgkd_pl.data.datamodule import FederatedDataModule
+from fedgkd_pl.data.datamodule import FederatedDataModule, sampled_rows
 from fedgkd_pl.data.examples import Batches, Examples
-from fedgkd_pl.data.public import sampled_rows
 from fedgkd_pl.errors import at_least, not_negative, positive, require
 from fedgkd_pl.federation.hardware import wide
 from fedgkd_pl.federation.message import (

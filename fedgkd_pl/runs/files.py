@@ -113,7 +113,7 @@ def inputs_files(server: FederatedServer, data: FederatedDataModule) -> dict[str
         "num_classes": data.num_classes,
         "class_names": [str(name) for name in data.class_names],
         "net": {"shape": shape, "dtype": str(inputs.dtype).removeprefix("torch.")},
-        "raw": describe_inputs(data),
+        "raw": describe_inputs(data.test, data.reading),
     }
     config: Any = getattr(getattr(server.net, "encoder", None), "config", None)
     if hasattr(config, "to_json_string"):  # a TextClassifier's

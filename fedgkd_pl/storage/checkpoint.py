@@ -1,27 +1,136 @@
 """Checkpoints: plain values and tensors in one safetensors file, sealed by a checksum.
 
-The structure and all plain values are JSON, in a tensor of bytes called ``tree``. Clients' states
-are files beside the checkpoint, of which it has the names (:mod:`.states`). Nothing in it can be
-run.
+The structure and all plain values are JSON, in a tensor of bytes called ``tree``. Nothing in it can
+be run.
+
+What clients keep between rounds is beside the checkpoints that refer to it: a file per state, named
+by the SHA-256 of its content. So a checkpoint writes the states that are new and lists the others,
+checkpoints share files, and a damaged file is found out by its name.
 """
 
 import hashlib
 import json
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from fedgkd_pl.errors import StorageError
-from fedgkd_pl.storage.files import commit, home_of, previous, printable, to_safetensors
-from fedgkd_pl.storage.states import FOLDER, StateStore, clean, read_state
+from fedgkd_pl.storage import files
+from fedgkd_pl.storage.files import (
+    commit,
+    home_of,
+    previous,
+    printable,
+    sync_folder,
+    to_safetensors,
+)
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 from safetensors import safe_open
 from torch import Tensor
 from typing_extensions import override
+
+State = dict[str, Tensor]
+FOLDER = "states"  # beside checkpoints
+
+
+class StateStore(MutableMapping[int, State]):
+    """States by client, always on disk.
+
+    Args:
+        names: the files of states, by client, that a checkpoint refers to.
+        source: their folder. New files go to a temporary folder until :meth:`save` names another.
+    """
+
+    def __init__(self, names: Mapping[int, str] | None = None, source: Path | None = None) -> None:
+        self.names = dict(names or {})
+        self._source = source and source.absolute()
+        self._home: Path | None = None  # of new files
+        self._temporary: TemporaryDirectory[str] | None = None
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.names)
+
+    def __contains__(self, client: object) -> bool:
+        return client in self.names
+
+    def __getitem__(self, client: int) -> State:
+        from safetensors.torch import load
+
+        name = self.names[client]
+        return load(read_state(self._folder(name), name))
+
+    def __setitem__(self, client: int, state: State) -> None:
+        if self._home is None:
+            self._temporary = TemporaryDirectory(prefix="fedgkd_pl-states-")
+            self._home = Path(self._temporary.name)
+        content = to_safetensors(state)
+        name = f"{hashlib.sha256(content).hexdigest()}.safetensors"
+        commit(self._home / name, [content], sync=False)
+        before, self.names[client] = self.names.get(client), name
+        self._discard(before)
+
+    def __delitem__(self, client: int) -> None:
+        self._discard(self.names.pop(client))
+
+    def __reduce__(self) -> Any:
+        """A copy, in this process or another, has files of its own."""
+        return StateStore, (), None, None, iter(self.items())
+
+    def _folder(self, name: str) -> Path:
+        """Where the file of a state is: among the new ones, or where the checkpoint is."""
+        if self._source is None or (self._home is not None and (self._home / name).exists()):
+            assert self._home is not None
+            return self._home
+        return self._source
+
+    def _discard(self, name: str | None) -> None:
+        """Removes a replaced file from the temporary folder, which no checkpoint refers to."""
+        if self._temporary is not None and name is not None and name not in self.names.values():
+            (Path(self._temporary.name) / name).unlink(missing_ok=True)
+
+    def save(self, folder: Path) -> None:
+        """Makes a folder beside a checkpoint hold every state, on the disk when this returns."""
+        folder = folder.absolute()
+        if folder != self._home:
+            # at first, what a file of this name holds is not known
+            known = set() if self._temporary else {file.name for file in folder.glob("*")}
+            for name in {*self.names.values()} - known:
+                if self._folder(name) != folder:
+                    commit(folder / name, [read_state(self._folder(name), name)], sync=False)
+            self.close()
+            self._home, self._source = folder, None
+        sync_folder(folder)
+
+    def check(self) -> None:
+        """Reads every file; StorageError if one is missing or damaged."""
+        for name in self.names.values():
+            read_state(self._folder(name), name)
+
+    def close(self) -> None:
+        """Removes the temporary folder; Python does, unless a process ends without cleaning up."""
+        if self._temporary is not None:
+            self._temporary.cleanup()
+            self._temporary = self._home = None
+
+
+def read_state(folder: Path, name: str) -> bytes:
+    """The file of a state, compared with its name; StorageError if it is another or none."""
+    try:
+        content = (folder / name).read_bytes()
+    except OSError as error:
+        raise StorageError(folder / name, error) from error
+    if f"{hashlib.sha256(content).hexdigest()}.safetensors" != name:
+        raise StorageError(folder / name, "is damaged")
+    return content
+
 
 FORMAT = "fedgkd_pl 2"
 TREE = "tree"
@@ -101,7 +210,18 @@ def read_checkpoint(path: str | Path, states: bool = False) -> dict[str, Any]:
     """
     path = Path(path)
     try:
-        checkpoint = _read(path)
+        if not path.is_file():
+            raise CheckpointDamaged(f"no such file: {path}")
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata()
+            if metadata["format"] != FORMAT:
+                found = metadata["format"]
+                raise CheckpointDamaged(f"{path}: has format {found}, this is {FORMAT}")
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}
+        if metadata["sha256"] != _checksum(metadata, tensors):
+            raise ValueError("the checksum is wrong")
+        tree = json.loads(tensors[TREE].numpy().tobytes())
+        checkpoint = dict(_from_json(tree, tensors, path.parent / FOLDER))
         for store in stores_of(checkpoint) if states else ():
             store.check()
     except CheckpointDamaged:
@@ -116,20 +236,6 @@ def stores_of(checkpoint: dict[str, Any]) -> list[StateStore]:
     """What a checkpoint has in files of their own."""
     values = checkpoint.get("fedgkd_pl", {}).values()
     return [value for value in values if isinstance(value, StateStore) and len(value)]
-
-
-def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise CheckpointDamaged(f"no such file: {path}")
-    with safe_open(path, "pt") as file:
-        metadata = file.metadata()
-        if metadata["format"] != FORMAT:
-            raise CheckpointDamaged(f"{path}: has format {metadata['format']}, this is {FORMAT}")
-        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}
-    if metadata["sha256"] != _checksum(metadata, tensors):
-        raise ValueError("the checksum is wrong")
-    tree = json.loads(tensors[TREE].numpy().tobytes())
-    return dict(_from_json(tree, tensors, path.parent / FOLDER))
 
 
 def _from_json(value: Any, tensors: dict[str, Tensor], states: Path) -> Any:
@@ -239,7 +345,10 @@ def _clean(stores: list[StateStore], folder: Path) -> None:
     with suppress(CheckpointDamaged):  # nobody knows what a damaged file needs
         for file in folder.iterdir():
             names |= referred_states(file) if file.is_file() else set()
-        clean(folder / FOLDER, names)
+        for state in (folder / FOLDER).glob("*.safetensors"):
+            if state.name not in names:
+                state.unlink(missing_ok=True)
+                files.reached("removed", state)
 
 
 def copy_checkpoint(source: Path, target: Path) -> None:

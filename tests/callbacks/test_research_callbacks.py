@@ -26,8 +26,7 @@ from fedgkd_pl.callbacks.client_evaluation import LocalModels
 from fedgkd_pl.callbacks.drift import ClientDrift, Forgetting, TeacherAgreement
 from fedgkd_pl.callbacks.export import FILES, ModelExport, exported
 from fedgkd_pl.callbacks.profile import Communication
-from fedgkd_pl.data.examples import Examples, Splits
-from fedgkd_pl.data.transforms import Scale
+from fedgkd_pl.data.examples import Examples, Scale, Splits
 from fedgkd_pl.engines.base import Engine, Session, schedule
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.federation.message import ClientFailure, ClientUpdate, Message, State

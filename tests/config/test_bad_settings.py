@@ -118,7 +118,7 @@ MINE = """
 import torch
 from fedgkd_pl import FederatedDataModule
 from fedgkd_pl.data.examples import Examples, Splits
-from fedgkd_pl.data.transforms import Scale
+from fedgkd_pl.data.examples import Scale
 
 class Mine(FederatedDataModule):
     name = "mine"

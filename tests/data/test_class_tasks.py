@@ -18,7 +18,7 @@ from fedgkd_pl import (
     Pathological,
     TaskAccuracy,
 )
-from fedgkd_pl.data.tasks import FAR
+from fedgkd_pl.data.examples import FAR
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.federation.message import Message
 from fedgkd_pl.federation.round import job_of

@@ -218,9 +218,9 @@ def test_a_wrong_file_of_cohorts_is_refused(tmp_path: Path) -> None:
 
 
 WRONG: list[tuple[Any, str]] = [
-    ([[0, 1], [2, 999]], r"partition: .* unknown: \[999\]"),
-    ({"clients": [[0, 1], [2, 3]], "validation": [3]}, r"partition: .* twice: \[3\]"),
-    ([[1, 2], [3]], r"partition: .* missing: \[0\]"),
+    ([[0, 1], [2, 999]], "partition: .* once"),
+    ({"clients": [[0, 1], [2, 3]], "validation": [3]}, "partition: .* once"),
+    ([[1, 2], [3]], "partition: .* once"),
     ([[0, 1, 2, 3]], "num_clients: "),
     ({"clients": [[0, 1], [2, 3]], "labels_sha256": "abc"}, "partition: .* labels differ"),
     ([["a"], [1]], "path: not a partition"),

@@ -15,7 +15,7 @@ import pytest
 import torch
 from fedgkd_pl import CIFAR10, CIFAR100, SST5, AGNews, Digits, TinyImageNet
 from fedgkd_pl.data.downloads import provide
-from fedgkd_pl.data.transforms import ImageTransform
+from fedgkd_pl.data.examples import ImageTransform
 from fedgkd_pl.errors import SettingError
 
 from tests.conftest import Table

@@ -20,7 +20,7 @@ from tests.support.sources import table_rows, write_csv, write_images
 def kept(data: Any) -> RawInputs:
     """What is left of a data module's inputs in a run's folder."""
     data.setup()
-    return read_inputs(json.loads(json.dumps(describe_inputs(data))))
+    return read_inputs(json.loads(json.dumps(describe_inputs(data.test, data.reading))))
 
 
 def seen(data: Any) -> torch.Tensor:
@@ -114,7 +114,7 @@ def test_texts(tmp_path: Path) -> None:
     vocab = str(tmp_path / "vocab.txt")
     data = FederatedData.from_text(**files, tokenizer=vocab, max_length=6, num_clients=2)
     data.setup()
-    content = describe_inputs(data)
+    content = describe_inputs(data.test, data.reading)
     assert "vocabulary" not in content["reading"]
     own = tmp_path / "tokenizer.json"
     own.write_text(data.reading.vocabulary)  # type: ignore[union-attr]

@@ -14,10 +14,16 @@ import psutil
 import pytest
 import torch
 from fedgkd_pl import ByKey, FedAvg, FederatedData, FedGKD, HeldOut, LocalEngine, TorchDataset
-from fedgkd_pl.data import lazy
 from fedgkd_pl.data.examples import Batches, Examples
-from fedgkd_pl.data.lazy import LazyExamples, SampleReader, as_input, as_label
-from fedgkd_pl.data.sources.dataset import known_labels, lazy_examples
+from fedgkd_pl.data.sources import dataset as lazy
+from fedgkd_pl.data.sources.dataset import (
+    LazyExamples,
+    SampleReader,
+    as_input,
+    as_label,
+    known_labels,
+    lazy_examples,
+)
 from fedgkd_pl.engines.base import Worker
 from fedgkd_pl.errors import RunFailed, SettingError
 from fedgkd_pl.federation.client_trainer import Job

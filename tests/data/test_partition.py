@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 from fedgkd_pl import IID, ByKey, Dirichlet, Pathological, QuantitySkew, Shards
-from fedgkd_pl.data.heterogeneity import effective_classes, heterogeneity
-from fedgkd_pl.data.partition import ClientIndex, Partition
+from fedgkd_pl.data.partition import ClientIndex, Partition, effective_classes, heterogeneity
 from fedgkd_pl.errors import SettingError
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st

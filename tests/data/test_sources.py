@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from fedgkd_pl import IID, ByKey, FedAvg, FederatedData, LocalEngine
-from fedgkd_pl.data.mapped import MappedTensor, as_tensor
+from fedgkd_pl.data.examples import MappedTensor, as_tensor
 from fedgkd_pl.errors import SettingError
 from lightning.pytorch import LightningDataModule
 from PIL import Image

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 from fedgkd_pl import IID, SST5, AGNews, FedGKD, LocalEngine, TextClassifier
-from fedgkd_pl.data.datasets.sst5 import sentence_of
-from fedgkd_pl.data.datasets.text import TrimPadding
+from fedgkd_pl.data.datasets.text import sentence_of
+from fedgkd_pl.data.examples import TrimPadding
 from fedgkd_pl.errors import SettingError
 
 from tests.conftest import fit

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from fedgkd_pl import TinyImageNet
-from fedgkd_pl.data.mapped import MappedTensor
+from fedgkd_pl.data.examples import MappedTensor
 
 from tests.support.datasets import write_tiny
 

@@ -8,9 +8,7 @@ from typing import Any
 
 import torch
 from fedgkd_pl import OtherData, TextClassifier
-from fedgkd_pl.data.datasets.text import TrimPadding
-from fedgkd_pl.data.examples import Examples, Splits
-from fedgkd_pl.data.transforms import ImageTransform
+from fedgkd_pl.data.examples import Examples, ImageTransform, Splits, TrimPadding
 from torch import Tensor, nn
 from torch.optim import SGD
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 from fedgkd_pl import CFD, MLP, FedAvg, FedDF, FedDistill, FedMD, LocalEngine
+from fedgkd_pl.data.datamodule import sampled_rows
 from fedgkd_pl.data.examples import Examples
-from fedgkd_pl.data.public import sampled_rows
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.methods.fedmd import DIGEST, PRIVATE, digest_loss
 from fedgkd_pl.models.heads import Ensemble

@@ -98,7 +98,7 @@ READING = f"""
 import os, sys
 from pathlib import Path
 from fedgkd_pl import FedAvg, FederatedData, LocalEngine
-from fedgkd_pl.data import lazy
+from fedgkd_pl.data.sources import dataset as lazy
 from tests.conftest import fit, linear
 from tests.support.lazy import Points
 

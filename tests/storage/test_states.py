@@ -19,9 +19,8 @@ import torch
 from fedgkd_pl import SCAFFOLD, LocalEngine, read_checkpoint
 from fedgkd_pl.errors import StorageError
 from fedgkd_pl.storage import files as storage
-from fedgkd_pl.storage.checkpoint import CheckpointDamaged, SafeCheckpointIO
+from fedgkd_pl.storage.checkpoint import CheckpointDamaged, SafeCheckpointIO, StateStore
 from fedgkd_pl.storage.files import previous
-from fedgkd_pl.storage.states import StateStore
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 from torch.optim import SGD

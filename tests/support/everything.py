@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 from fedgkd_pl import IID, MLP, ClassTasks, Digits, Engine, FedDF, HeldOut
-from fedgkd_pl.data.examples import Examples
-from fedgkd_pl.data.transforms import Scale
+from fedgkd_pl.data.examples import Examples, Scale
 from fedgkd_pl.federation.client import Objective
 from fedgkd_pl.federation.message import ClientUpdate, Message, Spec, Specs, State
 from fedgkd_pl.methods.fedavg import FedAvgClient

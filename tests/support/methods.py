@@ -9,8 +9,8 @@ import fedgkd_pl
 import numpy as np
 import torch
 from fedgkd_pl import MLP, FedAvg, LocalEngine
+from fedgkd_pl.data.datamodule import PublicData, unlabelled
 from fedgkd_pl.data.examples import Batches, Examples
-from fedgkd_pl.data.public import PublicData, unlabelled
 from fedgkd_pl.methods import discover
 from fedgkd_pl.seeds import derive
 from torch.optim import SGD

@@ -7,9 +7,8 @@ import numpy as np
 import torch
 from fedgkd_pl import MLP, ClassTasks
 from fedgkd_pl.data.datamodule import FederatedDataModule
-from fedgkd_pl.data.examples import Examples, Splits
+from fedgkd_pl.data.examples import Examples, Scale, Splits
 from fedgkd_pl.data.partition import Indices, Labels, Partition
-from fedgkd_pl.data.transforms import Scale
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 from torch import nn
 

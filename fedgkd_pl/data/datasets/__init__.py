@@ -1,1 +1,1 @@
-"""The datasets that come with the package, one file each."""
+"""The datasets that come with the package, by their kind."""

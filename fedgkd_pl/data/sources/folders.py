@@ -1,4 +1,7 @@
-"""Folders: of images by class, of a file or folder for every client, of LEAF's JSON."""
+"""Folders: of images by class, of a file or folder for every client, of LEAF's JSON.
+
+Last, the constructors of all sources of own data.
+"""
 
 import json
 from collections import deque
@@ -9,23 +12,24 @@ from typing import Any
 
 import numpy as np
 import torch
-from fedgkd_pl.data.examples import Examples, Splits, Transform
+from fedgkd_pl.data.examples import Examples, Scale, Splits, Transform
 from fedgkd_pl.data.inputs import Decoder
-from fedgkd_pl.data.lazy import SampleError
 from fedgkd_pl.data.partition import ByKey, Partition
-from fedgkd_pl.data.sources.arrays import as_labels, examples_of, read_pairs
 from fedgkd_pl.data.sources.base import (
+    Arrays,
     OwnData,
+    as_labels,
     class_files,
     class_tables,
+    examples_of,
     joined,
     parts_of,
+    read_pairs,
     reading,
     visible,
 )
-from fedgkd_pl.data.sources.dataset import lazy_examples
-from fedgkd_pl.data.sources.tables import read_csv
-from fedgkd_pl.data.transforms import Scale
+from fedgkd_pl.data.sources.dataset import LightningData, SampleError, TorchDataset, lazy_examples
+from fedgkd_pl.data.sources.tables import CSVTable, HuggingFace, ParquetTable, TextFiles, read_csv
 from fedgkd_pl.errors import SettingError, at_least, require
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -73,7 +77,6 @@ class ImageFolders(OwnData):
         self.loader_workers = loader_workers
         self.decoder = Decoder(size, grayscale)
         self.augment = augment
-        self.reading = self.decoder.reading
 
     @override
     def load(self) -> Splits:
@@ -86,7 +89,6 @@ class ImageFolders(OwnData):
             split: lazy_examples(
                 _Images(each, targets[split], self.decoder),
                 split,
-                targets[split],
                 random=False,
                 workers=self.loader_workers,
             )
@@ -96,7 +98,7 @@ class ImageFolders(OwnData):
         try:  # a broken image ends no run later: what gives no statistics is read as well
             for images in (self.held_out(splits)[1], splits.test):
                 deque(images.pieces(), maxlen=0)
-            return self.normalised(splits, self.augment)
+            return self.normalised(splits, self.decoder, self.augment)
         except SampleError as error:
             raise SettingError("path", str(error)) from error
 
@@ -268,3 +270,21 @@ def read_users(folder: Path, transform: Transform) -> dict[str, Examples]:
             users[name] = Examples(inputs, labels, transform)
     require(len(users) > 0, "path", f"{folder} has no .json files with users")
     return dict(sorted(users.items()))
+
+
+class FederatedData:
+    """Own data in one line: ``FederatedData.from_csv("cars.csv", label="kind", num_clients=10)``.
+
+    Each constructor makes an object of the class that a YAML file names.
+    """
+
+    from_arrays = Arrays
+    from_dataset = TorchDataset
+    from_image_folder = ImageFolders
+    from_csv = CSVTable
+    from_parquet = ParquetTable
+    from_huggingface = HuggingFace
+    from_text = TextFiles
+    from_clients = ClientFiles
+    from_leaf = Leaf
+    from_datamodule = LightningData

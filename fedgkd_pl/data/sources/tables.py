@@ -1,29 +1,29 @@
-"""Tables with a column of labels: CSV and Parquet, and texts in tables or files."""
+"""Tables with a column of labels: CSV, Parquet and Hugging Face's, and texts in files."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedgkd_pl.data.datasets.text import (
-    TrimPadding,
-    check_tokens,
-    encode,
-    load_tokenizer,
-    vocabulary_of,
-)
-from fedgkd_pl.data.examples import Examples, Splits
-from fedgkd_pl.data.inputs import TextInputs
+import numpy as np
+from fedgkd_pl.data.datasets.text import Tokenised
+from fedgkd_pl.data.examples import Splits
+from fedgkd_pl.data.inputs import Decoder
 from fedgkd_pl.data.sources.base import (
     OwnData,
+    Owners,
     Tables,
+    as_labels,
+    check_columns,
     class_tables,
     column,
+    examples_of,
     numbered,
     numbers,
     reading,
+    where,
 )
-from fedgkd_pl.errors import require
-from torch import Tensor, nn
+from fedgkd_pl.errors import SettingError, at_least, installs, require
+from torch import Tensor
 from typing_extensions import override
 
 
@@ -101,7 +101,7 @@ class ParquetTable(CSVTable):
             return numbered(pd.read_parquet(file, "pyarrow", wanted), file)
 
 
-class OwnTexts(OwnData):
+class OwnTexts(Tokenised, OwnData):
     """Base of the sources that may hold texts.
 
     Args:
@@ -112,30 +112,9 @@ class OwnTexts(OwnData):
 
     def __init__(self, tokenizer: str | None = None, max_length: int = 128, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        require(max_length >= 2, "max_length", "must be at least 2", max_length)
+        at_least(2, max_length=max_length)
         self.tokenizer = tokenizer
         self.max_length = max_length
-        self.tokens: tuple[int, int] | None = None  # the padding and the largest id
-
-    def tokenise(
-        self, texts: Mapping[str, list[str]], targets: Mapping[str, Tensor], column: str
-    ) -> dict[str, Any]:
-        """The examples of every split; ``column`` is that of the texts, in a table."""
-        require(self.tokenizer is not None, "tokenizer", "texts need one")
-        tokenizer = load_tokenizer(str(self.tokenizer))
-        text = vocabulary_of(tokenizer)
-        self.reading = TextInputs(column, str(self.tokenizer), self.max_length, text)
-        ids = {
-            split: encode(tokenizer, content, self.max_length) for split, content in texts.items()
-        }
-        self.tokens = tokenizer.pad_token_id, max(int(each.max()) for each in ids.values())
-        trim = TrimPadding(tokenizer.pad_token_id)
-        return {split: Examples(each, targets[split], trim) for split, each in ids.items()}
-
-    @override
-    def check_net(self, net: nn.Module) -> None:
-        if self.tokens is not None:
-            check_tokens(net, str(self.tokenizer), *self.tokens)
 
 
 class TextFiles(OwnTexts):
@@ -192,9 +171,7 @@ def _read(file: Path) -> str:
         return file.read_text(encoding="utf-8-sig")
 
 
-def read_tables(
-    read: Callable[[Path, str], Any], path: str | Path, test_path: str | None
-) -> Tables:
+def read_tables(read: Callable[..., Any], path: str | Path, test_path: str | None) -> Tables:
     """The tables of a file and, if there is one, of that of the test set."""
     tables = {"train": read(Path(path).expanduser(), "path")}
     if test_path is not None:
@@ -215,3 +192,105 @@ def read_csv(file: Path, key: str = "path") -> Any:
     require(header.is_unique, key, f"{file} has two columns of one name")
     require(len(rows) > 1, key, f"{file} has no rows")
     return numbered(rows[1:].set_axis(header, axis=1), file)
+
+
+SPLITS = {"train": "train", "test": "test", "validation": "val"}
+
+
+class HuggingFace(OwnTexts):
+    """A dataset of Hugging Face with its splits ``train``, ``test`` and ``validation``.
+
+    Needs the extra ``hf``. One column of images, of texts or of lists of numbers, or several
+    columns of one number each, which are standardised by the training rows.
+
+    Args:
+        dataset: its name on the hub, a folder of ``save_to_disk``, or the object.
+        label: the column of the labels.
+        columns: the column of inputs, or several.
+        config: the configuration of a dataset that has several.
+        owner: the column that names the owner of each row, for ``ByKey``.
+        size: resize images; see :class:`ImageFolders`.
+        grayscale: one channel of images instead of three.
+        kwargs: those of :class:`OwnTexts`: ``tokenizer`` for texts, ``max_length``.
+    """
+
+    name = "huggingface"
+
+    def __init__(
+        self,
+        dataset: Any,
+        label: str = "label",
+        columns: str | list[str] = "image",
+        config: str | None = None,
+        owner: str | None = None,
+        size: int | list[int] | None = None,
+        grayscale: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.dataset = dataset
+        self.label = label
+        self.columns = [columns] if isinstance(columns, str) else list(columns)
+        require(len(self.columns) > 0, "columns", "must name a column at least")
+        self.config = config
+        self.owner = owner
+        self.decoder = Decoder(size, grayscale)
+
+    @override
+    def load(self) -> Splits:
+        import pandas as pd
+
+        found, tables = self._splits(), {}
+        wanted = {*self.columns, self.label, self.owner}
+        for split, rows in found.items():
+            require(len(rows) > 0, "dataset", f"{split} has no rows")
+            plain = rows.with_format(None)
+            cells = {name: list(plain[name]) for name in rows.column_names if name in wanted}
+            tables[split] = numbered(pd.DataFrame(cells), split)
+            check_columns(tables[split], self.columns, "columns")
+        classes = getattr(found["train"].features.get(self.label), "names", None)
+        if classes is None:
+            targets = self.class_targets(tables, self.label)
+        else:  # in their own order, with those that have no sample
+            self.class_names, self.num_classes = classes, len(classes)
+            targets = {
+                split: as_labels(table[self.label].to_numpy(), "label")
+                for split, table in tables.items()
+            }
+        return self._read(tables, targets, self.column_owners(tables["train"], self.owner))
+
+    def _splits(self) -> dict[str, Any]:
+        try:
+            import datasets
+        except ImportError as error:
+            reason = f"Hugging Face's datasets need {installs('hf')}"
+            raise SettingError("dataset", reason) from error
+        found = self.dataset
+        if isinstance(found, str):
+            saved = Path(found).expanduser()
+            here = any((saved / file).is_file() for file in ("state.json", "dataset_dict.json"))
+            with reading(found, "dataset"):
+                load = datasets.load_dataset
+                found = datasets.load_from_disk(saved) if here else load(found, self.config)
+        splits = dict(found) if isinstance(found, Mapping) else {"train": found}
+        require("train" in splits, "dataset", "must have a split train", ", ".join(splits))
+        return {SPLITS[name]: rows for name, rows in splits.items() if name in SPLITS}
+
+    def _read(self, tables: Tables, targets: dict[str, Tensor], owners: Owners | None) -> Splits:
+        """The splits, by what the first cell of the only column is."""
+        name = self.columns[0]
+        first = tables["train"][name].iloc[0] if len(self.columns) == 1 else None
+        if not isinstance(first, str | list) and not hasattr(first, "convert"):
+            return self.table_splits(tables, self.columns, targets, keys=owners)
+        for table in tables.values():
+            for row in np.flatnonzero(table[name].isna())[:1]:
+                raise SettingError("columns", f"{where(table, row)}, {name!r:.40} is empty")
+        cells = {split: table[name].tolist() for split, table in tables.items()}
+        if hasattr(first, "convert"):
+            return self.image_splits(cells, targets, self.decoder, keys=owners)
+        if isinstance(first, str):
+            return self.split(**self.tokenise(cells, targets, name), keys=owners)
+        examples: dict[str, Any] = {
+            split: examples_of(rows, targets[split], "columns") for split, rows in cells.items()
+        }
+        return self.split(**examples, keys=owners)
