@@ -102,10 +102,11 @@ def participation(groups: Sequence[Group]) -> "Figure":
     """Best accuracy over C, a panel for every α: the bottom of the paper's first figure."""
     panels: dict[str, dict[str, dict[float, list[float]]]] = {}
     for group in groups:
-        share = group.participation
+        share = group.first.facts.get("data.participation")
         if isinstance(share, int | float):
-            alpha = printable(f"{group.dataset}, α {group.alpha}")
-            of_method = panels.setdefault(alpha, {}).setdefault(group.name, {})
+            alpha = group.first.facts.get("data.partition.alpha")
+            panel = printable(f"{group.dataset}, α {alpha}")
+            of_method = panels.setdefault(panel, {}).setdefault(group.name, {})
             twice = "two kinds of runs at the same C, which differ in more than the seed"
             require(share not in of_method, "runs", twice, f"{group.name}, {group.panel}")
             of_method[share] = group.values("best")

@@ -79,7 +79,6 @@ def personalize(
     require(output.is_dir() or not output.exists(), "output_dir", "is not a folder", str(output))
     experiment = _load(folder, ckpt_path, settings)
     rows = _rows(experiment, epochs, lr, progress)
-    output.mkdir(parents=True, exist_ok=True)
     write_text(output / PERSONALIZED, csv_text(list(rows[0]), rows))
     save(personalized(Run(output, {})), (output / PERSONALIZED).with_suffix(".svg"))
     return rows

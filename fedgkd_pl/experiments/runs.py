@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pandas as pd
 from fedgkd_pl.errors import SettingError
-from fedgkd_pl.experiments.paper import PaperRow, differences, paper_row
+from fedgkd_pl.experiments.paper import LABELS, PaperRow, differences, paper_row
 from fedgkd_pl.methods import title_of
 from fedgkd_pl.runs.accuracy import AVERAGE, average_summary
 from fedgkd_pl.runs.folder import CONFIG, METRICS, PARTITION, SUMMARY, RunFolder
@@ -89,10 +89,9 @@ class Run:
             imports: your modules, where the net or the method is yours.
             average: the model of :class:`~fedgkd_pl.AveragedModel` instead of the global one.
         """
-        from fedgkd_pl.experiments.trained import load_net
+        from fedgkd_pl.experiments.trained import load_run
 
-        flags = [word for module in imports for word in ("--import", module)]
-        return load_net(RunFolder(self.folder), "average" if average else "last", flags)
+        return load_run(self.folder, "average" if average else "last", imports).net
 
     def __repr__(self) -> str:
         """The folder, what was trained, and the accuracies."""
@@ -121,11 +120,6 @@ class Run:
     def accuracy(self) -> pd.Series:
         """Test accuracy in percent, by round."""
         return 100 * self.by_round("test/acc")
-
-    @property
-    def has_average(self) -> bool:
-        """Whether it has an averaged model, of :class:`~fedgkd_pl.AveragedModel`."""
-        return AVERAGE in self.frame
 
     @cached_property
     def partition(self) -> dict[str, Any]:
@@ -277,7 +271,7 @@ def runs_of(runs: Runs) -> list[Run]:
 def measures_of(runs: Iterable[Run]) -> list[str]:
     """What is shown of runs: those of the averaged model where some have one."""
     averages = [f"{OF_AVERAGE}{name}" for name in ACCURACIES]
-    return [*ACCURACIES, *(averages if any(run.has_average for run in runs) else [])]
+    return [*ACCURACIES, *(averages if any(AVERAGE in run.frame for run in runs) else [])]
 
 
 def round_of(measure: str) -> int | None:
@@ -308,16 +302,6 @@ class Group:
         """The run of one seed."""
         return next(iter(self.runs.values()))
 
-    @property
-    def alpha(self) -> Any:
-        """Of Dirichlet; None of other partitions."""
-        return self.settings.get("data.init_args.partition.init_args.alpha")
-
-    @property
-    def participation(self) -> Any:
-        """The share C of the clients in a round; None where it is not known."""
-        return self.settings.get("data.init_args.participation")
-
     def values(self, measure: str) -> list[float]:
         """An accuracy of every seed that has it, in percent; see :meth:`Run.measure`."""
         values = [run.measure(measure) for run in self.runs.values()]
@@ -329,15 +313,13 @@ class Group:
 
         Where something else differs, :func:`differences` says what.
         """
-        labels = {"dataset": self.dataset, "method": self.method}
-        labels |= {"alpha": str(self.alpha or "")}
+        ours = self.first.facts | {"rounds": self.rounds}
+        labels = {axis: str(ours.get(key) or "") for axis, key in LABELS.items()}
+        labels |= {"dataset": self.dataset, "method": self.method}
         for table in ("overview", "text", "participation"):
-            if table == "participation":
-                labels["participation"] = str(self.participation)
-            if row := paper_row(table, labels, "best"):
-                ours = self.first.facts | {"rounds": self.rounds}
-                if not MUST_AGREE & differences(row, ours, "best").keys():
-                    return row
+            row = paper_row(table, labels, "best")
+            if row and not MUST_AGREE & differences(row, ours, "best").keys():
+                return row
         return None
 
 

@@ -132,9 +132,9 @@ def load_run(
 
 def load_net(
     folder: RunFolder,
-    which: str = "last",
-    settings: Sequence[str] = (),
-    encoder: dict[str, Any] | None = None,
+    which: str,
+    settings: Sequence[str],
+    encoder: dict[str, Any] | None,
 ) -> nn.Module:
     """A run's net with its weights, in eval mode, on the CPU; see :func:`load_run`."""
     config = strict_yaml.read(str(folder.config))
@@ -209,7 +209,6 @@ def export(
     kind = f"-{ckpt_path}" if ckpt_path in ("best", "average") else ""
     name = FILES[format].replace("model", f"model{kind}", 1)
     file = folder.path / name if output is None else Path(output)
-    require(file.parent.is_dir(), "output", "its folder does not exist", str(file))
     model = read_model(folder.path)
     net = load_net(folder, ckpt_path, settings, model.encoder)
     commit(file, [exported(net, model.example(), format, "format")])
@@ -229,7 +228,6 @@ def predict_files(trained: Trained, source: str | Path, output: str | Path) -> p
     """
     file = Path(output)
     require(file.suffix == ".csv", "output", "must end in .csv", str(file))
-    require(file.parent.is_dir(), "output", "its folder does not exist", str(file))
     head, names, values = find_inputs(trained, Path(source).expanduser())
     size = BATCH if isinstance(values, list) else len(values)  # images are not in memory yet
     batches = [values[start : start + size] for start in range(0, len(values), size)]
@@ -278,10 +276,10 @@ def find_inputs(trained: Trained, source: Path) -> tuple[str, list[str], Any]:
     require(several or ending in known, "input", f"this run takes {', '.join(known)}", str(source))
     try:
         if several or ending in single:
-            top = source if several else source.parent
             files = _files_of(source, single) if several else [source]
+            top = source if several else source.parent
             names = [file.relative_to(top).as_posix() for file in files]
-            return "file", names, [_text(file) for file in files] if texts else files
+            return "file", names, [file.read_text("utf-8") for file in files] if texts else files
         if texts:
             values: Any = _cells(source, [reading.column], "str")[reading.column].tolist()
         elif ending in tables:
@@ -302,10 +300,6 @@ def _files_of(folder: Path, endings: tuple[str, ...]) -> list[Path]:
     files = sorted(file for file in files if file.is_file() and not file.name.startswith("."))
     require(len(files) > 0, "input", f"has no {', '.join(endings)} files", str(folder))
     return files
-
-
-def _text(file: Path) -> str:
-    return file.read_text(encoding="utf-8")
 
 
 def _cells(source: Path, columns: list[str], kind: Any) -> pd.DataFrame:

@@ -301,8 +301,6 @@ def bubble_chart(counts: Counts, title: str = "", names: Sequence[str] = ()) -> 
     Args:
         names: of the classes; by default, and where there are too many to write, their numbers.
     """
-    from matplotlib.ticker import MaxNLocator
-
     table = np.asarray(counts)[:SHOWN, :CLASSES]
     clients, classes = table.shape
     width, height = max(4.0, 0.3 * clients + 1.5), max(3.0, 0.3 * min(classes, 40) + 1.2)
@@ -318,7 +316,7 @@ def bubble_chart(counts: Counts, title: str = "", names: Sequence[str] = ()) -> 
     )
     axes.set_title(literal(title))
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(MaxNLocator(integer=True))
+        whole_numbers(axis)
     if len(names) == classes <= NAMED:
         axes.set_yticks(range(classes), list(map(literal, names)))
     return figure

@@ -152,21 +152,20 @@ def make_panels(
     """A figure with panels of this size, row by row."""
     from matplotlib.figure import Figure
 
-    columns = min(columns, max(1, number))
+    columns = min(columns, number)
     rows = -(-number // columns)
-    width, height = size
-    whole = (width * columns, height * rows)
+    whole = (size[0] * columns, size[1] * rows)
     figure = Figure(figsize=whole, layout="constrained", facecolor="none")
-    grid: list[Axes] = []
-    for index in range(number):
-        first = grid[0] if share and grid else None
-        axes = figure.add_subplot(rows, columns, index + 1, sharey=first)
+    places = figure.subplots(rows, columns, sharey=share, squeeze=False).flat
+    for axes in places[number:]:
+        axes.remove()
+    grid = list(places[:number])
+    for axes in grid:
         grey(axes)
         axes.set_facecolor("none")
         axes.spines[["top", "right"]].set_visible(False)
         axes.set_axisbelow(True)
         axes.grid(color=TEXT, alpha=0.22, linewidth=0.7)
-        grid.append(axes)
     return figure, grid
 
 
