@@ -216,9 +216,8 @@ def _plan(cells: list[Cell], top: Path) -> list[Task]:
             answers = pool.submit(_look_at_all, cells, folders).result()
     except BrokenProcessPool as error:
         raise RunFailed("the settings could not be checked: the process ended") from error
-    if isinstance(answers, str):
-        key, _, reason = answers.partition(": ")
-        raise SettingError(key, reason)
+    if isinstance(answers, tuple):
+        raise SettingError(*answers)
     tasks = [Task(*each) for each in zip(cells, folders, answers, strict=True)]
     _mark_done(tasks)
     return tasks
@@ -233,7 +232,7 @@ def _mark_done(tasks: list[Task]) -> None:
                 task.state = "finished"
 
 
-def _look_at_all(cells: list[Cell], folders: list[Path]) -> list[int] | str:
+def _look_at_all(cells: list[Cell], folders: list[Path]) -> list[int] | tuple[str, str]:
     """In a process of its own: the rounds of every cell, or what is wrong with one."""
     from fedgkd_pl.config import strict_yaml
     from fedgkd_pl.config.build import build_request
@@ -265,7 +264,7 @@ def _look_at_all(cells: list[Cell], folders: list[Path]) -> list[int] | str:
             ours = isinstance(error, SettingError | RunFailed | StorageError)
             text = " ".join(str(error if ours else f"{type(error).__name__}: {error}").split())
             hint = "; or give the study another name" if begun.is_begun() else ""
-            return f"{cell.name}: {text}{hint}"
+            return cell.name, text + hint
     return rounds
 
 

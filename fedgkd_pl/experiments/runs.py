@@ -198,7 +198,8 @@ class Run:
         if name in OF_TASKS:
             value = next(iter(self.by_round(OF_TASKS[name])[::-1]), None)
         elif (number := round_of(name)) is not None:
-            value = self.by_round(self._tested_column(name)).get(number)
+            column = "test/loss" if self.has_loss_only else "test/acc"
+            value = self.by_round(column if kind == name else AVERAGE).get(number)
         elif kind != name:
             value = average_summary(self.metrics()).get(ACCURACIES[kind])
         else:
@@ -207,15 +208,6 @@ class Run:
         if value is None or not isfinite(value):
             return None
         return value if self.has_loss_only else 100 * value
-
-    def tested(self, measure: str) -> int:
-        """In how many rounds the model was tested that a measure is of."""
-        return len(self.by_round(self._tested_column(measure))) or int(self.summary["rounds"])
-
-    def _tested_column(self, measure: str) -> str:
-        if measure.startswith(OF_AVERAGE):
-            return AVERAGE
-        return "test/loss" if self.has_loss_only else "test/acc"
 
     @property
     def has_loss_only(self) -> bool:

@@ -370,10 +370,6 @@ def over_seeds(runs: Mapping[int, Run], measure: str, seeds: int, notes: Footnot
     text = spread(list(values.values()))
     if 0 < len(values) < seeds:
         text += notes.mark(f"of seed{'s' * (len(values) > 1)} {', '.join(map(str, values))} only")
-    tested = {runs[seed].tested(measure) for seed in values}
-    short = [str(number) for number in sorted(tested) if number < 10]
-    if short and measure.endswith("last10"):
-        text += notes.mark(f"the mean of {' or '.join(short)} rounds: no more were tested")
     return text
 
 

@@ -41,7 +41,6 @@ T = TypeVar("T")
 WRITTEN = 12  # a confusion matrix of more classes than this has no numbers in its cells
 LARGEST = 1e100  # a curve has gaps where values are larger
 ACCURACY = "test accuracy, %"
-NOT_NEGATIVE = ("loss", "distance from global")  # what the labels of such values end in
 FAR = 300  # times the median: such values need a logarithmic axis
 CLASSES = 1_000  # of a feature map, or of a bubble chart: the first ones
 SHOWN = 60  # clients of a bubble chart, the first ones
@@ -51,8 +50,6 @@ MARKERS = "o^sDvP*X"  # classes beyond the palette take the colours again with t
 
 def learning_curves(curves: Curves, title: str = "", ylabel: str = ACCURACY) -> "Figure":
     """A line per label: the mean over seeds, in a band of one standard deviation to either side.
-
-    The band ends where values are no longer possible; see :func:`band`.
 
     Args:
         curves: for every label its seeds, each from round to value, in the unit of ``ylabel``.
@@ -75,7 +72,7 @@ def curve_panels(
         chosen: the colour of every label, where it must be that of other figures.
     """
 
-    def draw(axes: "Axes", _: str, seeds: Sequence[Mapping[int, float]], how: Line) -> None:
+    def draw(axes: "Axes", seeds: Sequence[Mapping[int, float]], how: Line) -> None:
         table = pd.DataFrame([seed for seed in seeds if len(seed)])
         table = table.dropna(axis=1).sort_index(axis=1)
         table = table.where(table.abs() < LARGEST)
@@ -83,8 +80,9 @@ def curve_panels(
             return
         axes.plot(table.columns, table.mean(), **{**how, "marker": "", "zorder": 3})
         if len(table) > 1:
-            ends = band(table, ylabel)
-            axes.fill_between(table.columns, *ends, color=how["color"], alpha=0.18, linewidth=0)
+            low, high = table.mean() - table.std(), table.mean() + table.std()
+            shade: Line = {"color": how["color"], "alpha": 0.18, "linewidth": 0}
+            axes.fill_between(table.columns, low, high, **shade)
 
     size = (5.6, 3.6) if len(panels) == 1 else (3.1, 2.6)
     figure, grid = _panels(panels, columns, size, draw, chosen)
@@ -107,9 +105,9 @@ def participation_panels(panels: Mapping[str, Shares], columns: int = 3) -> "Fig
     A panel per title, such as one for each α; they share the y-axis.
     """
 
-    def draw(axes: "Axes", _: str, by_ratio: Mapping[float, Sequence[float]], how: Line) -> None:
+    def draw(axes: "Axes", by_ratio: Mapping[float, Sequence[float]], how: Line) -> None:
         table = pd.DataFrame({ratio: pd.Series(values) for ratio, values in by_ratio.items()})
-        _error_bars(axes, table, ACCURACY, how)
+        _error_bars(axes, table, how)
 
     size = (4.6, 3.4) if len(panels) == 1 else (3.1, 2.6)
     figure, grid = _panels(panels, columns, size, draw)
@@ -127,9 +125,8 @@ def task_panels(panels: Mapping[str, Curves]) -> "Figure":
             mean of the seeds that have a value and, if several have, their standard deviation.
     """
 
-    def draw(axes: "Axes", title: str, seeds: Sequence[Mapping[int, float]], how: Line) -> None:
-        kind = ACCURACY if title.endswith("accuracy") else ""  # forgetting may be below 0
-        _error_bars(axes, pd.DataFrame(list(seeds)), kind, how)
+    def draw(axes: "Axes", seeds: Sequence[Mapping[int, float]], how: Line) -> None:
+        _error_bars(axes, pd.DataFrame(list(seeds)), how)
 
     figure, grid = _panels(panels, 2, (3.6, 3.0), draw, share=False)
     for axes in grid:
@@ -142,7 +139,7 @@ def _panels(
     panels: Mapping[str, Mapping[str, T]],
     columns: int,
     size: tuple[float, float],
-    draw: "Callable[[Axes, str, T, Line], None]",
+    draw: "Callable[[Axes, T, Line], None]",
     chosen: Mapping[str, str] | None = None,
     share: bool = True,
 ) -> "tuple[Figure, list[Axes]]":
@@ -153,37 +150,17 @@ def _panels(
         for label, values in lines.items():
             how: Line = {"label": literal(label), "color": chosen[label], "linewidth": 1.6}
             how |= {"linestyle": style(label).dash, "marker": style(label).symbol}
-            draw(axes, title, values, how)
+            draw(axes, values, how)
         axes.set_title(literal(title))
     legend(figure, grid)
     return figure, grid
 
 
-def _error_bars(axes: "Axes", table: pd.DataFrame, kind: str, how: Line) -> None:
-    """Mean and :func:`band` of every column that has values; no whiskers for a single one."""
+def _error_bars(axes: "Axes", table: pd.DataFrame, how: Line) -> None:
+    """Mean ± standard deviation of every column that has values; no whiskers for a single one."""
     table = table.dropna(axis=1, how="all").sort_index(axis=1)
-    whiskers = [(end - table.mean()).abs() for end in band(table, kind)]
-    axes.errorbar(
-        table.columns, table.mean(), whiskers, **how, markersize=5, elinewidth=1.2, capsize=3
-    )
-
-
-def band(table: pd.DataFrame, label: str) -> tuple[pd.Series, pd.Series]:
-    """From one standard deviation below the mean to one above, no further than values can be.
-
-    Shares end at 0 and 100 %, losses at 0, unless the values themselves are outside.
-
-    Args:
-        table: a row for every seed.
-        label: of the axis; one of shares ends in ``, %``, one of losses in ``loss``.
-    """
-    shares = label.endswith(", %")
-    least = 0.0 if shares or label.endswith(NOT_NEGATIVE) else -np.inf
-    most = 100.0 if shares else np.inf
-    low, high = (table.mean() + sign * table.std() for sign in (-1, 1))
-    return low.clip(lower=min(least, table.min().min())), high.clip(
-        upper=max(most, table.max().max())
-    )
+    how = {**how, "markersize": 5, "elinewidth": 1.2, "capsize": 3}
+    axes.errorbar(table.columns, table.mean(), table.std(), **how)
 
 
 def client_accuracies(table: pd.DataFrame) -> "Figure":

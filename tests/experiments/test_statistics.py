@@ -164,14 +164,6 @@ def test_two_best_leave_no_second(bests: tuple[float, ...], ranks: list[int]) ->
     assert [rank for _, rank in by(make_tables(it, results(it, values))[0])] == ranks
 
 
-def test_ten_rounds_are_ten() -> None:
-    it = only("A", "B", seeds=(0,), measures=["last10"])
-    values = {("1", "A"): [[0.5] * 9], ("1", "B"): [[0.5] * 10]}
-    (table,) = make_tables(it, results(it, values))
-    assert [text for text, _ in by(table)] == ["50.00 †", "50.00"]
-    assert table.notes[0] == "† the mean of 9 rounds: no more were tested"
-
-
 # -- the paper's protocol ------------------------------------------------------------------------
 
 DATA = {"CIFAR10": "CIFAR-10", "CIFAR100": "CIFAR-100", "TinyImageNet": "Tiny-ImageNet"}
