@@ -17,7 +17,7 @@ from fedgkd_pl.config.request import read_request
 from fedgkd_pl.engines.base import schedule
 from fedgkd_pl.engines.local import LocalEngine
 from fedgkd_pl.errors import RunFailed, require
-from fedgkd_pl.experiments.draw import personalized
+from fedgkd_pl.experiments.report import personalized
 from fedgkd_pl.experiments.runs import Run
 from fedgkd_pl.experiments.trained import open_run
 from fedgkd_pl.federation import message as messages

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from fedgkd_pl import FedAvg, LocalEngine, RunFiles
 from fedgkd_pl.errors import SettingError
-from fedgkd_pl.experiments.draw import participation
 from fedgkd_pl.experiments.paper import UNKNOWN, differences, paper_row
+from fedgkd_pl.experiments.report import participation
 from fedgkd_pl.experiments.runs import Run, make_groups
 from fedgkd_pl.experiments.study import Cell
 from fedgkd_pl.experiments.tables import Footnotes, lead, make_tables, overview
