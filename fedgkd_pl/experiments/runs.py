@@ -283,8 +283,7 @@ class Group:
 
     method: str  # as the paper calls it
     dataset: str  # likewise
-    rounds: int  # that each was to do
-    settings: dict[str, Any]  # those that decide the result, but for the seed
+    settings: dict[str, Any]  # those that decide the result, but for the seed; empty: not known
     runs: dict[int, Run]  # by seed
     name: str = ""  # the method, and how it differs from others of the same data
     panel: str = ""  # the data, and how they differ from others
@@ -305,7 +304,7 @@ class Group:
 
         Where something else differs, :func:`differences` says what.
         """
-        ours = self.first.facts | {"rounds": self.rounds}
+        ours = self.first.facts | {"rounds": self.first.rounds_asked}
         labels = {axis: str(ours.get(key) or "") for axis, key in LABELS.items()}
         labels |= {"dataset": self.dataset, "method": self.method}
         for table in ("overview", "text", "participation"):
@@ -322,7 +321,9 @@ def make_groups(runs: Iterable[Run]) -> list[Group]:
         settings = {k: v for k, v in fixed_settings(run.settings).items() if k != "seed_everything"}
         if settings.get(SEED) == run.seed:
             settings[SEED] = None  # which is the same
-        new = Group(run.title, run.dataset, run.rounds_asked, settings, {})
+        if settings:
+            settings["rounds"] = run.rounds_asked
+        new = Group(run.title, run.dataset, settings, {})
         known = (group for group in groups if settings and replace(group, runs={}) == new)
         group = next(known, new)
         group.runs[run.seed] = run
@@ -332,8 +333,6 @@ def make_groups(runs: Iterable[Run]) -> list[Group]:
         alike = [g for g in of_dataset if g.method == group.method and _data(g) == _data(group)]
         group.panel = ", ".join([group.dataset, *_differing(group, of_dataset, True)])
         group.name = ", ".join([group.method, *_differing(group, alike, False)])
-        if len({other.rounds for other in alike}) > 1:
-            group.name += f", {group.rounds} round{'s' * (group.rounds != 1)}"
     times = Counter((group.name, group.panel) for group in groups)
     for group in groups:
         if times[group.name, group.panel] > 1:  # nothing else tells it from another

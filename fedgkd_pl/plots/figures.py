@@ -4,7 +4,7 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -36,7 +36,6 @@ Values = Mapping[str, Sequence[float]]  # label → a value a seed
 Line = dict[str, Any]  # how Matplotlib draws one
 Counts = Sequence[Sequence[int]]  # samples of each class, for every client
 Floats = NDArray[np.float64]
-T = TypeVar("T")
 
 WRITTEN = 12  # a confusion matrix of more classes than this has no numbers in its cells
 LARGEST = 1e100  # a curve has gaps where values are larger
@@ -136,10 +135,10 @@ def task_panels(panels: Mapping[str, Curves]) -> "Figure":
 
 
 def _panels(
-    panels: Mapping[str, Mapping[str, T]],
+    panels: Mapping[str, Mapping[str, Any]],
     columns: int,
     size: tuple[float, float],
-    draw: "Callable[[Axes, T, Line], None]",
+    draw: Callable[["Axes", Any, Line], None],
     chosen: Mapping[str, str] | None = None,
     share: bool = True,
 ) -> "tuple[Figure, list[Axes]]":
@@ -173,8 +172,7 @@ def client_accuracies(table: pd.DataFrame) -> "Figure":
     figure, (axes,) = make_panels(1, 1, (5.6, 3.4))
     shade: Line = {"color": BLUE, "alpha": 0.15, "linewidth": 0, "label": "min to max"}
     axes.fill_between(accs.index, accs["min"], accs["max"], **shade)
-    dots: Line = {"s": 12, "color": BLUE, "linewidths": 0, "label": "a client"}
-    axes.scatter(table["round"], 100 * table["acc"], **dots)
+    axes.scatter(table["round"], 100 * table["acc"], 12, BLUE, linewidths=0, label="a client")
     axes.plot(accs.index, accs["mean"], color=RUST, linewidth=1.8, label="mean")
     whole_numbers(axes.xaxis)
     label_panels([axes], 1, "communication round", "accuracy of clients, %")
@@ -285,13 +283,9 @@ def bubble_chart(counts: Counts, title: str = "", names: Sequence[str] = ()) -> 
     x, y = np.nonzero(table)
     area = table[x, y] / max(1, table.max()) * min(260.0, 20000 / max(clients, classes))
     axes.scatter(x, y, s=area, color=RUST, linewidths=0)
-    axes.set(
-        xlabel="client" if clients == len(counts) else f"client (first {clients})",
-        ylabel="class",
-        xlim=(-0.8, clients - 0.2),
-        ylim=(-0.8, classes - 0.2),
-    )
-    axes.set_title(literal(title))
+    label = "client" if clients == len(counts) else f"client (first {clients})"
+    axes.set(xlabel=label, ylabel="class", title=literal(title))
+    axes.set(xlim=(-0.8, clients - 0.2), ylim=(-0.8, classes - 0.2))
     for axis in (axes.xaxis, axes.yaxis):
         whole_numbers(axis)
     if len(names) == classes <= NAMED:
@@ -360,7 +354,7 @@ def read_feature_map(path: str | Path, name: str = "") -> FeatureMapData:
         name: of the run, for titles.
     """
     with np.load(path, allow_pickle=False) as file:
-        values = {key: file[key] if file[key].ndim else file[key].item() for key in file.files}
+        values = {key: array if array.ndim else array.item() for key, array in file.items()}
     data = FeatureMapData(**values, name=name)
     shapes = {data.global_points.shape, data.local_points.shape, (*data.labels.shape, 2)}
     if len(shapes) > 1 or not 0 <= data.labels.min() <= data.labels.max() < CLASSES:
@@ -372,8 +366,7 @@ def encode_feature_map(data: FeatureMapData) -> bytes:
     """Encodes a map as the content of an ``.npz`` file."""
     content = io.BytesIO()
     arrays: dict[str, Any] = asdict(data)
-    del arrays["name"]
-    np.savez(content, **arrays)
+    np.savez(content, **{key: value for key, value in arrays.items() if key != "name"})
     return content.getvalue()
 
 
@@ -405,5 +398,5 @@ def scatter_class(axes: "Axes", points: Floats, number: int, size: float) -> Non
     """Draws the points of a class."""
     again, index = divmod(number, len(PALETTE))
     marker = MARKERS[again % len(MARKERS)]
-    dots: dict[str, Any] = {"color": PALETTE[index], "marker": marker, "label": str(number)}
-    axes.scatter(points[:, 0], points[:, 1], s=size, linewidths=0, zorder=3, **dots)
+    dots: Line = {"marker": marker, "label": str(number), "linewidths": 0, "zorder": 3}
+    axes.scatter(points[:, 0], points[:, 1], size, PALETTE[index], **dots)
