@@ -135,10 +135,7 @@ class Task:
 
     def say(self) -> None:
         """Prints how far it is."""
-        known = Run(self.folder, {}).by_round("test/acc")
-        shown = f", test/acc {known.iloc[-1]:.4f}" if len(known) else ""
-        line = f"{self.state:<8} {self.cell.name}: round {self.done}/{self.rounds}{shown}"
-        print(line, flush=True)
+        print(f"{self.state:<8} {self.cell.name}: round {self.done}/{self.rounds}", flush=True)
 
 
 def compare(

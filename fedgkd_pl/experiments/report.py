@@ -156,7 +156,7 @@ def write_page(
         paper=escape(TITLE),
         table=table + every.to_html(),
         figures="\n".join(map(_to_html, figures(groups))),
-        settings=Table.of(settings).to_html() if settings else "",
+        settings=Table(pd.DataFrame(settings), 2).to_html() if settings else "",
     )
     write_text(file, content)
 

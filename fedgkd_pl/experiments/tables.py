@@ -69,11 +69,6 @@ class Table:
     notes: Sequence[str] = ()
     ranks: Mapping[tuple[int, str], int] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, rows: Sequence[Mapping[str, str]]) -> "Table":
-        """A table of texts, all to the left."""
-        return cls(pd.DataFrame(rows), len(rows[0]))
-
     def records(self) -> list[dict[Hashable, str]]:
         """A mapping for every row."""
         return list(self.frame.to_dict("records"))

@@ -123,23 +123,11 @@ def load_run(
         settings: further flags of ``fedgkd-pl fit`` that do not decide the result.
     """
     home = open_run(folder)
-    settings = [*(word for module in imports for word in ("--import", module)), *settings]
     model = read_model(home.path)
-    net = load_net(home, which, settings, model.encoder)
-    names = model.class_names or [str(number) for number in range(model.num_classes)]
-    return Trained(net, model.raw, names, model.task)
-
-
-def load_net(
-    folder: RunFolder,
-    which: str,
-    settings: Sequence[str],
-    encoder: dict[str, Any] | None,
-) -> nn.Module:
-    """A run's net with its weights, in eval mode, on the CPU; see :func:`load_run`."""
-    config = strict_yaml.read(str(folder.config))
-    file = weights_file(folder, which, config.get("rounds"))
-    made = build_model(["--config", str(folder.config), *settings], encoder)
+    config = strict_yaml.read(str(home.config))
+    file = weights_file(home, which, config.get("rounds"))
+    flags = [word for module in imports for word in ("--import", module)]
+    made = build_model(["--config", str(home.config), *flags, *settings], model.encoder)
     compare_settings(fixed_settings(config), made.fixed)
     if file.suffix == ".safetensors":
         with reading(file, "run"):
@@ -156,7 +144,8 @@ def load_net(
     if len(kinds) == 1:
         net.to(kinds.pop())
     net.load_state_dict(weights)
-    return net.eval()
+    names = model.class_names or [str(number) for number in range(model.num_classes)]
+    return Trained(net.eval(), model.raw, names, model.task)
 
 
 def weights_file(folder: RunFolder, which: str, rounds: Any = None) -> Path:
@@ -209,9 +198,8 @@ def export(
     kind = f"-{ckpt_path}" if ckpt_path in ("best", "average") else ""
     name = FILES[format].replace("model", f"model{kind}", 1)
     file = folder.path / name if output is None else Path(output)
-    model = read_model(folder.path)
-    net = load_net(folder, ckpt_path, settings, model.encoder)
-    commit(file, [exported(net, model.example(), format, "format")])
+    net = load_run(run, ckpt_path, settings=settings).net
+    commit(file, [exported(net, read_model(folder.path).example(), format, "format")])
     return file
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import yaml
 from fedgkd_pl.cli.main import main
@@ -224,7 +225,7 @@ def test_results_as_csv() -> None:
 
 
 def test_labels_are_escaped() -> None:
-    table = Table.of([{"γ|": "a|b", "method": "50%_$x$ <b>"}])
+    table = Table(pd.DataFrame([{"γ|": "a|b", "method": "50%_$x$ <b>"}]), 2)
     assert r"| γ\| | method |" in table.to_markdown() and r"| a\|b |" in table.to_markdown()
     assert (
         r"$\gamma$| & method \\" in table.to_latex() and r"50\%\_\$x\$ <b> \\" in table.to_latex()
