@@ -29,7 +29,7 @@ from fedgkd_pl.experiments.study import Cell, Study, make_study, read_study
 from fedgkd_pl.experiments.tables import Results, Table, every_run, make_tables
 from fedgkd_pl.processes.signals import Interrupted, Stopped
 from fedgkd_pl.processes.start import context, end_with_parent, without_main
-from fedgkd_pl.runs.folder import LAST, LOG, SUMMARY, RunFolder, how_to_look
+from fedgkd_pl.runs.folder import LAST, LOG, RunFolder, how_to_look
 from fedgkd_pl.storage.files import lock, write_text
 
 if TYPE_CHECKING:
@@ -79,9 +79,8 @@ class StudyResult:
 
     def _repr_html_(self) -> str:
         """For a notebook."""
-        lines = [*self._failures(), str(self.folder)]
-        shown = [f"<p>{escape(line)}</p>" for line in lines]
-        return "".join([*(table.to_html() for table in self.tables), *shown])
+        lines = "\n".join([*self._failures(), str(self.folder)])
+        return "".join(table.to_html() for table in self.tables) + f"<pre>{escape(lines)}</pre>"
 
     def _failures(self) -> list[str]:
         return [f"failed: {name}: {reason}" for name, reason in self.failed.items()]
@@ -395,5 +394,4 @@ def _finish(task: Task) -> None:
     task.state = "failed"
     text = task.log.read_text(errors="replace") if task.log.exists() else ""
     errors = re.findall(r"^error: (.*)", text, re.MULTILINE)
-    ended = f"ended with code {code}" if code else f"wrote no {SUMMARY}"
-    task.reason = errors[-1] if errors else f"{ended}, see {task.log}"
+    task.reason = errors[-1] if errors else f"ended with code {code}, see {task.log}"

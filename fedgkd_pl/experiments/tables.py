@@ -161,11 +161,10 @@ def every_run(study: Study, results: Results) -> pd.DataFrame:
     measures = list(dict.fromkeys([*measures_of(run for _, run in results), *study.measures]))
     columns = [*study.axes, "seed", "rounds", *measures, "bytes_down", "bytes_up", "cell"]
     rows = [
-        {
-            **{"bytes_up": None, **run.summary, **cell.labels},
-            **{measure: run.measure(measure) for measure in measures},
-            **{"seed": cell.seed, "cell": cell.name},
-        }
+        run.summary
+        | cell.labels
+        | {"seed": cell.seed, "cell": cell.name}
+        | {measure: run.measure(measure) for measure in measures}
         for cell, run in results
     ]
     return pd.DataFrame(rows, columns=columns).astype({"bytes_up": "Int64"})
