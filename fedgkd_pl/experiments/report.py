@@ -26,7 +26,7 @@ from fedgkd_pl.experiments.runs import (
     reading,
     runs_of,
 )
-from fedgkd_pl.experiments.tables import Footnotes, Table, each_run, overview, seconds_per_round
+from fedgkd_pl.experiments.tables import Footnotes, Table, each_run, overview, values_of
 from fedgkd_pl.plots import figures as charts
 from fedgkd_pl.plots.style import FORMATS, colours, save, to_svg
 from fedgkd_pl.runs import folder
@@ -221,7 +221,7 @@ def _bars(groups: Sequence[Group], chosen: dict[str, str]) -> Iterator[Section]:
     label = "test loss" if loss else "test accuracy, %"
     bars: list[tuple[str, str, str, str, Callable[[Run], float | None]]] = [
         ("best", "Best accuracy", text, label, lambda run: run.measure("best")),
-        ("seconds", "Time", time, "seconds per round", seconds_per_round),
+        ("seconds", "Time", time, "seconds per round", lambda run: run.seconds_per_round),
         ("bytes", "Bytes", sent, "MB", _megabytes),
     ]
     for name, title, text, label, value in bars:
@@ -322,7 +322,7 @@ def participation(groups: Sequence[Group]) -> "Figure":
             of_method = panels.setdefault(panel, {}).setdefault(group.name, {})
             twice = "two kinds of runs at the same C, which differ in more than the seed"
             require(share not in of_method, "runs", twice, f"{group.name}, {group.panel}")
-            of_method[share] = group.values("best")
+            of_method[share] = [*values_of(group.runs, "best").values()]
     require(len(panels) > 0, "runs", f"no {folder.CONFIG} has data.participation")
     return charts.participation_panels(panels)
 

@@ -181,6 +181,12 @@ class Run:
             return int(self.summary["seed"] if seed is False else seed)  # False: only the data was
 
     @property
+    def seconds_per_round(self) -> float | None:
+        """Of wall time; None where the run does not say."""
+        seconds = self.summary.get("wall_seconds")
+        return seconds / self.summary["rounds"] if seconds else None
+
+    @property
     def rounds_asked(self) -> int:
         """How many rounds it was to do; a callback may have ended it before."""
         return int(self.summary.get("rounds_asked") or self.summary["rounds"])
@@ -292,11 +298,6 @@ class Group:
     def first(self) -> Run:
         """The run of one seed."""
         return next(iter(self.runs.values()))
-
-    def values(self, measure: str) -> list[float]:
-        """An accuracy of every seed that has it, in percent; see :meth:`Run.measure`."""
-        values = [run.measure(measure) for run in self.runs.values()]
-        return [value for value in values if value is not None]
 
     @cached_property
     def paper(self) -> PaperRow | None:

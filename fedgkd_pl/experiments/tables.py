@@ -323,7 +323,7 @@ def overview(groups: Sequence[Group], notes: Footnotes) -> pd.DataFrame:
     for group in groups:
         runs = list(group.runs.values())
         rounds = sorted({run.summary["rounds"] for run in runs})
-        seconds = [known for run in runs if (known := seconds_per_round(run)) is not None]
+        seconds = [known for run in runs if (known := run.seconds_per_round) is not None]
         paper = ""
         if row := group.paper:
             differs = joined(differences(row, run.facts, "best") for run in runs)
@@ -344,12 +344,6 @@ def overview(groups: Sequence[Group], notes: Footnotes) -> pd.DataFrame:
         )
     table = pd.DataFrame(rows)
     return table.loc[:, (table != "").any()]
-
-
-def seconds_per_round(run: Run) -> float | None:
-    """Of wall time; None where the run does not say."""
-    seconds = run.summary.get("wall_seconds")
-    return seconds / run.summary["rounds"] if seconds else None
 
 
 def each_run(runs: Sequence[Run], notes: Footnotes) -> pd.DataFrame:

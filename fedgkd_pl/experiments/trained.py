@@ -148,7 +148,7 @@ def load_run(
     return Trained(net.eval(), model.raw, names, model.task)
 
 
-def weights_file(folder: RunFolder, which: str, rounds: Any = None) -> Path:
+def weights_file(folder: RunFolder, which: str, rounds: Any) -> Path:
     """Where a run keeps a model's weights.
 
     Args:

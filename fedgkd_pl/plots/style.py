@@ -77,15 +77,14 @@ def colours(names: Iterable[str]) -> dict[str, str]:
 
     Methods with a colour of their own keep it, other labels take the next free one.
     """
-    chosen = dict.fromkeys(names, "")
-    for name in chosen:
-        index = _index(name)
-        chosen[name] = style(name).colour if index is not None and index < len(STYLES) else ""
-    for name in (name for name, colour in chosen.items() if not colour):
-        start = PALETTE.index(style(name).colour)
-        cycle = PALETTE[start:] + PALETTE[:start]
-        free = [value for value in cycle if value not in chosen.values()]
-        chosen[name] = (free or cycle)[0]
+    names, own = list(names), range(len(STYLES))
+    chosen = {name: style(name).colour for name in names if _index(name) in own}
+    for name in names:
+        if name not in chosen:
+            start = PALETTE.index(style(name).colour)
+            cycle = PALETTE[start:] + PALETTE[:start]
+            free = [value for value in cycle if value not in chosen.values()]
+            chosen[name] = (free or cycle)[0]
     return chosen
 
 
