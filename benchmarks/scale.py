@@ -74,11 +74,7 @@ def run(clients: int, used: int, rounds: int) -> None:
                 self.memory.append(int(file.read().split()[1]) * resource.getpagesize())
 
     data = Data(
-        num_clients=clients,
-        participation=COHORT / clients,
-        batch_size=10,
-        val_fraction=0.0,
-        seed=0,
+        num_clients=clients, participation=COHORT / clients, batch_size=10, val_fraction=0.0, seed=0
     )
     model = FedAvg(nn.Linear(64, 10), engine=LocalEngine(workers=1))
     watch = Watch()

@@ -13,7 +13,7 @@ COMMANDS = {
     "fedgkd-pl --help": [*CLI, "--help"],
     "fedgkd-pl --version": [*CLI, "--version"],
     "fedgkd-pl fit --config cifar10_fedgkd.yaml --print_config": [
-        *(*CLI, "fit", "--config", "cifar10_fedgkd.yaml", "--print_config"),
+        *(*CLI, "fit", "--config", "cifar10_fedgkd.yaml", "--print_config")
     ],
 }
 

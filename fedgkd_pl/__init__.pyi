@@ -66,8 +66,8 @@ from .engines.flower.engine import FlowerEngine as FlowerEngine
 from .engines.ray import RayEngine as RayEngine
 from .experiments.compare import StudyResult as StudyResult
 from .experiments.compare import compare as compare
-from .experiments.draw import plot as plot
 from .experiments.personalize import personalize as personalize
+from .experiments.report import plot as plot
 from .experiments.report import report as report
 from .experiments.runs import Run as Run
 from .experiments.runs import find_runs as find_runs

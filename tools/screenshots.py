@@ -19,7 +19,7 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 from fedgkd_pl import compare
-from fedgkd_pl.experiments.draw import draw
+from fedgkd_pl.experiments.report import draw
 from fedgkd_pl.plots.style import save
 from PIL import Image
 

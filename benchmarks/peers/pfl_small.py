@@ -90,9 +90,7 @@ def run(rounds: int) -> list[float]:
         SimulatedBackend(users, users, postprocessors=[WeightByDatapoints()]),
         PyTorchModel(net, torch.optim.SGD, torch.optim.SGD(net.parameters(), lr=1.0)),
         NNTrainHyperParams(
-            local_batch_size=work.BATCH,
-            local_num_epochs=work.EPOCHS,
-            local_learning_rate=work.RATE,
+            local_batch_size=work.BATCH, local_num_epochs=work.EPOCHS, local_learning_rate=work.RATE
         ),
         callbacks=[clock],
         send_metrics_to_platform=False,

@@ -159,7 +159,7 @@ def figure(kind: str, runs: list[str], output: str | None = None) -> None:
         runs: run folders, or folders above them.
         output: the file; KIND.svg by default.
     """
-    from fedgkd_pl.experiments.draw import draw
+    from fedgkd_pl.experiments.report import draw
 
     draw(kind, runs, output or f"{kind}.svg")
 

@@ -29,7 +29,7 @@ from fedgkd_pl.experiments.study import Cell, Study, make_study, read_study
 from fedgkd_pl.experiments.tables import Results, Table, every_run, make_tables
 from fedgkd_pl.processes.command import Interrupted, Stopped
 from fedgkd_pl.processes.start import context, end_with_parent, without_main
-from fedgkd_pl.runs.folder import LAST, LOG, METRICS, SUMMARY, RunFolder, how_to_look
+from fedgkd_pl.runs.folder import LAST, LOG, METRICS, RunFolder, how_to_look
 from fedgkd_pl.storage.files import lock, write_text
 
 if TYPE_CHECKING:
@@ -79,9 +79,8 @@ class StudyResult:
 
     def _repr_html_(self) -> str:
         """For a notebook."""
-        lines = [*self._failures(), str(self.folder)]
-        shown = [f"<p>{escape(line)}</p>" for line in lines]
-        return "".join([*(table.to_html() for table in self.tables), *shown])
+        lines = "\n".join([*self._failures(), str(self.folder)])
+        return "".join(table.to_html() for table in self.tables) + f"<pre>{escape(lines)}</pre>"
 
     def _failures(self) -> list[str]:
         return [f"failed: {name}: {reason}" for name, reason in self.failed.items()]
@@ -135,10 +134,7 @@ class Task:
 
     def say(self) -> None:
         """Prints how far it is."""
-        known = Run(self.folder, {}).by_round("test/acc")
-        shown = f", test/acc {known.iloc[-1]:.4f}" if len(known) else ""
-        line = f"{self.state:<8} {self.cell.name}: round {self.done}/{self.rounds}{shown}"
-        print(line, flush=True)
+        print(f"{self.state:<8} {self.cell.name}: round {self.done}/{self.rounds}", flush=True)
 
 
 def compare(
@@ -180,11 +176,8 @@ def compare(
         print(f"{whole.name}: checking the settings of {len(cells)} cells", flush=True)
     tasks = _plan(cells, top)
     longest = max(task.rounds for task in tasks)
-    late = [name for name in whole.measures if (round_of(name) or 0) > longest]
-    reason = f"no cell has as many rounds as {', '.join(late)}"
-    require(late != whole.measures, "measures", reason)
-    if late:
-        print(f"warning: measures: {reason}", file=sys.stderr)
+    fits = any((round_of(name) or 0) <= longest for name in whole.measures)
+    require(fits, "measures", f"no cell has as many rounds as {', '.join(whole.measures)}")
     if dry_run:
         for task in tasks:
             print(f"{task.state:<9} {task.cell.name}: {' '.join(task.cell.words)}")
@@ -219,9 +212,8 @@ def _plan(cells: list[Cell], top: Path) -> list[Task]:
             answers = pool.submit(_look_at_all, cells, folders).result()
     except BrokenProcessPool as error:
         raise RunFailed("the settings could not be checked: the process ended") from error
-    if isinstance(answers, str):
-        key, _, reason = answers.partition(": ")
-        raise SettingError(key, reason)
+    if isinstance(answers, tuple):
+        raise SettingError(*answers)
     tasks = [Task(*each) for each in zip(cells, folders, answers, strict=True)]
     _mark_done(tasks)
     return tasks
@@ -236,7 +228,7 @@ def _mark_done(tasks: list[Task]) -> None:
                 task.state = "finished"
 
 
-def _look_at_all(cells: list[Cell], folders: list[Path]) -> list[int] | str:
+def _look_at_all(cells: list[Cell], folders: list[Path]) -> list[int] | tuple[str, str]:
     """In a process of its own: the rounds of every cell, or what is wrong with one."""
     from fedgkd_pl.config.build import build_request
     from fedgkd_pl.config.request import read_request
@@ -268,7 +260,7 @@ def _look_at_all(cells: list[Cell], folders: list[Path]) -> list[int] | str:
             ours = isinstance(error, SettingError | RunFailed | StorageError)
             text = " ".join(str(error if ours else f"{type(error).__name__}: {error}").split())
             hint = "; or give the study another name" if begun.is_begun() else ""
-            return f"{cell.name}: {text}{hint}"
+            return cell.name, text + hint
     return rounds
 
 
@@ -402,5 +394,4 @@ def _finish(task: Task) -> None:
     task.state = "failed"
     text = task.log.read_text(errors="replace") if task.log.exists() else ""
     errors = re.findall(r"^error: (.*)", text, re.MULTILINE)
-    ended = f"ended with code {code}" if code else f"wrote no {SUMMARY}"
-    task.reason = errors[-1] if errors else f"{ended}, see {task.log}"
+    task.reason = errors[-1] if errors else f"ended with code {code}, see {task.log}"

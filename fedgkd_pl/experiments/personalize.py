@@ -15,7 +15,7 @@ from fedgkd_pl.config.build import Experiment, build_request
 from fedgkd_pl.config.request import open_run, read_request
 from fedgkd_pl.engines.base import LocalEngine, schedule
 from fedgkd_pl.errors import RunFailed, require
-from fedgkd_pl.experiments.draw import personalized
+from fedgkd_pl.experiments.report import personalized
 from fedgkd_pl.experiments.runs import Run
 from fedgkd_pl.federation import message as messages
 from fedgkd_pl.federation.checks import check_resumed, task_of
@@ -76,7 +76,6 @@ def personalize(
     require(output.is_dir() or not output.exists(), "output_dir", "is not a folder", str(output))
     experiment = _load(folder, ckpt_path, settings)
     rows = _rows(experiment, epochs, lr, progress)
-    output.mkdir(parents=True, exist_ok=True)
     write_text(output / PERSONALIZED, csv_text(list(rows[0]), rows))
     save(personalized(Run(output, {})), (output / PERSONALIZED).with_suffix(".svg"))
     return rows
@@ -93,12 +92,10 @@ def _load(folder: RunFolder, ckpt_path: str, settings: Sequence[str]) -> Experim
         check_settings(checkpoint, made.fixed)
         check_resumed(model, data, checkpoint["fedgkd_pl"])
         check_net(checkpoint, model)
-        text = "needs a method of FedAvg's kind with one net for all clients"
         fits = isinstance(model, FedAvg) and model.client_nets.index is None
+        fits = fits and task_of(model, data) == "classes" and has_outputs(model.net)
+        text = "needs a method of FedAvg's kind with one net for all, which gives logits of classes"
         require(fits, "model", text, type(model).__name__)
-        text = "needs the logits of classes, which this model does not have"
-        classes = task_of(model, data) == "classes" and has_outputs(model.net)
-        require(classes, "run", text, str(folder.path))
         require("test" in data.client_splits, "run", NO_OWN, str(folder.path))
     device = made.trainer.strategy.root_device
     made.trainer.precision_plugin.convert_module(model)  # before doubles are loaded
@@ -186,9 +183,8 @@ def show(rows: Sequence[Row]) -> None:
     accs = 100 * table[list(names)].rename(columns=names)
     shown = {"mean": accs.mean(), "worst 10 %": accs.apply(worst_tenth), "spread": accs.std(ddof=0)}
     shown |= {"worst": accs.min(), "best": accs.max()}
-    losses = table[["loss_before", "loss_after"]].mean().to_numpy()
     print(f"{len(rows)} clients, each on its own test samples")
-    print(pd.DataFrame(shown).round(2).assign(loss=losses.round(4)).to_string())
+    print(pd.DataFrame(shown).round(2).to_string())
     gain = table["acc_after"] - table["acc_before"]
     more, less = (gain > 0).sum(), (gain < 0).sum()
     print(f"clients that gain: {more}, lose: {less}, stay as they were: {len(rows) - more - less}")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pandas as pd
 from fedgkd_pl.errors import SettingError
-from fedgkd_pl.experiments.paper import PaperRow, differences, paper_row
+from fedgkd_pl.experiments.paper import LABELS, PaperRow, differences, paper_row
 from fedgkd_pl.methods import title_of
 from fedgkd_pl.runs.folder import (
     AVERAGE_ACC,
@@ -97,10 +97,9 @@ class Run:
             imports: your modules, where the net or the method is yours.
             average: the model of :class:`~fedgkd_pl.AveragedModel` instead of the global one.
         """
-        from fedgkd_pl.experiments.trained import load_net
+        from fedgkd_pl.experiments.trained import load_run
 
-        flags = [word for module in imports for word in ("--import", module)]
-        return load_net(RunFolder(self.folder), "average" if average else "last", flags)
+        return load_run(self.folder, "average" if average else "last", imports).net
 
     def __repr__(self) -> str:
         """The folder, what was trained, and the accuracies."""
@@ -129,11 +128,6 @@ class Run:
     def accuracy(self) -> pd.Series:
         """Test accuracy in percent, by round."""
         return 100 * self.by_round("test/acc")
-
-    @property
-    def has_average(self) -> bool:
-        """Whether it has an averaged model, of :class:`~fedgkd_pl.AveragedModel`."""
-        return AVERAGE_ACC in self.frame
 
     @cached_property
     def partition(self) -> dict[str, Any]:
@@ -195,6 +189,12 @@ class Run:
             return int(self.summary["seed"] if seed is False else seed)  # False: only the data was
 
     @property
+    def seconds_per_round(self) -> float | None:
+        """Of wall time; None where the run does not say."""
+        seconds = self.summary.get("wall_seconds")
+        return seconds / self.summary["rounds"] if seconds else None
+
+    @property
     def rounds_asked(self) -> int:
         """How many rounds it was to do; a callback may have ended it before."""
         return int(self.summary.get("rounds_asked") or self.summary["rounds"])
@@ -212,7 +212,8 @@ class Run:
         if name in OF_TASKS:
             value = next(iter(self.by_round(OF_TASKS[name])[::-1]), None)
         elif (number := round_of(name)) is not None:
-            value = self.by_round(self._tested_column(name)).get(number)
+            column = "test/loss" if self.has_loss_only else "test/acc"
+            value = self.by_round(column if kind == name else AVERAGE_ACC).get(number)
         elif kind != name:
             value = average_summary(self.metrics()).get(ACCURACIES[kind])
         else:
@@ -221,15 +222,6 @@ class Run:
         if value is None or not isfinite(value):
             return None
         return value if self.has_loss_only else 100 * value
-
-    def tested(self, measure: str) -> int:
-        """In how many rounds the model was tested that a measure is of."""
-        return len(self.by_round(self._tested_column(measure))) or int(self.summary["rounds"])
-
-    def _tested_column(self, measure: str) -> str:
-        if measure.startswith(OF_AVERAGE):
-            return AVERAGE_ACC
-        return "test/loss" if self.has_loss_only else "test/acc"
 
     @property
     def has_loss_only(self) -> bool:
@@ -285,7 +277,7 @@ def runs_of(runs: Runs) -> list[Run]:
 def measures_of(runs: Iterable[Run]) -> list[str]:
     """What is shown of runs: those of the averaged model where some have one."""
     averages = [f"{OF_AVERAGE}{name}" for name in ACCURACIES]
-    return [*ACCURACIES, *(averages if any(run.has_average for run in runs) else [])]
+    return [*ACCURACIES, *(averages if any(AVERAGE_ACC in run.frame for run in runs) else [])]
 
 
 def round_of(measure: str) -> int | None:
@@ -305,8 +297,7 @@ class Group:
 
     method: str  # as the paper calls it
     dataset: str  # likewise
-    rounds: int  # that each was to do
-    settings: dict[str, Any]  # those that decide the result, but for the seed
+    settings: dict[str, Any]  # those that decide the result, but for the seed; empty: not known
     runs: dict[int, Run]  # by seed
     name: str = ""  # the method, and how it differs from others of the same data
     panel: str = ""  # the data, and how they differ from others
@@ -316,36 +307,19 @@ class Group:
         """The run of one seed."""
         return next(iter(self.runs.values()))
 
-    @property
-    def alpha(self) -> Any:
-        """Of Dirichlet; None of other partitions."""
-        return self.settings.get("data.init_args.partition.init_args.alpha")
-
-    @property
-    def participation(self) -> Any:
-        """The share C of the clients in a round; None where it is not known."""
-        return self.settings.get("data.init_args.participation")
-
-    def values(self, measure: str) -> list[float]:
-        """An accuracy of every seed that has it, in percent; see :meth:`Run.measure`."""
-        values = [run.measure(measure) for run in self.runs.values()]
-        return [value for value in values if value is not None]
-
     @cached_property
     def paper(self) -> PaperRow | None:
         """The paper's best accuracy for the same method, data, α, C, N, E and rounds.
 
         Where something else differs, :func:`differences` says what.
         """
-        labels = {"dataset": self.dataset, "method": self.method}
-        labels |= {"alpha": str(self.alpha or "")}
+        ours = self.first.facts | {"rounds": self.first.rounds_asked}
+        labels = {axis: str(ours.get(key) or "") for axis, key in LABELS.items()}
+        labels |= {"dataset": self.dataset, "method": self.method}
         for table in ("overview", "text", "participation"):
-            if table == "participation":
-                labels["participation"] = str(self.participation)
-            if row := paper_row(table, labels, "best"):
-                ours = self.first.facts | {"rounds": self.rounds}
-                if not MUST_AGREE & differences(row, ours, "best").keys():
-                    return row
+            row = paper_row(table, labels, "best")
+            if row and not MUST_AGREE & differences(row, ours, "best").keys():
+                return row
         return None
 
 
@@ -356,7 +330,9 @@ def make_groups(runs: Iterable[Run]) -> list[Group]:
         settings = {k: v for k, v in fixed_settings(run.settings).items() if k != "seed_everything"}
         if settings.get(SEED) == run.seed:
             settings[SEED] = None  # which is the same
-        new = Group(run.title, run.dataset, run.rounds_asked, settings, {})
+        if settings:
+            settings["rounds"] = run.rounds_asked
+        new = Group(run.title, run.dataset, settings, {})
         known = (group for group in groups if settings and replace(group, runs={}) == new)
         group = next(known, new)
         group.runs[run.seed] = run
@@ -366,8 +342,6 @@ def make_groups(runs: Iterable[Run]) -> list[Group]:
         alike = [g for g in of_dataset if g.method == group.method and _data(g) == _data(group)]
         group.panel = ", ".join([group.dataset, *_differing(group, of_dataset, True)])
         group.name = ", ".join([group.method, *_differing(group, alike, False)])
-        if len({other.rounds for other in alike}) > 1:
-            group.name += f", {group.rounds} round{'s' * (group.rounds != 1)}"
     times = Counter((group.name, group.panel) for group in groups)
     for group in groups:
         if times[group.name, group.panel] > 1:  # nothing else tells it from another

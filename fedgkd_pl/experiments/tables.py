@@ -69,11 +69,6 @@ class Table:
     notes: Sequence[str] = ()
     ranks: Mapping[tuple[int, str], int] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, rows: Sequence[Mapping[str, str]]) -> "Table":
-        """A table of texts, all to the left."""
-        return cls(pd.DataFrame(rows), len(rows[0]))
-
     def records(self) -> list[dict[Hashable, str]]:
         """A mapping for every row."""
         return list(self.frame.to_dict("records"))
@@ -139,7 +134,7 @@ class Entry:
     """A number of a study's table."""
 
     labels: Labels  # by axis, and of ``measure``
-    runs: dict[int, Run]  # the finished ones, by seed
+    runs: dict[int, Run]  # those that have it, by seed
     values: dict[int, float]  # in percent, by seed
     paper: dict[str, str] | None  # the row of paper.csv
     failed: int  # seeds that have no run because it failed
@@ -150,16 +145,13 @@ class Entry:
         if not (self.values or self.paper or self.failed):
             return None
         measure = self.labels["measure"]
-        if self.failed and not self.values:
-            text = "failed"
-        else:
-            text = over_seeds(self.runs, measure, seeds, notes)
-        text += notes.mark(diverged({seed: self.runs[seed] for seed in self.values}))
+        lost = self.failed and not self.values
+        text = "failed" if lost else over_seeds(self.runs, measure, seeds, notes)
+        text += notes.mark(diverged(self.runs))
         if self.paper is None:
             return text
         of_paper, std = numbers(self.paper)
-        runs = (self.runs[seed] for seed in self.values)
-        differs = joined(differences(self.paper, run.facts, measure) for run in runs)
+        differs = joined(differences(self.paper, run.facts, measure) for run in self.runs.values())
         deviation = f" ± {std:.2f}" if std is not None else ""
         return f"{text} ({of_paper:.2f}{deviation}{notes.mark(differs)})"
 
@@ -169,11 +161,10 @@ def every_run(study: Study, results: Results) -> pd.DataFrame:
     measures = list(dict.fromkeys([*measures_of(run for _, run in results), *study.measures]))
     columns = [*study.axes, "seed", "rounds", *measures, "bytes_down", "bytes_up", "cell"]
     rows = [
-        {
-            **{"bytes_up": None, **run.summary, **cell.labels},
-            **{measure: run.measure(measure) for measure in measures},
-            **{"seed": cell.seed, "cell": cell.name},
-        }
+        run.summary
+        | cell.labels
+        | {"seed": cell.seed, "cell": cell.name}
+        | {measure: run.measure(measure) for measure in measures}
         for cell, run in results
     ]
     return pd.DataFrame(rows, columns=columns).astype({"bytes_up": "Int64"})
@@ -203,7 +194,7 @@ def _make_table(
     ranks: dict[tuple[int, str], int] = {}
     for entry in entries:
         row = texts.setdefault(tuple(entry.labels[axis] for axis in study.rows), {})
-        name = _name({axis: entry.labels[axis] for axis in study.columns})
+        name = _name(entry.labels, study.columns)
         row[name] = entry.text(len(study.seeds), footnotes)
         if entry.rank:
             ranks[len(texts) - 1, name] = entry.rank
@@ -211,8 +202,8 @@ def _make_table(
     body = pd.DataFrame(list(texts.values())).dropna(how="all").dropna(axis=1, how="all")
     heads = [[measure_name(label) for label in row] for row in texts]
     frame = pd.DataFrame(heads, columns=[*map(symbol, study.rows)]).join(body, how="right")
+    lost = {_name(entry.labels, study.axes): entry.failed for entry in entries if entry.failed}
     of = _seeds(len(study.seeds))
-    lost = {_name({a: e.labels[a] for a in study.axes}): e.failed for e in entries if e.failed}
     failures = [f"{name}: failed in {number} of {of}" for name, number in lost.items()]
     papers = [PAPERS] * any(entry.paper for entry in entries)
     lengths = sorted({run.rounds_asked for _, run in results})
@@ -235,10 +226,8 @@ def _entries(
     done: dict[tuple[str, ...], dict[int, Run]] = defaultdict(dict)
     for cell, run in results:
         done[tuple(cell.labels.values())][cell.seed] = run
-    lost = Counter[tuple[str, ...]]()
-    for cell in study.cells():
-        key = tuple(cell.labels.values())
-        lost[key] += cell.name in failed and cell.seed not in done[key]
+    gone = {*failed} - {cell.name for cell, _ in results}
+    lost = Counter(tuple(cell.labels.values()) for cell in study.cells() if cell.name in gone)
     names = {run.dataset for _, run in results}
     of_data = {"dataset": names.pop()} if len(names) == 1 else {}  # where that is no axis
     order = {axis: in_order(labels) for axis, labels in study.axes.items()}
@@ -247,9 +236,10 @@ def _entries(
     entries = []
     for chosen in product(*(order[axis] for axis in layout)):
         labels = dict(zip(layout, chosen, strict=True))
-        runs = done[key := tuple(labels[axis] for axis in study.axes)]
-        values = values_of(runs, measure := labels["measure"])
-        row = paper_row(study.paper, of_data | labels, measure)
+        key = tuple(labels[axis] for axis in study.axes)
+        values = values_of(done[key], labels["measure"])
+        runs = {seed: done[key][seed] for seed in values}
+        row = paper_row(study.paper, of_data | labels, labels["measure"])
         entries.append(Entry(labels, runs, values, row, lost[key]))
     return entries
 
@@ -277,53 +267,44 @@ def measure_name(name: str) -> str:
     return f"round {number}" if number != name and number.isdigit() else NAMES.get(name, name)
 
 
-def _name(labels: Labels) -> str:
+def _name(labels: Labels, axes: Iterable[str]) -> str:
     shown = (
-        measure_name(label) if axis in ("method", "measure") else f"{symbol(axis)} {label}"
-        for axis, label in labels.items()
+        measure_name(labels[axis])
+        if axis in ("method", "measure")
+        else f"{symbol(axis)} {labels[axis]}"
+        for axis in axes
     )
     return ", ".join(shown)
 
 
 def _rank(study: Study, entries: Sequence[Entry]) -> list[str]:
-    """Ranks entries that differ in one axis only; lines on whether the best's lead stands out.
-
-    None is ranked where not all have the same seeds.
-    """
+    """Ranks entries that differ in one axis only; lines on whether the best's lead stands out."""
     groups: dict[str, list[Entry]] = defaultdict(list)
     several = [axis for axis in study.axes if axis != study.compare and len(study.axes[axis]) > 1]
     for entry in entries:
-        if entry.values:
-            groups[_name({axis: entry.labels[axis] for axis in (*several, "measure")})] += [entry]
+        if entry.values and entry.labels["measure"] != LESS_IS_BETTER:
+            groups[_name(entry.labels, [*several, "measure"])].append(entry)
     lines = []
     for where, group in groups.items():
-        if len(group) < 2 or group[0].labels["measure"] == LESS_IS_BETTER:
-            continue
-        means = pd.Series([mean(entry.values.values()) for entry in group])
-        ranks = means.round(2).rank(method="min", ascending=False)
-        same_seeds = len({frozenset(entry.values) for entry in group}) == 1
-        for entry, rank in zip(group, ranks, strict=True):
-            entry.rank = int(rank) if same_seeds and rank <= 2 else 0
-        best, second = (group[number] for number in means.nlargest(2).index)
-        names = [entry.labels[study.compare] for entry in (best, second)]
-        line = f"{where}: {lead(names[0], best.values, names[1], second.values)}"
-        unlike = "; no best is marked, as not all have the same seeds"
-        lines.append(line if same_seeds else line + unlike)
-    tests = sum("t-test" in line for line in lines)
-    return [*lines, *([f"{tests} tests, not corrected for their number"] if tests > 1 else [])]
+        if len({frozenset(entry.values) for entry in group}) > 1:
+            lines.append(f"{where}: no best is marked, as not all have the same seeds")
+        elif len(group) > 1:
+            means = pd.Series([mean(entry.values.values()) for entry in group])
+            ranks = means.round(2).rank(method="min", ascending=False)
+            for entry, rank in zip(group, ranks, strict=True):
+                entry.rank = int(rank) if rank <= 2 else 0
+            best, second = (group[number] for number in means.nlargest(2).index)
+            names = [entry.labels[study.compare] for entry in (best, second)]
+            lines.append(f"{where}: {lead(names[0], best.values, names[1], second.values)}")
+    return lines
 
 
 def lead(first: str, best: Mapping[int, float], second: str, other: Mapping[int, float]) -> str:
-    """By how much one is ahead of another over the seeds they share, and if that is much."""
-    seeds = sorted(best.keys() & other.keys())
+    """By how much one is ahead of another over the same seeds, and if that is much."""
     # rounded: the last bits differ, and prove nothing
-    ahead = [round(best[seed] - other[seed], 6) for seed in seeds]
-    if not seeds:
-        return f"{first} and {second} have no seed in common"
-    if mean(ahead) < 0:  # over the seeds that both have
-        return lead(second, other, first, best)
-    text = f"{first} is ahead of {second} by {spread(ahead)} points over {_seeds(len(seeds))}"
-    if len(seeds) < ENOUGH:
+    ahead = [round(value - other[seed], 6) for seed, value in best.items()]
+    text = f"{first} is ahead of {second} by {spread(ahead)} points over {_seeds(len(best))}"
+    if len(best) < ENOUGH:
         return f"{text}; a test needs {ENOUGH}"
     if len({*ahead}) == 1:
         return f"{text}; without any spread there is no test"
@@ -342,7 +323,7 @@ def overview(groups: Sequence[Group], notes: Footnotes) -> pd.DataFrame:
     for group in groups:
         runs = list(group.runs.values())
         rounds = sorted({run.summary["rounds"] for run in runs})
-        seconds = [known for run in runs if (known := seconds_per_round(run)) is not None]
+        seconds = [known for run in runs if (known := run.seconds_per_round) is not None]
         paper = ""
         if row := group.paper:
             differs = joined(differences(row, run.facts, "best") for run in runs)
@@ -365,12 +346,6 @@ def overview(groups: Sequence[Group], notes: Footnotes) -> pd.DataFrame:
     return table.loc[:, (table != "").any()]
 
 
-def seconds_per_round(run: Run) -> float | None:
-    """Of wall time; None where the run does not say."""
-    seconds = run.summary.get("wall_seconds")
-    return seconds / run.summary["rounds"] if seconds else None
-
-
 def each_run(runs: Sequence[Run], notes: Footnotes) -> pd.DataFrame:
     """A row for every run; adds notes."""
     groups = [group for run in runs for group in make_groups([run])]
@@ -383,10 +358,6 @@ def over_seeds(runs: Mapping[int, Run], measure: str, seeds: int, notes: Footnot
     text = spread(list(values.values()))
     if 0 < len(values) < seeds:
         text += notes.mark(f"of seed{'s' * (len(values) > 1)} {', '.join(map(str, values))} only")
-    tested = {runs[seed].tested(measure) for seed in values}
-    short = [str(number) for number in sorted(tested) if number < 10]
-    if short and measure.endswith("last10"):
-        text += notes.mark(f"the mean of {' or '.join(short)} rounds: no more were tested")
     return text
 
 

@@ -122,23 +122,11 @@ def load_run(
         settings: further flags of ``fedgkd-pl fit`` that do not decide the result.
     """
     home = open_run("run", str(folder))
-    settings = [*(word for module in imports for word in ("--import", module)), *settings]
     model = read_model(home.path)
-    net = load_net(home, which, settings, model.encoder)
-    names = model.class_names or [str(number) for number in range(model.num_classes)]
-    return Trained(net, model.raw, names, model.task)
-
-
-def load_net(
-    folder: RunFolder,
-    which: str = "last",
-    settings: Sequence[str] = (),
-    encoder: dict[str, Any] | None = None,
-) -> nn.Module:
-    """A run's net with its weights, in eval mode, on the CPU; see :func:`load_run`."""
-    config = read_yaml(str(folder.config))
-    file = weights_file(folder, which, config.get("rounds"))
-    made = build_model(["--config", str(folder.config), *settings], encoder)
+    config = read_yaml(str(home.config))
+    file = weights_file(home, which, config.get("rounds"))
+    flags = [word for module in imports for word in ("--import", module)]
+    made = build_model(["--config", str(home.config), *flags, *settings], model.encoder)
     compare_settings(fixed_settings(config), made.fixed)
     if file.suffix == ".safetensors":
         with reading(file, "run"):
@@ -155,10 +143,11 @@ def load_net(
     if len(kinds) == 1:
         net.to(kinds.pop())
     net.load_state_dict(weights)
-    return net.eval()
+    names = model.class_names or [str(number) for number in range(model.num_classes)]
+    return Trained(net.eval(), model.raw, names, model.task)
 
 
-def weights_file(folder: RunFolder, which: str, rounds: Any = None) -> Path:
+def weights_file(folder: RunFolder, which: str, rounds: Any) -> Path:
     """Where a run keeps a model's weights.
 
     Args:
@@ -203,10 +192,8 @@ def export(
     kind = f"-{ckpt_path}" if ckpt_path in ("best", "average") else ""
     name = FILES[format].replace("model", f"model{kind}", 1)
     file = folder.path / name if output is None else Path(output)
-    require(file.parent.is_dir(), "output", "its folder does not exist", str(file))
-    model = read_model(folder.path)
-    net = load_net(folder, ckpt_path, settings, model.encoder)
-    commit(file, [exported(net, model.example(), format, "format")])
+    net = load_run(run, ckpt_path, settings=settings).net
+    commit(file, [exported(net, read_model(folder.path).example(), format, "format")])
     return file
 
 
@@ -223,7 +210,6 @@ def predict_files(trained: Trained, source: str | Path, output: str | Path) -> p
     """
     file = Path(output)
     require(file.suffix == ".csv", "output", "must end in .csv", str(file))
-    require(file.parent.is_dir(), "output", "its folder does not exist", str(file))
     head, names, values = find_inputs(trained, Path(source).expanduser())
     size = BATCH if isinstance(values, list) else len(values)  # images are not in memory yet
     batches = [values[start : start + size] for start in range(0, len(values), size)]
@@ -272,10 +258,10 @@ def find_inputs(trained: Trained, source: Path) -> tuple[str, list[str], Any]:
     require(several or ending in known, "input", f"this run takes {', '.join(known)}", str(source))
     try:
         if several or ending in single:
-            top = source if several else source.parent
             files = _files_of(source, single) if several else [source]
+            top = source if several else source.parent
             names = [file.relative_to(top).as_posix() for file in files]
-            return "file", names, [_text(file) for file in files] if texts else files
+            return "file", names, [file.read_text("utf-8") for file in files] if texts else files
         if texts:
             values: Any = _cells(source, [reading.column], "str")[reading.column].tolist()
         elif ending in tables:
@@ -296,10 +282,6 @@ def _files_of(folder: Path, endings: tuple[str, ...]) -> list[Path]:
     files = sorted(file for file in files if file.is_file() and not file.name.startswith("."))
     require(len(files) > 0, "input", f"has no {', '.join(endings)} files", str(folder))
     return files
-
-
-def _text(file: Path) -> str:
-    return file.read_text(encoding="utf-8")
 
 
 def _cells(source: Path, columns: list[str], kind: Any) -> pd.DataFrame:

@@ -254,11 +254,7 @@ class FedGen(FedAvg):
 
 
 def generator_loss(
-    z: Tensor,
-    noise: Tensor,
-    labels: Tensor,
-    heads: list[tuple[Tensor, Tensor]],
-    shares: Tensor,
+    z: Tensor, noise: Tensor, labels: Tensor, heads: list[tuple[Tensor, Tensor]], shares: Tensor
 ) -> Tensor:
     """How little the clients' heads believe the generated features, and how alike these are.
 

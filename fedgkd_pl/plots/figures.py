@@ -4,7 +4,7 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -36,12 +36,10 @@ Values = Mapping[str, Sequence[float]]  # label → a value a seed
 Line = dict[str, Any]  # how Matplotlib draws one
 Counts = Sequence[Sequence[int]]  # samples of each class, for every client
 Floats = NDArray[np.float64]
-T = TypeVar("T")
 
 WRITTEN = 12  # a confusion matrix of more classes than this has no numbers in its cells
 LARGEST = 1e100  # a curve has gaps where values are larger
 ACCURACY = "test accuracy, %"
-NOT_NEGATIVE = ("loss", "distance from global")  # what the labels of such values end in
 FAR = 300  # times the median: such values need a logarithmic axis
 CLASSES = 1_000  # of a feature map, or of a bubble chart: the first ones
 SHOWN = 60  # clients of a bubble chart, the first ones
@@ -51,8 +49,6 @@ MARKERS = "o^sDvP*X"  # classes beyond the palette take the colours again with t
 
 def learning_curves(curves: Curves, title: str = "", ylabel: str = ACCURACY) -> "Figure":
     """A line per label: the mean over seeds, in a band of one standard deviation to either side.
-
-    The band ends where values are no longer possible; see :func:`band`.
 
     Args:
         curves: for every label its seeds, each from round to value, in the unit of ``ylabel``.
@@ -75,7 +71,7 @@ def curve_panels(
         chosen: the colour of every label, where it must be that of other figures.
     """
 
-    def draw(axes: "Axes", _: str, seeds: Sequence[Mapping[int, float]], how: Line) -> None:
+    def draw(axes: "Axes", seeds: Sequence[Mapping[int, float]], how: Line) -> None:
         table = pd.DataFrame([seed for seed in seeds if len(seed)])
         table = table.dropna(axis=1).sort_index(axis=1)
         table = table.where(table.abs() < LARGEST)
@@ -83,8 +79,9 @@ def curve_panels(
             return
         axes.plot(table.columns, table.mean(), **{**how, "marker": "", "zorder": 3})
         if len(table) > 1:
-            ends = band(table, ylabel)
-            axes.fill_between(table.columns, *ends, color=how["color"], alpha=0.18, linewidth=0)
+            low, high = table.mean() - table.std(), table.mean() + table.std()
+            shade: Line = {"color": how["color"], "alpha": 0.18, "linewidth": 0}
+            axes.fill_between(table.columns, low, high, **shade)
 
     size = (5.6, 3.6) if len(panels) == 1 else (3.1, 2.6)
     figure, grid = _panels(panels, columns, size, draw, chosen)
@@ -107,9 +104,9 @@ def participation_panels(panels: Mapping[str, Shares], columns: int = 3) -> "Fig
     A panel per title, such as one for each α; they share the y-axis.
     """
 
-    def draw(axes: "Axes", _: str, by_ratio: Mapping[float, Sequence[float]], how: Line) -> None:
+    def draw(axes: "Axes", by_ratio: Mapping[float, Sequence[float]], how: Line) -> None:
         table = pd.DataFrame({ratio: pd.Series(values) for ratio, values in by_ratio.items()})
-        _error_bars(axes, table, ACCURACY, how)
+        _error_bars(axes, table, how)
 
     size = (4.6, 3.4) if len(panels) == 1 else (3.1, 2.6)
     figure, grid = _panels(panels, columns, size, draw)
@@ -127,9 +124,8 @@ def task_panels(panels: Mapping[str, Curves]) -> "Figure":
             mean of the seeds that have a value and, if several have, their standard deviation.
     """
 
-    def draw(axes: "Axes", title: str, seeds: Sequence[Mapping[int, float]], how: Line) -> None:
-        kind = ACCURACY if title.endswith("accuracy") else ""  # forgetting may be below 0
-        _error_bars(axes, pd.DataFrame(list(seeds)), kind, how)
+    def draw(axes: "Axes", seeds: Sequence[Mapping[int, float]], how: Line) -> None:
+        _error_bars(axes, pd.DataFrame(list(seeds)), how)
 
     figure, grid = _panels(panels, 2, (3.6, 3.0), draw, share=False)
     for axes in grid:
@@ -139,10 +135,10 @@ def task_panels(panels: Mapping[str, Curves]) -> "Figure":
 
 
 def _panels(
-    panels: Mapping[str, Mapping[str, T]],
+    panels: Mapping[str, Mapping[str, Any]],
     columns: int,
     size: tuple[float, float],
-    draw: "Callable[[Axes, str, T, Line], None]",
+    draw: Callable[["Axes", Any, Line], None],
     chosen: Mapping[str, str] | None = None,
     share: bool = True,
 ) -> "tuple[Figure, list[Axes]]":
@@ -153,37 +149,17 @@ def _panels(
         for label, values in lines.items():
             how: Line = {"label": literal(label), "color": chosen[label], "linewidth": 1.6}
             how |= {"linestyle": style(label).dash, "marker": style(label).symbol}
-            draw(axes, title, values, how)
+            draw(axes, values, how)
         axes.set_title(literal(title))
     legend(figure, grid)
     return figure, grid
 
 
-def _error_bars(axes: "Axes", table: pd.DataFrame, kind: str, how: Line) -> None:
-    """Mean and :func:`band` of every column that has values; no whiskers for a single one."""
+def _error_bars(axes: "Axes", table: pd.DataFrame, how: Line) -> None:
+    """Mean ± standard deviation of every column that has values; no whiskers for a single one."""
     table = table.dropna(axis=1, how="all").sort_index(axis=1)
-    whiskers = [(end - table.mean()).abs() for end in band(table, kind)]
-    axes.errorbar(
-        table.columns, table.mean(), whiskers, **how, markersize=5, elinewidth=1.2, capsize=3
-    )
-
-
-def band(table: pd.DataFrame, label: str) -> tuple[pd.Series, pd.Series]:
-    """From one standard deviation below the mean to one above, no further than values can be.
-
-    Shares end at 0 and 100 %, losses at 0, unless the values themselves are outside.
-
-    Args:
-        table: a row for every seed.
-        label: of the axis; one of shares ends in ``, %``, one of losses in ``loss``.
-    """
-    shares = label.endswith(", %")
-    least = 0.0 if shares or label.endswith(NOT_NEGATIVE) else -np.inf
-    most = 100.0 if shares else np.inf
-    low, high = (table.mean() + sign * table.std() for sign in (-1, 1))
-    return low.clip(lower=min(least, table.min().min())), high.clip(
-        upper=max(most, table.max().max())
-    )
+    how = {**how, "markersize": 5, "elinewidth": 1.2, "capsize": 3}
+    axes.errorbar(table.columns, table.mean(), table.std(), **how)
 
 
 def client_accuracies(table: pd.DataFrame) -> "Figure":
@@ -196,8 +172,7 @@ def client_accuracies(table: pd.DataFrame) -> "Figure":
     figure, (axes,) = make_panels(1, 1, (5.6, 3.4))
     shade: Line = {"color": BLUE, "alpha": 0.15, "linewidth": 0, "label": "min to max"}
     axes.fill_between(accs.index, accs["min"], accs["max"], **shade)
-    dots: Line = {"s": 12, "color": BLUE, "linewidths": 0, "label": "a client"}
-    axes.scatter(table["round"], 100 * table["acc"], **dots)
+    axes.scatter(table["round"], 100 * table["acc"], 12, BLUE, linewidths=0, label="a client")
     axes.plot(accs.index, accs["mean"], color=RUST, linewidth=1.8, label="mean")
     whole_numbers(axes.xaxis)
     label_panels([axes], 1, "communication round", "accuracy of clients, %")
@@ -301,8 +276,6 @@ def bubble_chart(counts: Counts, title: str = "", names: Sequence[str] = ()) -> 
     Args:
         names: of the classes; by default, and where there are too many to write, their numbers.
     """
-    from matplotlib.ticker import MaxNLocator
-
     table = np.asarray(counts)[:SHOWN, :CLASSES]
     clients, classes = table.shape
     width, height = max(4.0, 0.3 * clients + 1.5), max(3.0, 0.3 * min(classes, 40) + 1.2)
@@ -310,15 +283,11 @@ def bubble_chart(counts: Counts, title: str = "", names: Sequence[str] = ()) -> 
     x, y = np.nonzero(table)
     area = table[x, y] / max(1, table.max()) * min(260.0, 20000 / max(clients, classes))
     axes.scatter(x, y, s=area, color=RUST, linewidths=0)
-    axes.set(
-        xlabel="client" if clients == len(counts) else f"client (first {clients})",
-        ylabel="class",
-        xlim=(-0.8, clients - 0.2),
-        ylim=(-0.8, classes - 0.2),
-    )
-    axes.set_title(literal(title))
+    label = "client" if clients == len(counts) else f"client (first {clients})"
+    axes.set(xlabel=label, ylabel="class", title=literal(title))
+    axes.set(xlim=(-0.8, clients - 0.2), ylim=(-0.8, classes - 0.2))
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(MaxNLocator(integer=True))
+        whole_numbers(axis)
     if len(names) == classes <= NAMED:
         axes.set_yticks(range(classes), list(map(literal, names)))
     return figure
@@ -385,7 +354,7 @@ def read_feature_map(path: str | Path, name: str = "") -> FeatureMapData:
         name: of the run, for titles.
     """
     with np.load(path, allow_pickle=False) as file:
-        values = {key: file[key] if file[key].ndim else file[key].item() for key in file.files}
+        values = {key: array if array.ndim else array.item() for key, array in file.items()}
     data = FeatureMapData(**values, name=name)
     shapes = {data.global_points.shape, data.local_points.shape, (*data.labels.shape, 2)}
     if len(shapes) > 1 or not 0 <= data.labels.min() <= data.labels.max() < CLASSES:
@@ -397,8 +366,7 @@ def encode_feature_map(data: FeatureMapData) -> bytes:
     """Encodes a map as the content of an ``.npz`` file."""
     content = io.BytesIO()
     arrays: dict[str, Any] = asdict(data)
-    del arrays["name"]
-    np.savez(content, **arrays)
+    np.savez(content, **{key: value for key, value in arrays.items() if key != "name"})
     return content.getvalue()
 
 
@@ -430,5 +398,5 @@ def scatter_class(axes: "Axes", points: Floats, number: int, size: float) -> Non
     """Draws the points of a class."""
     again, index = divmod(number, len(PALETTE))
     marker = MARKERS[again % len(MARKERS)]
-    dots: dict[str, Any] = {"color": PALETTE[index], "marker": marker, "label": str(number)}
-    axes.scatter(points[:, 0], points[:, 1], s=size, linewidths=0, zorder=3, **dots)
+    dots: Line = {"marker": marker, "label": str(number), "linewidths": 0, "zorder": 3}
+    axes.scatter(points[:, 0], points[:, 1], size, PALETTE[index], **dots)

@@ -77,15 +77,14 @@ def colours(names: Iterable[str]) -> dict[str, str]:
 
     Methods with a colour of their own keep it, other labels take the next free one.
     """
-    chosen = dict.fromkeys(names, "")
-    for name in chosen:
-        index = _index(name)
-        chosen[name] = style(name).colour if index is not None and index < len(STYLES) else ""
-    for name in (name for name, colour in chosen.items() if not colour):
-        start = PALETTE.index(style(name).colour)
-        cycle = PALETTE[start:] + PALETTE[:start]
-        free = [value for value in cycle if value not in chosen.values()]
-        chosen[name] = (free or cycle)[0]
+    names, own = list(names), range(len(STYLES))
+    chosen = {name: style(name).colour for name in names if _index(name) in own}
+    for name in names:
+        if name not in chosen:
+            start = PALETTE.index(style(name).colour)
+            cycle = PALETTE[start:] + PALETTE[:start]
+            free = [value for value in cycle if value not in chosen.values()]
+            chosen[name] = (free or cycle)[0]
     return chosen
 
 
@@ -152,21 +151,20 @@ def make_panels(
     """A figure with panels of this size, row by row."""
     from matplotlib.figure import Figure
 
-    columns = min(columns, max(1, number))
+    columns = min(columns, number)
     rows = -(-number // columns)
-    width, height = size
-    whole = (width * columns, height * rows)
+    whole = (size[0] * columns, size[1] * rows)
     figure = Figure(figsize=whole, layout="constrained", facecolor="none")
-    grid: list[Axes] = []
-    for index in range(number):
-        first = grid[0] if share and grid else None
-        axes = figure.add_subplot(rows, columns, index + 1, sharey=first)
+    places = figure.subplots(rows, columns, sharey=share, squeeze=False).flat
+    for axes in places[number:]:
+        axes.remove()
+    grid = list(places[:number])
+    for axes in grid:
         grey(axes)
         axes.set_facecolor("none")
         axes.spines[["top", "right"]].set_visible(False)
         axes.set_axisbelow(True)
         axes.grid(color=TEXT, alpha=0.22, linewidth=0.7)
-        grid.append(axes)
     return figure, grid
 
 

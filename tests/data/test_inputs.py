@@ -147,8 +147,7 @@ def test_inputs_that_do_not_fit() -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"dtype": "load"}, {"reading": {"kind": "os"}}, {"transform": {"kind": "eval"}}],
+    "change", [{"dtype": "load"}, {"reading": {"kind": "os"}}, {"transform": {"kind": "eval"}}]
 )
 def test_what_describe_would_not_write_is_an_error(change: dict[str, Any]) -> None:
     sound = {"shape": [2], "dtype": "float32", "reading": None, "transform": {"kind": "ids"}}

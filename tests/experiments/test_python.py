@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from fedgkd_pl import find_runs, plot, read_run, report
 from fedgkd_pl.errors import SettingError
-from fedgkd_pl.experiments.draw import KINDS
+from fedgkd_pl.experiments.report import KINDS
 from fedgkd_pl.experiments.runs import runs_of
 from fedgkd_pl.runs.folder import RunFolder
 
