@@ -1,6 +1,5 @@
 """Own data: what each source reads, worked out by hand, and what it refuses."""
 
-import logging
 import pickle
 from pathlib import Path
 from typing import Any
@@ -56,18 +55,6 @@ def test_arrays_are_cut_by_class_and_the_test_set_is_the_same_for_every_seed() -
     given.setup()
     assert torch.equal(given.test.inputs, torch.from_numpy(x[::7]))
     assert len(given.client_data.examples) == 60
-
-
-def test_a_class_without_samples_in_a_split_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    x, y = points()
-    with caplog.at_level(logging.WARNING, "fedgkd_pl"):
-        FederatedData.from_arrays(x, y, num_clients=2).setup()  # a fifth of each class
-        assert not caplog.records
-        FederatedData.from_arrays(x, y, x[20:40], y[20:40], num_clients=2).setup()
-        assert "[0, 2]" in caplog.text
-        caplog.clear()
-        FederatedData.from_arrays(x[20:], y[20:], x, y, num_clients=2).setup()
-        assert "[0]" in caplog.text
 
 
 @pytest.mark.parametrize("form", ["tensor", "npy", "memmap", "part of a memmap", "npz"])

@@ -349,6 +349,9 @@ def test_what_is_refused(make: Any, text: str) -> None:
         make()
 
 
+ONLY_CONV = nn.Sequential(nn.Unflatten(1, (4, 1)), nn.Conv1d(4, 3, 1), nn.Flatten())
+
+
 @pytest.mark.parametrize(
     ("model", "data", "text"),
     [
@@ -360,7 +363,7 @@ def test_what_is_refused(make: Any, text: str) -> None:
             {},
             r"net: must give outputs of shape \(2, 3\)",
         ),
-        (lambda: fedmd(optimizer="Adam", nets=[nn.Bilinear(4, 4, 3)]), {}, "is of a Linear layer"),
+        (lambda: fedmd(optimizer="Adam", nets=[ONLY_CONV]), {}, "is of a Linear layer"),
         (lambda: feddf(nets=[nets()[0], nn.Linear(5, 3)]), {}, "net: fails on table"),
     ],
 )

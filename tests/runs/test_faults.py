@@ -139,7 +139,8 @@ def test_a_stopped_run_says_so_and_resumes(
 ) -> None:
     expected, _ = whole("fedgkd")
     pid = launcher.start(tmp_path, *words("fedgkd"), "--model.engine.workers", "2")
-    while "round 3/" not in (tmp_path / "output.txt").read_text():
+    output = tmp_path / "output.txt"
+    while not output.exists() or "round 3/" not in output.read_text():
         time.sleep(0.01)
     code = kill(launcher, pid, 0, getattr(signal, name))
     text = (tmp_path / "output.txt").read_text()

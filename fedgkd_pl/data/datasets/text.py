@@ -24,11 +24,21 @@ Texts = tuple[list[str], list[int]]  # the texts and their labels
 
 
 class Tokenised(FederatedDataModule):
-    """Base of data that may be texts."""
+    """Base of data that may be texts.
 
-    tokenizer: str | None
-    max_length: int
+    Args:
+        tokenizer: a Hugging Face name, a local folder, or a ``vocab.txt`` of WordPieces.
+        max_length: longer texts are cut to this many tokens.
+        kwargs: those of the base that follows.
+    """
+
     tokens: tuple[int, int] | None = None  # the padding and the largest id
+
+    def __init__(self, tokenizer: str | None = None, max_length: int = 128, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        at_least(2, max_length=max_length)
+        self.tokenizer = tokenizer
+        self.max_length = max_length
 
     def tokenise(
         self, texts: Mapping[str, list[str]], targets: Mapping[str, Tensor], column: str = "text"
@@ -61,22 +71,14 @@ class TextDataModule(Tokenised):
     Args:
         data_dir: the folder of the dataset's files.
         tokenizer: a Hugging Face name, a local folder, or a ``vocab.txt`` of WordPieces.
-        max_length: longer texts are cut to this many tokens.
-        kwargs: those of :class:`FederatedDataModule`.
+        kwargs: those of :class:`Tokenised` and :class:`FederatedDataModule`.
     """
 
     def __init__(
-        self,
-        data_dir: str,
-        tokenizer: str = "distilbert-base-uncased",
-        max_length: int = 128,
-        **kwargs: Any,
+        self, data_dir: str, tokenizer: str = "distilbert-base-uncased", **kwargs: Any
     ) -> None:
-        super().__init__(**kwargs)
-        at_least(2, max_length=max_length)
+        super().__init__(tokenizer, **kwargs)
         self.data_dir = Path(data_dir).expanduser()
-        self.tokenizer = tokenizer
-        self.max_length = max_length
 
     @abstractmethod
     def texts(self) -> dict[str, Texts]:

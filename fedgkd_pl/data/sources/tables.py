@@ -22,7 +22,7 @@ from fedgkd_pl.data.sources.base import (
     reading,
     where,
 )
-from fedgkd_pl.errors import SettingError, at_least, installs, require
+from fedgkd_pl.errors import SettingError, installs, require
 from torch import Tensor
 from typing_extensions import override
 
@@ -101,23 +101,7 @@ class ParquetTable(CSVTable):
             return numbered(pd.read_parquet(file, "pyarrow", wanted), file)
 
 
-class OwnTexts(Tokenised, OwnData):
-    """Base of the sources that may hold texts.
-
-    Args:
-        tokenizer: a Hugging Face name, a local folder, or a ``vocab.txt`` of WordPieces.
-        max_length: longer texts are cut to this many tokens.
-        kwargs: those of :class:`OwnData`.
-    """
-
-    def __init__(self, tokenizer: str | None = None, max_length: int = 128, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        at_least(2, max_length=max_length)
-        self.tokenizer = tokenizer
-        self.max_length = max_length
-
-
-class TextFiles(OwnTexts):
+class TextFiles(Tokenised, OwnData):
     """Texts: ``.txt`` files in a folder per class, or a ``.csv`` or ``.tsv`` with a header.
 
     A folder may have folders ``train``, ``test`` and ``val``, each with the classes' folders.
@@ -129,7 +113,7 @@ class TextFiles(OwnTexts):
         label: the column of the labels.
         owner: the column that names the owner of each text, for ``ByKey``.
         test_path: the file of a test set; by default ``test_fraction`` of the texts are it.
-        kwargs: those of :class:`OwnTexts`.
+        kwargs: those of :class:`OwnData`, and ``max_length``.
     """
 
     name = "texts"
@@ -197,7 +181,7 @@ def read_csv(file: Path, key: str = "path") -> Any:
 SPLITS = {"train": "train", "test": "test", "validation": "val"}
 
 
-class HuggingFace(OwnTexts):
+class HuggingFace(Tokenised, OwnData):
     """A dataset of Hugging Face with its splits ``train``, ``test`` and ``validation``.
 
     Needs the extra ``hf``. One column of images, of texts or of lists of numbers, or several
@@ -211,7 +195,8 @@ class HuggingFace(OwnTexts):
         owner: the column that names the owner of each row, for ``ByKey``.
         size: resize images; see :class:`ImageFolders`.
         grayscale: one channel of images instead of three.
-        kwargs: those of :class:`OwnTexts`: ``tokenizer`` for texts, ``max_length``.
+        tokenizer: for texts.
+        kwargs: those of :class:`OwnData`, and ``max_length`` of texts.
     """
 
     name = "huggingface"
