@@ -75,7 +75,7 @@ class AveragedModel(FederatedCallback):
         """Copies the net, once for all rounds."""
         self.net, data = FrozenNet(pl_module.net), pl_module.datamodule
         splits = data.eval_splits()
-        self.evaluation.prepare({split: pl_module.new_scores(data, split) for split in splits})
+        self.evaluation.update({split: pl_module.new_scores(data, split) for split in splits})
         self.evaluation.to(pl_module.device)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:

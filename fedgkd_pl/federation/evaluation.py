@@ -1,7 +1,7 @@
 """What is measured of the global model over the server's splits, and of what clients report."""
 
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import TYPE_CHECKING, cast
@@ -203,32 +203,24 @@ class ModuleScores(Scores):
         require(self.known >= self.asked.keys(), "metrics", text)
 
 
-class Evaluation(nn.Module):
+class Evaluation(nn.ModuleDict):
     """The scores of one net, by split; a module, so that its metrics follow the net's device."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scores = nn.ModuleDict()
-
-    def prepare(self, scores: Mapping[str, Scores]) -> None:
-        """Takes new scores for every split."""
-        self.scores.update(scores)
 
     def step(self, net: nn.Module, batch: Batch, batch_idx: int, split: str) -> None:
         """Evaluates a batch of a split."""
-        for other, scores in self.scores.items():
+        for other, scores in self.items():
             if other != split:  # a LightningModule has the same metrics for all splits
                 cast(Scores, scores).pause(net)
-        cast(Scores, self.scores[split]).step(net, batch, batch_idx, split)
+        cast(Scores, self[split]).step(net, batch, batch_idx, split)
 
     def finish(self, net: nn.Module, split: str) -> Found:
         """The values of a split by name, and its confusion matrix where there are classes."""
-        return cast(Scores, self.scores[split]).finish(net)
+        return cast(Scores, self[split]).finish(net)
 
     @property
-    def names(self) -> Collection[str]:
-        """What is measured over a split, as far as it is known before."""
-        return [name for scores in self.scores.values() for name in cast(Scores, scores).names]
+    def has_accuracy(self) -> bool:
+        """Whether a split is scored by it, as far as is known before."""
+        return any("acc" in cast(Scores, scores).names for scores in self.values())
 
 
 @contextmanager

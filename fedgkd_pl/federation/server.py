@@ -326,7 +326,7 @@ class FederatedServer(LightningModule, Recorded):
         if fitting:
             self.report |= values
         for name, value in (values | {"step": self.round} if fitting else values).items():
-            bar = name in BAR or (name in OTHER_BAR and "acc" not in self.evaluation.names)
+            bar = name in BAR or (name in OTHER_BAR and not self.evaluation.has_accuracy)
             number = torch.tensor(float(value))  # a float would be copied to the device
             self.log(name, number, prog_bar=bar, on_step=False, on_epoch=True, batch_size=1)
 
@@ -430,7 +430,7 @@ class FederatedServer(LightningModule, Recorded):
         self.lay_out(data, self.trainer.strategy.root_device)
         # A round is an epoch of one batch, and what is logged is logged per epoch.
         warnings.filterwarnings("ignore", "The number of training batches \\(1\\) is smaller")
-        self.evaluation.prepare({s: self.new_scores(data, s) for s in ("val", "test")})
+        self.evaluation.update({s: self.new_scores(data, s) for s in ("val", "test")})
 
     def reset(self) -> None:
         """Begins a new run: what an earlier one left beside the model goes.
