@@ -81,7 +81,7 @@ class Report:
 
     def __init__(self, recorder: Recorder | None = None) -> None:
         self.recorder = recorder
-        self.metrics: nn.ModuleDict | None = None  # the server's
+        self.metrics: dict[str, Metric] = {}  # the server's
         self.reset()
 
     def reset(self) -> None:
@@ -90,7 +90,7 @@ class Report:
         self._seen = 0
         if self.recorder is not None:
             self.recorder.reset()
-        for metric in self._metrics().values():
+        for metric in self.metrics.values():
             metric.reset()
 
     def add(self, size: int, parts: dict[str, Tensor]) -> None:
@@ -102,7 +102,7 @@ class Report:
 
     def measure(self, outputs: Tensor, targets: Tensor) -> None:
         """Updates the metrics with a batch."""
-        for metric in self._metrics().values():
+        for metric in self.metrics.values():
             metric.update(outputs, targets)
 
     def values(self) -> dict[str, float]:
@@ -112,12 +112,9 @@ class Report:
             if TASK not in values:
                 raise RuntimeError("the client's objective does not use task_loss")
             values = self.recorder.values() | values
-        computed = {name: float(metric.compute()) for name, metric in self._metrics().items()}
+        computed = {name: float(metric.compute()) for name, metric in self.metrics.items()}
         # of an area under a curve, a class may be missing
         return values | {name: value for name, value in computed.items() if math.isfinite(value)}
-
-    def _metrics(self) -> dict[str, Metric]:
-        return {name: cast(Metric, metric) for name, metric in (self.metrics or {}).items()}
 
 
 class BatchNorms:
@@ -236,7 +233,7 @@ class FederatedClient(LightningModule):
         return loss, parts | self._to_measure(outputs)
 
     def _to_measure(self, outputs: Tensor | None) -> Parts:
-        return {} if self.report.metrics is None or outputs is None else {OUTPUTS: outputs}
+        return {OUTPUTS: outputs} if self.report.metrics and outputs is not None else {}
 
     def observe(self, y: Tensor, outputs: Tensor | None) -> None:
         """Called after the loss of every batch, for what a client gathers while it trains.

@@ -13,6 +13,7 @@ counts never leave the client. Logits may have a height and a width, with a labe
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -119,9 +120,14 @@ class RestrictedSoftmax(LocalLoss):
 
 class _MeanOfEach(LocalLoss):
     needs_counts = False
+    function: Callable[..., Tensor]
 
     def __call__(self, logits: Tensor, y: Tensor, counts: Tensor | None) -> Tensor:
         return self.each(logits, y).mean()
+
+    def each(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """See :meth:`LocalLoss.each`."""
+        return self.function(outputs, y, reduction="none")
 
 
 class BinaryCrossEntropy(_MeanOfEach):
@@ -129,10 +135,7 @@ class BinaryCrossEntropy(_MeanOfEach):
 
     targets = "labels"
     name = "bce"
-
-    def each(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """See :meth:`LocalLoss.each`."""
-        return binary_cross_entropy_with_logits(outputs, y, reduction="none")
+    function = staticmethod(binary_cross_entropy_with_logits)
 
 
 class SquaredError(_MeanOfEach):
@@ -140,10 +143,7 @@ class SquaredError(_MeanOfEach):
 
     targets = "values"
     name = "mse"
-
-    def each(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """See :meth:`LocalLoss.each`."""
-        return mse_loss(outputs, y, reduction="none")
+    function = staticmethod(mse_loss)
 
 
 class AbsoluteError(_MeanOfEach):
@@ -151,10 +151,7 @@ class AbsoluteError(_MeanOfEach):
 
     targets = "values"
     name = "mae"
-
-    def each(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """See :meth:`LocalLoss.each`."""
-        return l1_loss(outputs, y, reduction="none")
+    function = staticmethod(l1_loss)
 
 
 def _adjusted(logits: Tensor, y: Tensor, shift: Tensor, counts: Tensor) -> Tensor:

@@ -108,7 +108,7 @@ def job_of(server: "FederatedServer", trainer: Trainer, data: FederatedDataModul
         client.needs_outputs = server.needs_outputs or bool(server.metrics)
         if server.metrics:
             copies = {name: deepcopy(metric) for name, metric in server.metrics.items()}
-            client.metrics = client.report.metrics = nn.ModuleDict(copies)
+            client.metrics, client.report.metrics = nn.ModuleDict(copies), copies
         client.num_classes, client.run_seed = data.num_classes, data.seed
         if client.uses_public:
             client.public = data.public

@@ -47,18 +47,13 @@ class WeightedMean:
 
     def mean(self, exact: bool = False) -> State:
         """The mean so far; ``exact`` leaves floats in double precision."""
-        return {
-            name: self._divide(total, self.weights[name], None if exact else self.dtypes[name])
-            for name, total in self.total.items()
-        }
-
-    def _divide(
-        self, total: torch.Tensor, weight: float, dtype: torch.dtype | None
-    ) -> torch.Tensor:
-        if not total.is_floating_point():
-            return total
-        mean = total / weight
-        return mean if dtype is None else mean.to(dtype)
+        means: State = {}
+        for name, total in self.total.items():
+            means[name] = total
+            if total.is_floating_point():
+                dtype = total.dtype if exact else self.dtypes[name]
+                means[name] = (total / self.weights[name]).to(dtype)
+        return means
 
 
 T = TypeVar("T")
