@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from fedgkd_pl.config.messages import argument_error, setting_error
+from fedgkd_pl.config.messages import COMMON, argument_error, setting_error
 from fedgkd_pl.config.request import Request
 from fedgkd_pl.config.safety import check_names, confined, import_parts, parts
 from fedgkd_pl.data.datamodule import FederatedDataModule
@@ -45,8 +45,6 @@ class Parser(LightningArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> Any:
         if not self.exit_on_error:  # the parser of a nested class: the outer one reports
             super().error(message, ex)
-        from fedgkd_pl.config.messages import COMMON
-
         raise argument_error(message, [*COMMON, *(action.dest for action in self._actions)])
 
     @override

@@ -210,7 +210,7 @@ class RunFiles(FederatedCallback):
         if self.is_described:
             settings = settings_of(trainer, pl_module)
             self.config = fixed_settings(settings)
-            self._write(trainer, CONFIG, as_yaml(settings))
+            self._write(trainer, CONFIG, OF_PYTHON + as_yaml(settings))
         self._write_rows(trainer)
         summary = pl_module.datamodule.summary()
         if isinstance(trainer.logger, TensorBoardLogger):
@@ -393,7 +393,7 @@ def settings_of(trainer: Trainer, server: Any) -> Settings:
 
 def as_yaml(settings: Settings) -> str:
     """The text of ``config.yaml``."""
-    return OF_PYTHON + yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
 
 
 def describe(value: Any) -> Any:
