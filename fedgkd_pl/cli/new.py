@@ -32,7 +32,6 @@ def new_project(folder: str) -> None:
     empty = target.is_dir() and not any(target.iterdir())
     empty = empty or not os.path.lexists(target)
     require(empty, "folder", "there is one already, and it is not empty", folder)
-    target.mkdir(parents=True, exist_ok=True)
     names = {PROJECT: target.name, MODULE: module}
 
     def renamed(text: str) -> str:

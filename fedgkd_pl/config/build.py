@@ -490,13 +490,13 @@ class _Objects(Parsed):
             return any(isinstance(each, kind) for each in theirs)
 
         callbacks: list[Callback] = []
-        best = self.config_init["checkpoint"]
-        if self.keeps_files and config["enable_checkpointing"] is not False:
-            # without a score there is no best round, only a last one
-            callbacks += [best, LastRound()] if best.monitor else [LastRound()]
-        if self.keeps_files and self.own_logger and not has(Dashboard):
-            callbacks.append(Dashboard())
         if self.keeps_files:
+            if config["enable_checkpointing"] is not False:
+                best = self.config_init["checkpoint"]
+                # without a score there is no best round, only a last one
+                callbacks += [best, LastRound()] if best.monitor else [LastRound()]
+            if self.own_logger and not has(Dashboard):
+                callbacks.append(Dashboard())
             callbacks.append(RunFiles(config=self.fixed))
         if self.request.command == "fit" and self.config.profile:
             from fedgkd_pl.callbacks.profile import RoundProfile

@@ -49,7 +49,13 @@ class Parser(LightningArgumentParser):
 
     @override
     def parse_path(self, path: Any, *args: Any, **kwargs: Any) -> Any:
-        _check_file(read_yaml(str(path)))
+        given = read_yaml(str(path))  # of which jsonargparse would ignore some
+        require("axes" not in given, "config", "is a study: fedgkd-pl compare runs it")
+        for group in ("trainer", "checkpoint"):
+            value = given.get(group, {})
+            require(isinstance(value, dict | str), group, "must have settings below it", value)
+        text = "is set by rounds"
+        require("max_epochs" not in given.get("trainer", ()), "trainer.max_epochs", text)
         try:
             settings = super().parse_path(path, *args, **kwargs)
         except ArgumentError as error:  # in this file, whatever later ones and flags say
@@ -64,16 +70,6 @@ class Parser(LightningArgumentParser):
     def validate(self, *args: Any, **kwargs: Any) -> None:
         # null too, which jsonargparse takes for not given
         super().validate(*args, **kwargs | {"skip_unset": False})
-
-
-def _check_file(settings: dict[str, Any]) -> None:
-    """Rejects what jsonargparse would ignore in a file."""
-    require("axes" not in settings, "config", "is a study: fedgkd-pl compare runs it")
-    for group in ("trainer", "checkpoint"):
-        value = settings.get(group, {})
-        require(isinstance(value, dict | str), group, "must have settings below it", value)
-    text = "is set by rounds"
-    require("max_epochs" not in settings.get("trainer", ()), "trainer.max_epochs", text)
 
 
 def _check_values(settings: Namespace) -> None:

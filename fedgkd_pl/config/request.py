@@ -35,16 +35,10 @@ def folder() -> Path:
 
 def available() -> dict[str, str]:
     """The names of the files, each with the first line of its header."""
-    files = sorted(folder().rglob("*.yaml"))
-    names = [file.relative_to(folder()).as_posix() for file in files]
-    headers = [file.read_text(encoding="utf-8").splitlines()[0].lstrip("# ") for file in files]
-    return dict(zip(names, headers, strict=True))
-
-
-def pairs() -> dict[str, tuple[Path, Path]]:
-    """The files of every protocol with every method, by ``<protocol>_<method>``."""
-    every = product(*(sorted((folder() / part).glob("*.yaml")) for part in (PROTOCOLS, METHODS)))
-    return {f"{protocol.stem}_{method.stem}": (protocol, method) for protocol, method in every}
+    return {
+        file.relative_to(folder()).as_posix(): file.read_text("utf-8").splitlines()[0].lstrip("# ")
+        for file in sorted(folder().rglob("*.yaml"))
+    }
 
 
 def methods() -> dict[str, str]:
@@ -62,13 +56,14 @@ def resolve(name: str, key: str = "config") -> list[str]:
     require(not os.path.isdir(name), key, "is a folder", name)
     if os.path.exists(name):
         return [name]
-    both = pairs()
+    pairs = product(*(sorted((folder() / part).glob("*.yaml")) for part in (PROTOCOLS, METHODS)))
+    both = {f"{protocol.stem}_{method.stem}": [protocol, method] for protocol, method in pairs}
     for ours in (folder() / name, folder() / f"{name}.yaml"):
         if os.path.isfile(ours):
             return [str(ours)]
     pair = name.removesuffix(".yaml").replace("/", "_")
     if pair in both:
-        return [str(file) for file in both[pair]]
+        return [*map(str, both[pair])]
     known = [*available(), *(f"{pair}.yaml" for pair in both), *map(str, Path().glob("*.y*ml"))]
     near = get_close_matches(name, known, n=1, cutoff=0.75)
     hint = f", did you mean {near[0]}?" if near else ""

@@ -56,7 +56,7 @@ class WorkerHandle:
 class PoolSession(Session):
     """Processes that train clients side by side; ``timeout``: seconds that a client may take."""
 
-    def __init__(self, job: Job, workers: int, threads: int, timeout: float | None = None) -> None:
+    def __init__(self, job: Job, workers: int, threads: int, timeout: float | None) -> None:
         self.job = job
         self.threads = threads
         self.timeout = timeout or math.inf

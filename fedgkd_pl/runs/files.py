@@ -283,8 +283,11 @@ class RunFiles(FederatedCallback):
         accuracies = accuracy_summary(rows) | loss_summary(rows)
         average = average_summary(rows)
         reasons = Counter(row["reason"] for row in self.failures).most_common(20)
+        name, title = type(pl_module).__name__, title_of_class(type(pl_module))
         summary = {
-            **_names(type(pl_module)),
+            "method": name,
+            # of a user's class, which those who read the run need not import
+            **({} if title == title_of(name) else {"title": title}),
             "dataset": pl_module.datamodule.name,
             "seed": pl_module.datamodule.seed,
             **accuracies,
@@ -357,12 +360,6 @@ def csv_text(columns: list[str], rows: list[Any]) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
-
-
-def _names(method: type) -> dict[str, str]:
-    """The class, and the title of a user's, which those who read the run need not import."""
-    name, title = method.__name__, title_of_class(method)
-    return {"method": name} | ({} if title == title_of(name) else {"title": title})
 
 
 Settings = dict[str, Any]

@@ -89,7 +89,10 @@ def client_app(file: str, mods: list[Any] | None = None) -> ClientApp:
         try:
             asked = unpack_contract(message.content)
             node, clients = node_of(file, context, asked)
-            answers = node.train(task, since, clients, _states(context, asked))
+            folder = context.node_config.get("state-dir")
+            # runs with other settings have states of their own; a resumed run has the same
+            home = Path(str(folder)) / asked.settings[:16] if folder else None
+            answers = node.train(task, since, clients, States(context.state, home))
         except Exception as error:
             reason = _outwards(error)
             answers = [ClientFailure(client, reason) for client in since]
@@ -249,12 +252,6 @@ def clients_of(said: Mapping[str, Any], num_clients: int) -> list[int]:
     outside = [client for client in clients if not 0 <= client < num_clients]
     require(not outside, "client", f"must be 0 to {num_clients - 1}", outside)
     return clients
-
-
-def _states(context: Any, asked: Contract) -> States:
-    folder = context.node_config.get("state-dir")
-    # runs with other settings have states of their own; a resumed run has the same
-    return States(context.state, Path(str(folder)) / asked.settings[:16] if folder else None)
 
 
 def _outwards(error: Exception) -> str:
