@@ -367,7 +367,12 @@ def build(
     argv += [word for module in imports for word in ("--import", module)]
     for each in configs:
         argv += flags(each) if isinstance(each, Mapping) else ["--config", str(each)]
-    return build_request(read_request("fit", [*argv, *flags(overrides)]))
+    return build_command("fit", [*argv, *flags(overrides)])
+
+
+def build_command(command: str, argv: Sequence[str]) -> Experiment:
+    """Builds what a command asks for with these flags."""
+    return build_request(read_request(command, argv))
 
 
 def build_request(request: Request) -> Experiment:
@@ -456,7 +461,7 @@ class _Objects(Parsed):
         require(fits or start.file is not None, "ckpt_path", "missing: a run or a checkpoint")
         if start.file is not None:
             resumed = start.folder is not None
-            start.checkpoint, start.file = load_checkpoint(start.file, resumed, states=fits)
+            start.checkpoint, start.file = load_checkpoint(start.file, resumed, fits)
 
     @override
     def make(self) -> None:

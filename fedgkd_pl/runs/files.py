@@ -307,8 +307,7 @@ class RunFiles(FederatedCallback):
                 **{package: version(package) for package in PACKAGES},
             },
         }
-        found = [(k, v) for k, v in accuracies.items() if "_test_" in k and v is not None]
-        scores = {f"hp/{name}": value for name, value in found}
+        scores = {f"hp/{k}": v for k, v in accuracies.items() if "_test_" in k and v is not None}
         if isinstance(trainer.logger, TensorBoardLogger) and scores:
             trainer.logger.log_hyperparams(self.config, scores)  # TensorBoard's HPARAMS page
             trainer.logger.experiment.flush()
@@ -368,8 +367,7 @@ Settings = dict[str, Any]
 def settings_of(trainer: Trainer, server: Any) -> Settings:
     """The settings that decide the result of a ``fit``, nested as ``config.yaml`` has them."""
     data = server.datamodule
-    algorithm = trainer.gradient_clip_algorithm
-    precision = str(trainer.precision)
+    algorithm, precision = trainer.gradient_clip_algorithm, str(trainer.precision)
     seed = os.environ.get("PL_GLOBAL_SEED")  # Lightning's, of seed_everything
     of_data = describe(data)
     of_data["init_args"]["seed"] = None if str(data.seed) == seed else data.seed

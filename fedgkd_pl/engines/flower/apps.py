@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import fedgkd_pl
-from fedgkd_pl.config.build import Experiment, build_request
+from fedgkd_pl.config.build import Experiment, build_command, build_request
 from fedgkd_pl.config.request import Request, import_module_of_user, read_request
 from fedgkd_pl.data.examples import digest
 from fedgkd_pl.engines.base import InProcessSession
@@ -272,7 +272,7 @@ def write_app(folder: str, argv: list[str]) -> None:
     own = [n for n, word in enumerate(argv) if word.startswith("--model.engine.")]
     index = own[0] if own else len(argv)  # before the engine's own flags
     words = [*argv[:index], "--model.engine", "FlowerEngine", *argv[index:]]
-    experiment = build_request(read_request("fit", words))
+    experiment = build_command("fit", words)
     model, modules = experiment.model, sorted(experiment.modules)
     text = "must be FlowerEngine: its flags go behind all configs"
     require(isinstance(model.engine, FlowerEngine), "engine", text, type(model.engine).__name__)
