@@ -68,9 +68,9 @@ def _accelerator() -> Any:
     processes that are forked from it must be able to use one.
     """
     device = torch.accelerator.current_accelerator()
-    module: Any = None if device is None else torch.get_device_module(device)
-    if module is None:
+    if device is None:
         return None
+    module: Any = torch.get_device_module(device)
     in_use = getattr(module, "is_initialized", module.is_available)  # MPS has only the second
     return module if in_use() else None
 

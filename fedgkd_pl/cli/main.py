@@ -80,10 +80,9 @@ def partition(settings: list[str], export: str | None = None) -> None:
     file = None if export is None else Path(export)
     require(file is None or file.suffix == ".json", "export", "must end in .json", export)
     from fedgkd_pl.cli.partition import show_partition
-    from fedgkd_pl.config.build import build_request
-    from fedgkd_pl.config.request import read_request
+    from fedgkd_pl.config.build import build_command
 
-    experiment = build_request(read_request("fit", settings))
+    experiment = build_command("fit", settings)
     folder = Path(experiment.settings["output_dir"]) / "partitions"
     try:
         with experiment.whole_keys():
@@ -250,7 +249,6 @@ COMMANDS: dict[str, Callable[..., int | None]] = {
     for each in (fit, validate, test, predict, partition, configs, compare, report, figure)
 } | {each.__name__: each for each in (personalize, export, new, flower)}
 HELP = ("-h", "--help", "--help=all")
-TRAINER = ("fit", "validate", "test")  # all of their words are settings
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -293,7 +291,7 @@ def arguments(command: str, words: Sequence[str]) -> dict[str, Any]:
     """
     function = COMMANDS[command]
     hints = get_type_hints(function)
-    if command in TRAINER:
+    if command in ("fit", "validate", "test"):  # all of their words are settings
         return {"settings": list(words)}
     own, alone, settings = list[str](), list[str](), list[str]()
     waiting = deque(words)
@@ -341,8 +339,6 @@ def _with_trainer(command: str, settings: list[str]) -> None:
 
         print(short_help(command))
     if not asks or settings[-1] in ("all", "--help=all"):
-        from fedgkd_pl.config.build import build_request
-        from fedgkd_pl.config.request import read_request
+        from fedgkd_pl.config.build import build_command
 
-        words = ["--help"] if asks else settings
-        getattr(build_request(read_request(command, words)), command)()
+        getattr(build_command(command, ["--help"] if asks else settings), command)()

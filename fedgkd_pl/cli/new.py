@@ -32,9 +32,14 @@ def new_project(folder: str) -> None:
     empty = target.is_dir() and not any(target.iterdir())
     empty = empty or not os.path.lexists(target)
     require(empty, "folder", "there is one already, and it is not empty", folder)
-    target.mkdir(parents=True, exist_ok=True)
-    for name, text in project_files(target.name, module).items():
-        write_text(target / name, text)
+    names = {PROJECT: target.name, MODULE: module}
+
+    def renamed(text: str) -> str:
+        return re.sub("|".join(names), lambda found: names[found[0]], text)
+
+    for file in sorted(TEMPLATE.rglob(f"*{SUFFIX}")):
+        name = renamed(file.relative_to(TEMPLATE).as_posix().removesuffix(SUFFIX))
+        write_text(target / name, renamed(file.read_text(encoding="utf-8")))
     print(f"wrote {folder}; net.py, data.py and method.py in {module}/ are yours to change\n")
     change = [f"cd {shlex.quote(folder)}"] * (target != Path.cwd())
     train = f"fedgkd-pl fit --import {module} --config config.yaml"
@@ -53,18 +58,3 @@ def module_of(name: str) -> str:
     text = f"Python, an installed package or the project has a {module} already: take another name"
     require(not taken, "folder", text, name)
     return module
-
-
-def project_files(name: str, module: str) -> dict[str, str]:
-    """The text of every file, by its path in the project."""
-    names = {PROJECT: name, MODULE: module}
-
-    def renamed(text: str) -> str:
-        return re.sub("|".join(names), lambda found: names[found[0]], text)
-
-    return {
-        renamed(file.relative_to(TEMPLATE).as_posix().removesuffix(SUFFIX)): renamed(
-            file.read_text(encoding="utf-8")
-        )
-        for file in sorted(TEMPLATE.rglob(f"*{SUFFIX}"))
-    }

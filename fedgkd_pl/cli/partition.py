@@ -7,17 +7,9 @@ from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.partition import effective_classes
 from fedgkd_pl.errors import require
 from fedgkd_pl.plots.figures import SHOWN, bubble_chart
-from fedgkd_pl.storage.files import printable
+from fedgkd_pl.storage.files import printable, write_text
 
 WIDTH = 20  # classes that fit a terminal's table
-
-
-def _owners(data: FederatedDataModule) -> list[str]:
-    """Whose samples each client has, where clients are made of owners that have names."""
-    names = data.owner_names
-    known = [[names[owner] for owner in each] for each in data.owners_of] if names else []
-    more = [f" and {len(each) - 2} more" if len(each) > 2 else "" for each in known]
-    return [printable(", ".join(e[:2]), 60) + rest for e, rest in zip(known, more, strict=True)]
 
 
 def show_partition(data: FederatedDataModule, folder: Path, exported: Path | None = None) -> None:
@@ -36,7 +28,12 @@ def show_partition(data: FederatedDataModule, folder: Path, exported: Path | Non
     counts, figures = summary["counts"], summary["heterogeneity"]
     classes = summary["num_classes"]
     names = [str(name) for name in data.class_names or range(classes)][:WIDTH]
-    owners = _owners(data)
+    owners = []  # whose samples each client has, where clients are made of owners with names
+    for each in data.owners_of if data.owner_names else ():
+        more = f" and {len(each) - 2} more" if len(each) > 2 else ""
+        owners.append(
+            printable(", ".join(data.owner_names[owner] for owner in each[:2]), 60) + more
+        )
     columns = ["owner"] * bool(owners) + ["samples"] + ["effective classes"] * bool(classes) + names
     rows = []
     for client, row in enumerate(counts[:SHOWN]):
@@ -66,9 +63,8 @@ def show_partition(data: FederatedDataModule, folder: Path, exported: Path | Non
     }
     for name, text in lines.items():
         print(f"{name:<22}{text}")
-    folder.mkdir(parents=True, exist_ok=True)
     target = folder / data.name
-    target.with_suffix(".json").write_text(json.dumps(summary) + "\n", encoding="utf-8")
+    write_text(target.with_suffix(".json"), json.dumps(summary) + "\n")
     title = f"{data.name}, {figures['effective_classes']:.1f} effective classes per client"
     title = title if classes else data.name
     chart = bubble_chart(counts, title, data.class_names)

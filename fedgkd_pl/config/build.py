@@ -14,12 +14,11 @@ from shlex import quote
 from typing import Any
 
 import torch
-import yaml
 from fedgkd_pl.callbacks.dashboard import Dashboard
 from fedgkd_pl.callbacks.progress import RoundProgress
 from fedgkd_pl.config.messages import setting_error
 from fedgkd_pl.config.parser import Parsed
-from fedgkd_pl.config.request import Request, read_request
+from fedgkd_pl.config.request import Request, flags, read_request
 from fedgkd_pl.config.safety import our_rules
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.errors import SettingError, require
@@ -29,7 +28,7 @@ from fedgkd_pl.federation.own_module import is_own_module
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.methods import title_of_class
 from fedgkd_pl.processes.command import Interrupted, Stopped, stop_behind
-from fedgkd_pl.runs.files import RunFiles
+from fedgkd_pl.runs.files import RunFiles, as_yaml
 from fedgkd_pl.runs.folder import PREDICTIONS, RunFolder, fixed_settings, flatten, how_to_look
 from fedgkd_pl.runs.resume import (
     BestRound,
@@ -230,8 +229,7 @@ class Experiment:
         else:
             start.folder.drop_uncommitted(start.checkpoint.get("global_step", 0))
         folder = start.folder
-        text = yaml.safe_dump(self.settings, sort_keys=False, allow_unicode=True)
-        write_text(folder.config, text)
+        write_text(folder.config, as_yaml(self.settings))
         for callback in self.callbacks:
             if isinstance(callback, FederatedCallback) and hasattr(callback, "folder"):
                 callback.folder = callback.folder or str(folder.path)
@@ -368,13 +366,13 @@ def build(
     argv += ["--trust"] * trust
     argv += [word for module in imports for word in ("--import", module)]
     for each in configs:
-        argv += _flags(each) if isinstance(each, Mapping) else ["--config", str(each)]
-    return build_request(read_request("fit", [*argv, *_flags(overrides)]))
+        argv += flags(each) if isinstance(each, Mapping) else ["--config", str(each)]
+    return build_command("fit", [*argv, *flags(overrides)])
 
 
-def _flags(settings: Mapping[str, Any]) -> list[str]:
-    """Settings as flags, which have the same names."""
-    return [f"--{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in settings.items()]
+def build_command(command: str, argv: Sequence[str]) -> Experiment:
+    """Builds what a command asks for with these flags."""
+    return build_request(read_request(command, argv))
 
 
 def build_request(request: Request) -> Experiment:
@@ -382,7 +380,18 @@ def build_request(request: Request) -> Experiment:
     start = Start(request.run if request.resumes else None)
     try:
         with our_rules(request.modules):
-            return _Objects(request, start).experiment()
+            made = _Objects(request, start)
+            return Experiment(
+                trainer=made.trainer,
+                model=made.model,
+                data=made.datamodule,
+                settings=made.settings,
+                modules=request.modules,
+                start=start,
+                own_logger=made.own_logger,
+                keeps_files=made.keeps_files,
+                quiet=made.quiet,
+            )
     except BaseException:
         start.release()
         raise
@@ -440,8 +449,8 @@ class _Objects(Parsed):
         if config.data.init_args.get("val_fraction") == 0:
             config.checkpoint.monitor = None  # nothing to choose a best round by
         address = config.get("model.init_args.engine.init_args.ray_address")
-        flags = {word.partition("=")[2] or word for word in self.request.argv}
-        is_known = address in (None, "auto", "local", *flags)
+        given = {word.partition("=")[2] or word for word in self.request.argv}
+        is_known = address in (None, "auto", "local", *given)
         require(is_known, "model.engine.ray_address", ADDRESS, address)
         if start.folder is not None:
             start.lock = start.folder.lock()
@@ -452,7 +461,7 @@ class _Objects(Parsed):
         require(fits or start.file is not None, "ckpt_path", "missing: a run or a checkpoint")
         if start.file is not None:
             resumed = start.folder is not None
-            start.checkpoint, start.file = load_checkpoint(start.file, resumed, states=fits)
+            start.checkpoint, start.file = load_checkpoint(start.file, resumed, fits)
 
     @override
     def make(self) -> None:
@@ -486,13 +495,13 @@ class _Objects(Parsed):
             return any(isinstance(each, kind) for each in theirs)
 
         callbacks: list[Callback] = []
-        best = self.config_init["checkpoint"]
-        if self.keeps_files and config["enable_checkpointing"] is not False:
-            # without a score there is no best round, only a last one
-            callbacks += [best, LastRound()] if best.monitor else [LastRound()]
-        if self.keeps_files and self.own_logger and not has(Dashboard):
-            callbacks.append(Dashboard())
         if self.keeps_files:
+            if config["enable_checkpointing"] is not False:
+                best = self.config_init["checkpoint"]
+                # without a score there is no best round, only a last one
+                callbacks += [best, LastRound()] if best.monitor else [LastRound()]
+            if self.own_logger and not has(Dashboard):
+                callbacks.append(Dashboard())
             callbacks.append(RunFiles(config=self.fixed))
         if self.request.command == "fit" and self.config.profile:
             from fedgkd_pl.callbacks.profile import RoundProfile
@@ -501,17 +510,3 @@ class _Objects(Parsed):
         if config["enable_progress_bar"] is not False and not has(ProgressBar):
             callbacks.append(RoundProgress())
         return callbacks
-
-    def experiment(self) -> Experiment:
-        """The experiment with the objects."""
-        return Experiment(
-            trainer=self.trainer,
-            model=self.model,
-            data=self.datamodule,
-            settings=self.settings,
-            modules=self.request.modules,
-            start=self.start,
-            own_logger=self.own_logger,
-            keeps_files=self.keeps_files,
-            quiet=self.quiet,
-        )

@@ -35,8 +35,13 @@ def argument_error(message: str, settings: Collection[str] = ()) -> ArgumentErro
         group = re.search(r"Group '([^']+)'", reason)
         name = ".".join(filter(None, [key, group and group[1], unknown[1]]))
         paths = re.findall(r"class_path(?:=| )'([\w.]+)'", message)
-        names = [*settings, *(_arguments(paths[-1]) if paths else [])]
-        return ArgumentError(short(name), f"no such setting{near(name, names)}")
+        if paths:
+            from jsonargparse import ArgumentParser
+
+            module, _, made = paths[-1].rpartition(".")
+            kind = getattr(import_module(module), made)
+            settings = [*settings, *ArgumentParser().add_class_arguments(kind, fail_untyped=False)]
+        return ArgumentError(short(name), f"no such setting{near(name, settings)}")
     named = re.search(r"import path string: ([\w.]+)|mporting '([\w.]+)' is not allowed", reason)
     if named:
         from fedgkd_pl.config.safety import NOT_ALLOWED, allowed
@@ -67,15 +72,6 @@ def _innermost(message: str) -> tuple[str, list[str]]:
                     break
                 below.append(inner)
     return short(best), [line.strip(" -") for line in below]
-
-
-def _arguments(path: str) -> list[str]:
-    """What a class's constructor takes, inherited arguments included."""
-    from jsonargparse import ArgumentParser
-
-    module, _, name = path.rpartition(".")
-    made = getattr(import_module(module), name)
-    return list(ArgumentParser().add_class_arguments(made, fail_untyped=False))
 
 
 def near(name: str, names: Collection[str]) -> str:

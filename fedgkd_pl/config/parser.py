@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from fedgkd_pl.config.messages import argument_error, setting_error
+from fedgkd_pl.config.messages import COMMON, argument_error, setting_error
 from fedgkd_pl.config.request import Request
 from fedgkd_pl.config.safety import check_names, confined, import_parts, parts
 from fedgkd_pl.data.datamodule import FederatedDataModule
@@ -45,13 +45,17 @@ class Parser(LightningArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> Any:
         if not self.exit_on_error:  # the parser of a nested class: the outer one reports
             super().error(message, ex)
-        from fedgkd_pl.config.messages import COMMON
-
         raise argument_error(message, [*COMMON, *(action.dest for action in self._actions)])
 
     @override
     def parse_path(self, path: Any, *args: Any, **kwargs: Any) -> Any:
-        _check_file(read_yaml(str(path)))
+        given = read_yaml(str(path))  # of which jsonargparse would ignore some
+        require("axes" not in given, "config", "is a study: fedgkd-pl compare runs it")
+        for group in ("trainer", "checkpoint"):
+            value = given.get(group, {})
+            require(isinstance(value, dict | str), group, "must have settings below it", value)
+        text = "is set by rounds"
+        require("max_epochs" not in given.get("trainer", ()), "trainer.max_epochs", text)
         try:
             settings = super().parse_path(path, *args, **kwargs)
         except ArgumentError as error:  # in this file, whatever later ones and flags say
@@ -66,16 +70,6 @@ class Parser(LightningArgumentParser):
     def validate(self, *args: Any, **kwargs: Any) -> None:
         # null too, which jsonargparse takes for not given
         super().validate(*args, **kwargs | {"skip_unset": False})
-
-
-def _check_file(settings: dict[str, Any]) -> None:
-    """Rejects what jsonargparse would ignore in a file."""
-    require("axes" not in settings, "config", "is a study: fedgkd-pl compare runs it")
-    for group in ("trainer", "checkpoint"):
-        value = settings.get(group, {})
-        require(isinstance(value, dict | str), group, "must have settings below it", value)
-    text = "is set by rounds"
-    require("max_epochs" not in settings.get("trainer", ()), "trainer.max_epochs", text)
 
 
 def _check_values(settings: Namespace) -> None:

@@ -10,12 +10,13 @@ import json
 import os
 import sys
 from argparse import ArgumentParser
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import product
 from os.path import isfile  # Path.is_file raises on very long names
 from pathlib import Path
+from typing import Any
 
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.methods import discover, title_of
@@ -34,16 +35,10 @@ def folder() -> Path:
 
 def available() -> dict[str, str]:
     """The names of the files, each with the first line of its header."""
-    files = sorted(folder().rglob("*.yaml"))
-    names = [file.relative_to(folder()).as_posix() for file in files]
-    headers = [file.read_text(encoding="utf-8").splitlines()[0].lstrip("# ") for file in files]
-    return dict(zip(names, headers, strict=True))
-
-
-def pairs() -> dict[str, tuple[Path, Path]]:
-    """The files of every protocol with every method, by ``<protocol>_<method>``."""
-    every = product(*(sorted((folder() / part).glob("*.yaml")) for part in (PROTOCOLS, METHODS)))
-    return {f"{protocol.stem}_{method.stem}": (protocol, method) for protocol, method in every}
+    return {
+        file.relative_to(folder()).as_posix(): file.read_text("utf-8").splitlines()[0].lstrip("# ")
+        for file in sorted(folder().rglob("*.yaml"))
+    }
 
 
 def methods() -> dict[str, str]:
@@ -61,13 +56,14 @@ def resolve(name: str, key: str = "config") -> list[str]:
     require(not os.path.isdir(name), key, "is a folder", name)
     if os.path.exists(name):
         return [name]
-    both = pairs()
+    pairs = product(*(sorted((folder() / part).glob("*.yaml")) for part in (PROTOCOLS, METHODS)))
+    both = {f"{protocol.stem}_{method.stem}": [protocol, method] for protocol, method in pairs}
     for ours in (folder() / name, folder() / f"{name}.yaml"):
         if os.path.isfile(ours):
             return [str(ours)]
     pair = name.removesuffix(".yaml").replace("/", "_")
     if pair in both:
-        return [str(file) for file in both[pair]]
+        return [*map(str, both[pair])]
     known = [*available(), *(f"{pair}.yaml" for pair in both), *map(str, Path().glob("*.y*ml"))]
     near = get_close_matches(name, known, n=1, cutoff=0.75)
     hint = f", did you mean {near[0]}?" if near else ""
@@ -96,7 +92,8 @@ def expand(argv: Sequence[str]) -> list[str]:
             if category == PROTOCOLS:
                 protocol = run = stem
             elif category == METHODS and protocol:
-                expanded += _tuned(protocol, stem)
+                tuned = read_yaml(str(folder() / TUNED)).get(stem, {})
+                expanded += flags(tuned.get(protocol, {}))
                 as_typed = name.removesuffix(".yaml").endswith(f"{protocol}/{stem}")
                 run = f"{protocol}{'/' if as_typed else '_'}{stem}"
         if run and not named:
@@ -110,9 +107,9 @@ def _ours(file: str) -> tuple[str, str]:
     return (path.parent.name, path.stem) if path.parent.parent == folder() else ("", "")
 
 
-def _tuned(protocol: str, method: str) -> Iterator[str]:
-    for key, value in read_yaml(str(folder() / TUNED)).get(method, {}).get(protocol, {}).items():
-        yield from (f"--{key}", value if isinstance(value, str) else json.dumps(value))
+def flags(settings: Mapping[str, Any]) -> list[str]:
+    """Settings as flags, which have the same names."""
+    return [f"--{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in settings.items()]
 
 
 EVALUATES = ("validate", "test", "predict")
@@ -152,7 +149,7 @@ def read_request(command: str, argv: Sequence[str], modules: Sequence[str] = ())
         parser.add_argument("--ckpt_path", default="last", nargs="?", const="")
     elif command == "fit":
         parser.add_argument("--resume", nargs="?", const="")
-    own, flags = parser.parse_known_args(words)
+    own, rest = parser.parse_known_args(words)
     modules = [*modules, *map(import_module_of_user, own.modules or [])]
     resumes = getattr(own, "resume", None) is not None
     if resumes:
@@ -164,10 +161,10 @@ def read_request(command: str, argv: Sequence[str], modules: Sequence[str] = ())
     elif run is not None:
         from fedgkd_pl.runs.resume import checkpoint_of  # which imports torch
 
-        flags += ["--ckpt_path", str(checkpoint_of(run, own.ckpt_path))]
+        rest += ["--ckpt_path", str(checkpoint_of(run, own.ckpt_path))]
     if run is not None:
-        flags = ["--config", str(run.config), *flags]
-    return Request(command, expand(flags), run, resumes, tuple(modules))
+        rest = ["--config", str(run.config), *rest]
+    return Request(command, expand(rest), run, resumes, tuple(modules))
 
 
 def open_run(key: str, path: str) -> RunFolder:

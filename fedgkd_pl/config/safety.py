@@ -48,8 +48,6 @@ _NO_PARTS = (
     *("Adaptive", "Examples", "FedAvgClient", "FedGKDClient", "FederatedData", "Session"),
     "Splits",
 )
-# sends a run to Lightning's cloud
-_NOT_LIGHTNINGS = ("LitLogger",)
 # Metrics of these packages load no pretrained nets from files or the network.
 _METRICS = ("aggregation", "classification", "regression", "retrieval", "wrappers")
 _LOADERS = ("loaders", "loader_exceptions", "loader_json_superset", "loader_params")
@@ -177,7 +175,7 @@ def _theirs() -> Iterator[Any]:
         module = getattr(torchmetrics, name)
         yield from _classes(module, torchmetrics.Metric, f"torchmetrics.{name}")
     for module in (callbacks, loggers, profilers):
-        names = [name for name in module.__all__ if name not in _NOT_LIGHTNINGS]
+        names = {*module.__all__} - {"LitLogger"}  # which sends a run to Lightning's cloud
         yield from (getattr(module, name) for name in names)
 
 

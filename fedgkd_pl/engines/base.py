@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 from fedgkd_pl.data.partition import largest_first
-from fedgkd_pl.errors import installs, require
+from fedgkd_pl.errors import at_least, installs, require
 from fedgkd_pl.federation.client_trainer import ClientTrainer, Job, quiet
 from fedgkd_pl.federation.hardware import keep_memory, threads
 from fedgkd_pl.federation.message import (
@@ -74,7 +74,7 @@ class Engine(Recorded, ABC):
     max_samples: int | None = None  # the largest n_k; None where the data is the server's own
 
     def __init__(self, threads: int = 1, timeout: float | None = None) -> None:
-        require(threads >= 1, "threads", "must be at least 1", threads)
+        at_least(1, threads=threads)
         require(timeout is None or timeout > 0, "timeout", "must be positive", timeout)
         self.threads = threads
         self.timeout = timeout

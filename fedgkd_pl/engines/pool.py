@@ -56,7 +56,7 @@ class WorkerHandle:
 class PoolSession(Session):
     """Processes that train clients side by side; ``timeout``: seconds that a client may take."""
 
-    def __init__(self, job: Job, workers: int, threads: int, timeout: float | None = None) -> None:
+    def __init__(self, job: Job, workers: int, threads: int, timeout: float | None) -> None:
         self.job = job
         self.threads = threads
         self.timeout = timeout or math.inf
@@ -98,7 +98,12 @@ class PoolSession(Session):
         self._end()
 
     def _start(self, slot: int) -> None:
-        job = self.files.pickle(_for_worker(self.job, slot))
+        device = self.job.device
+        if device.type != "cpu":  # its own GPU
+            index = ((device.index or 0) + slot) % devices_like(device)  # the server's own first
+            device = torch.device(device.type, index)
+        # without the states, which travel with the tasks
+        job = self.files.pickle(replace(self.job.on(device), states={}))
         ours, theirs = self.context.Pipe()
         process = self.context.Process(
             target=_work,
@@ -233,15 +238,6 @@ def _end(workers: list[WorkerHandle], files: MappedFiles) -> None:
         worker.end()
     workers.clear()
     files.close()
-
-
-def _for_worker(job: Job, number: int) -> Job:
-    """The job on the worker's own GPU, without the states, which travel with the tasks."""
-    device = job.device
-    if device.type != "cpu":
-        index = ((device.index or 0) + number) % devices_like(device)  # the server's own first
-        device = torch.device(device.type, index)
-    return replace(job.on(device), states={})
 
 
 def _work(connection: Connection, threads: int, settings: dict[str, Any]) -> None:

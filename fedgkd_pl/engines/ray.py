@@ -23,7 +23,7 @@ from unittest.mock import patch
 import cloudpickle
 import torch
 from fedgkd_pl.engines.base import Engine, Session, Worker, cores, needs, read, schedule
-from fedgkd_pl.errors import RunFailed, SettingError, require
+from fedgkd_pl.errors import RunFailed, SettingError, not_negative, require
 from fedgkd_pl.federation.client_trainer import Job, quiet
 from fedgkd_pl.federation.hardware import keep_memory, numerics, set_numerics
 from fedgkd_pl.federation.message import Answer, ClientFailure, Message, encode_state, failure
@@ -72,7 +72,7 @@ class RayEngine(Engine):
         super().__init__(threads, timeout)
         require(actors == "auto" or int(actors) >= 1, "actors", "must be auto or ≥ 1", actors)
         require(gpus is None or gpus >= 0, "gpus", "must not be negative", gpus)
-        require(retries >= 0, "retries", "must not be negative", retries)
+        not_negative(retries=retries)
         self.ray_address = ray_address
         self.actors = actors
         self.gpus = gpus
@@ -201,7 +201,12 @@ class RaySession(Session):
             for client in [c for c in waiting if lost[c] > self.engine.retries]:
                 waiting.remove(client)
                 yield ClientFailure(client, f"its worker was lost {lost[client]} times")
-            yield from self._late()
+            now, limit = time.monotonic(), self.engine.timeout
+            for actor in list(self.actors):
+                late = limit is not None and now - actor.since >= limit
+                if actor.client is not None and late:
+                    yield ClientFailure(actor.client, f"timed out after {limit:g} s")
+                    self._replace(actor, "timed out")
 
     def _start(self) -> Actor:
         handle = self.actor_class.remote([self.packed], self.engine.threads, numerics())
@@ -222,15 +227,6 @@ class RaySession(Session):
         self.ray.wait(list(pending), timeout=1.0)
         ready, _ = self.ray.wait(list(pending), num_returns=len(pending), timeout=0)
         return [pending[reference] for reference in ready]
-
-    def _late(self) -> Iterator[Answer]:
-        """The clients that have run out of time."""
-        now, limit = time.monotonic(), self.engine.timeout
-        for actor in list(self.actors):
-            late = limit is not None and now - actor.since >= limit
-            if actor.client is not None and late:
-                yield ClientFailure(actor.client, f"timed out after {limit:g} s")
-                self._replace(actor, "timed out")
 
     def _replace(self, actor: Actor, reason: str) -> None:
         self._kill(actor)

@@ -230,8 +230,7 @@ def _mark_done(tasks: list[Task]) -> None:
 
 def _look_at_all(cells: list[Cell], folders: list[Path]) -> list[int] | tuple[str, str]:
     """In a process of its own: the rounds of every cell, or what is wrong with one."""
-    from fedgkd_pl.config.build import build_request
-    from fedgkd_pl.config.request import read_request
+    from fedgkd_pl.config.build import build_command
     from fedgkd_pl.processes.command import quiet_libraries
     from fedgkd_pl.runs.folder import fixed_settings
     from fedgkd_pl.runs.resume import compare_settings
@@ -245,7 +244,7 @@ def _look_at_all(cells: list[Cell], folders: list[Path]) -> list[int] | tuple[st
         try:
             experiment = None  # one at a time: it may hold its data
             if cell.words not in looked:
-                experiment = build_request(read_request("fit", cell.argv))
+                experiment = build_command("fit", cell.argv)
                 looked[cell.words] = experiment.settings["rounds"], experiment.fixed
             asked, settings = looked[cell.words]
             rounds.append(asked)
@@ -362,13 +361,12 @@ def _without_additions(argv: Sequence[str]) -> list[str]:
 def _run_cell(argv: Sequence[str], folder: Path, log: Path, jobs: int) -> None:
     """Trains in a process of its own, with its share of the cores for evaluation."""
     import torch
-    from fedgkd_pl.config.build import build_request
-    from fedgkd_pl.config.request import read_request
+    from fedgkd_pl.config.build import build_command
     from fedgkd_pl.processes.command import quiet_libraries, run_command
 
     def fit() -> int:
         quiet_libraries()
-        experiment = build_request(read_request("fit", argv))
+        experiment = build_command("fit", argv)
         try:
             experiment.fit()
         finally:

@@ -11,8 +11,8 @@ from typing import Any
 
 from fedgkd_pl.callbacks.client_evaluation import scores_of_all
 from fedgkd_pl.callbacks.evaluate import SplitRunner
-from fedgkd_pl.config.build import Experiment, build_request
-from fedgkd_pl.config.request import open_run, read_request
+from fedgkd_pl.config.build import Experiment, build_command
+from fedgkd_pl.config.request import open_run
 from fedgkd_pl.engines.base import LocalEngine, schedule
 from fedgkd_pl.errors import RunFailed, require
 from fedgkd_pl.experiments.report import personalized
@@ -85,7 +85,7 @@ def _load(folder: RunFolder, ckpt_path: str, settings: Sequence[str]) -> Experim
     """The run's method with the weights of a checkpoint, and its data."""
     file = checkpoint_of(folder, ckpt_path)
     flags = ["--config", str(folder.config), "--ckpt_path", str(file), *settings]
-    made = build_request(read_request("test", flags))
+    made = build_command("test", flags)
     model, data, checkpoint = made.model, made.data, made.start.checkpoint
     with made.whole_keys():
         made.check(trains=False)

@@ -210,7 +210,7 @@ class RunFiles(FederatedCallback):
         if self.is_described:
             settings = settings_of(trainer, pl_module)
             self.config = fixed_settings(settings)
-            self._write(trainer, CONFIG, as_yaml(settings))
+            self._write(trainer, CONFIG, OF_PYTHON + as_yaml(settings))
         self._write_rows(trainer)
         summary = pl_module.datamodule.summary()
         if isinstance(trainer.logger, TensorBoardLogger):
@@ -283,8 +283,11 @@ class RunFiles(FederatedCallback):
         accuracies = accuracy_summary(rows) | loss_summary(rows)
         average = average_summary(rows)
         reasons = Counter(row["reason"] for row in self.failures).most_common(20)
+        name, title = type(pl_module).__name__, title_of_class(type(pl_module))
         summary = {
-            **_names(type(pl_module)),
+            "method": name,
+            # of a user's class, which those who read the run need not import
+            **({} if title == title_of(name) else {"title": title}),
             "dataset": pl_module.datamodule.name,
             "seed": pl_module.datamodule.seed,
             **accuracies,
@@ -304,8 +307,7 @@ class RunFiles(FederatedCallback):
                 **{package: version(package) for package in PACKAGES},
             },
         }
-        found = [(k, v) for k, v in accuracies.items() if "_test_" in k and v is not None]
-        scores = {f"hp/{name}": value for name, value in found}
+        scores = {f"hp/{k}": v for k, v in accuracies.items() if "_test_" in k and v is not None}
         if isinstance(trainer.logger, TensorBoardLogger) and scores:
             trainer.logger.log_hyperparams(self.config, scores)  # TensorBoard's HPARAMS page
             trainer.logger.experiment.flush()
@@ -359,20 +361,13 @@ def csv_text(columns: list[str], rows: list[Any]) -> str:
     return text.getvalue()
 
 
-def _names(method: type) -> dict[str, str]:
-    """The class, and the title of a user's, which those who read the run need not import."""
-    name, title = method.__name__, title_of_class(method)
-    return {"method": name} | ({} if title == title_of(name) else {"title": title})
-
-
 Settings = dict[str, Any]
 
 
 def settings_of(trainer: Trainer, server: Any) -> Settings:
     """The settings that decide the result of a ``fit``, nested as ``config.yaml`` has them."""
     data = server.datamodule
-    algorithm = trainer.gradient_clip_algorithm
-    precision = str(trainer.precision)
+    algorithm, precision = trainer.gradient_clip_algorithm, str(trainer.precision)
     seed = os.environ.get("PL_GLOBAL_SEED")  # Lightning's, of seed_everything
     of_data = describe(data)
     of_data["init_args"]["seed"] = None if str(data.seed) == seed else data.seed
@@ -393,7 +388,7 @@ def settings_of(trainer: Trainer, server: Any) -> Settings:
 
 def as_yaml(settings: Settings) -> str:
     """The text of ``config.yaml``."""
-    return OF_PYTHON + yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
 
 
 def describe(value: Any) -> Any:

@@ -38,7 +38,6 @@ TASKS = "tasks.csv"
 SUMMARY = "summary.json"  # written last: a run that has it is finished
 OF_PYTHON = "# read off the objects of a run in Python\n"  # begins such a config
 FEATURE_MAPS = "features-round*.npz"
-EVENTS = "events.out.tfevents.*"
 
 
 @dataclass(frozen=True)

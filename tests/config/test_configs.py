@@ -104,7 +104,7 @@ def test_a_pair_is_two_files_and_what_they_take_together() -> None:
         str(CONFIGS / part) for part in ("protocols/tiny_imagenet.yaml", "methods/moon.yaml")
     )
     files = ["--config", protocol, "--config", method]
-    tuned = ["--model.mu", "1", "--model.net.norm", "batch"]
+    tuned = ["--model.mu=1", "--model.net.norm=batch"]
     for name in ("tiny_imagenet_moon", "tiny_imagenet_moon.yaml"):
         named = ["--name", "tiny_imagenet_moon"]
         assert expand(["fit", "--config", name]) == ["fit", *files, *tuned, *named]

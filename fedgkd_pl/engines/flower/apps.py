@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import fedgkd_pl
-import yaml
-from fedgkd_pl.config.build import Experiment, build_request
+from fedgkd_pl.config.build import Experiment, build_command, build_request
 from fedgkd_pl.config.request import Request, import_module_of_user, read_request
 from fedgkd_pl.data.examples import digest
 from fedgkd_pl.engines.base import InProcessSession
@@ -32,6 +31,7 @@ from fedgkd_pl.federation.hardware import keep_memory
 from fedgkd_pl.federation.message import Answer, ClientFailure, Message
 from fedgkd_pl.federation.round import job_of
 from fedgkd_pl.processes.command import quiet_libraries, run_command
+from fedgkd_pl.runs.files import as_yaml
 from fedgkd_pl.runs.folder import CONFIG
 from fedgkd_pl.storage.files import write_text
 from flwr.app import ConfigRecord, RecordDict
@@ -89,7 +89,10 @@ def client_app(file: str, mods: list[Any] | None = None) -> ClientApp:
         try:
             asked = unpack_contract(message.content)
             node, clients = node_of(file, context, asked)
-            answers = node.train(task, since, clients, _states(context, asked))
+            folder = context.node_config.get("state-dir")
+            # runs with other settings have states of their own; a resumed run has the same
+            home = Path(str(folder)) / asked.settings[:16] if folder else None
+            answers = node.train(task, since, clients, States(context.state, home))
         except Exception as error:
             reason = _outwards(error)
             answers = [ClientFailure(client, reason) for client in since]
@@ -251,12 +254,6 @@ def clients_of(said: Mapping[str, Any], num_clients: int) -> list[int]:
     return clients
 
 
-def _states(context: Any, asked: Contract) -> States:
-    folder = context.node_config.get("state-dir")
-    # runs with other settings have states of their own; a resumed run has the same
-    return States(context.state, Path(str(folder)) / asked.settings[:16] if folder else None)
-
-
 def _outwards(error: Exception) -> str:
     """What the server is told about an error: only our own texts, as others may show data."""
     if isinstance(error, SettingError | RunFailed):
@@ -272,11 +269,14 @@ def write_app(folder: str, argv: list[str]) -> None:
     named = re.fullmatch(r"[a-zA-Z][a-zA-Z0-9_-]{,31}", target.name) is not None
     require(named, "folder", "must have at most 32 letters, digits and dashes", target.name)
     require(not target.exists(), "folder", "exists already", target)
-    experiment = build_request(read_request("fit", _over_flower(argv)))
+    own = [n for n, word in enumerate(argv) if word.startswith("--model.engine.")]
+    index = own[0] if own else len(argv)  # before the engine's own flags
+    words = [*argv[:index], "--model.engine", "FlowerEngine", *argv[index:]]
+    experiment = build_command("fit", words)
     model, modules = experiment.model, sorted(experiment.modules)
     text = "must be FlowerEngine: its flags go behind all configs"
     require(isinstance(model.engine, FlowerEngine), "engine", text, type(model.engine).__name__)
-    words = {
+    names = {
         "name": target.name.replace("_", "-").lower(),
         "method": type(model).__name__,
         "data": type(experiment.data).__name__,
@@ -287,19 +287,12 @@ def write_app(folder: str, argv: list[str]) -> None:
     for file in files:
         shutil.copy(file, target)
     for file in TEMPLATE.iterdir():  # their names end in .tpl
-        write_text(target / file.stem, file.read_text().format(**words))
+        write_text(target / file.stem, file.read_text().format(**names))
     where = str(Path(experiment.settings["output_dir"]).absolute())  # flwr runs it elsewhere
     settings = experiment.settings | {"output_dir": where}
-    write_text(target / CONFIG, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
+    write_text(target / CONFIG, as_yaml(settings))
     print(f"wrote {target}")
     print(f"simulate:  flwr run {target} --stream      for nodes: docs/flower.md")
-
-
-def _over_flower(argv: list[str]) -> list[str]:
-    """The flags of ``fit`` with Flower's engine, whose own flags may be among them."""
-    own = [n for n, word in enumerate(argv) if word.startswith("--model.engine.")]
-    index = own[0] if own else len(argv)
-    return [*argv[:index], "--model.engine", "FlowerEngine", *argv[index:]]
 
 
 def _file(module: str) -> Path:

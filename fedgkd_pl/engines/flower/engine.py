@@ -94,17 +94,17 @@ class FlowerEngine(Engine):
     @override
     def open(self, job: Job, cohort_size: int) -> Session:
         keep_memory()  # for evaluation
-        return FlowerSession(self, job, self.grid, self.contract())
+        return FlowerSession(self, job)
 
 
 class FlowerSession(Session):
     """The nodes of a run."""
 
-    def __init__(self, engine: FlowerEngine, job: Job, grid: Any, contract: "Contract") -> None:
+    def __init__(self, engine: FlowerEngine, job: Job) -> None:
         self.engine = engine
         self.job = job
-        self.grid = grid
-        self.contract = contract
+        self.grid = engine.grid
+        self.contract = engine.contract()
         self.hosts: dict[int, int] = {}  # the node of every client that has one
         self.cards: dict[int, list[int]] = {}  # whom each node stands for
         self.asking: dict[str, int] = {}  # the nodes that have not answered yet, by message
@@ -149,7 +149,12 @@ class FlowerSession(Session):
                     yield from _failures(asked[node], reason)
                     continue
                 answers = unpack_answers(content, asked[node])
-                _add_transfer(answers, time.monotonic() - start)
+                updates = [answer for answer in answers if isinstance(answer, ClientUpdate)]
+                # what was not training was transfer, and starting a process
+                took = time.monotonic() - start
+                trained = sum(sum(update.seconds.values()) for update in updates)
+                for update in updates:
+                    update.seconds["transfer"] = max(0.0, took - trained) / len(updates)
                 yield from answers
             if left <= 0:
                 break
@@ -245,11 +250,3 @@ class FlowerSession(Session):
 
 def _failures(clients: list[int], reason: str) -> list[Answer]:
     return [ClientFailure(client, reason) for client in clients]
-
-
-def _add_transfer(answers: list[Answer], took: float) -> None:
-    """What was not training was transfer, and starting a process."""
-    updates = [answer for answer in answers if isinstance(answer, ClientUpdate)]
-    trained = sum(sum(update.seconds.values()) for update in updates)
-    for update in updates:
-        update.seconds["transfer"] = max(0.0, took - trained) / len(updates)

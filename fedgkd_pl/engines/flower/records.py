@@ -216,12 +216,19 @@ class States:
         name = _name(client, mark)
         if self.folder is None:
             self.records[name] = to_arrays(state)
-            for old in _old(list(self.records), client, name, since):
-                del self.records[old]
+            names = list(self.records)
         else:
             commit(self.folder / name, [encode_state(state)])
             names = [file.name for file in self.folder.iterdir()]
-            for old in _old(names, client, name, since):
+        begins = _of(client)
+        mine = [each for each in names if each.startswith(begins)]
+        rounds = {each: int(each.removeprefix(begins).split("-")[0]) for each in mine}
+        before = sorted((number, each) for each, number in rounds.items() if number <= since[0])
+        kept = {name, _name(client, since), *(each for _, each in before[1 - KEPT :])}
+        for old in rounds.keys() - kept:  # which no server will ask for any more
+            if self.folder is None:
+                del self.records[old]
+            else:
                 (self.folder / old).unlink(missing_ok=True)
         return {SINCE: torch.tensor(mark)}
 
@@ -236,13 +243,3 @@ def _name(client: int, mark: Mark) -> str:
 
 def _of(client: int) -> str:
     return f"client-{client}-round-"
-
-
-def _old(names: Iterable[str], client: int, new: str, since: Mark) -> list[str]:
-    """The states of a client that no server will ask for any more."""
-    begins = _of(client)
-    mine = [name for name in names if name.startswith(begins)]
-    rounds = {name: int(name.removeprefix(begins).split("-")[0]) for name in mine}
-    before = sorted((round, name) for name, round in rounds.items() if round <= since[0])
-    kept = {new, _name(client, since), *(name for _, name in before[1 - KEPT :])}
-    return [name for name in mine if name not in kept]
