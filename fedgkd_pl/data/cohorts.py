@@ -193,9 +193,9 @@ class CohortLoader:
     def cohort(self) -> list[int]:
         """The ids of this round's clients, ascending."""
         drawn = sorted(self.cohorts.draw(self.epoch + 1, self.population))
+        who = type(self.cohorts).__name__
         if self.choose is not None:
-            drawn = sorted(self.choose(drawn, self.population))
-        who = type(self.cohorts).__name__ if self.choose is None else "the method"
+            drawn, who = sorted(self.choose(drawn, self.population)), "the method"
         self.population.require_some(drawn, who)
         return drawn
 

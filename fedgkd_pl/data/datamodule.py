@@ -54,8 +54,7 @@ class OwnSplit:
     @property
     def clients(self) -> list[int]:
         """Those that have samples here."""
-        clients: list[int] = np.flatnonzero(self.index.sizes).tolist()
-        return clients
+        return np.flatnonzero(self.index.sizes).tolist()
 
     def rows(self, client: int) -> slice:
         """The rows of a client's samples."""
@@ -343,7 +342,8 @@ class FederatedDataModule(LightningDataModule, Recorded):
     def _check(self, splits: Splits) -> None:
         check_splits(splits, getattr(self, "num_classes", None), self.class_names)
         warn_of_owners(splits.keys, self.partition)
-        self._everything, self.test = splits.train, splits.test
+        # all training samples, with the validation and public parts taken from them
+        self.everything, self.test = splits.train, splits.test
         own = splits.val is not None and self.partition.validation is not None
         reason = f"{self.name} has its own validation set: the file must name none"
         require(not own, "partition", reason)
@@ -395,7 +395,7 @@ class FederatedDataModule(LightningDataModule, Recorded):
 
     def _population(self, index: ClientIndex) -> Population:
         seen = index.sizes[: self.num_clients - self.unseen_clients]
-        self.eligible: list[int] = np.flatnonzero(seen).tolist()
+        self.eligible = np.flatnonzero(seen).tolist()
         reason = f"only {len(self.eligible)} clients have data, a round needs {self.cohort_size}"
         require(len(self.eligible) >= self.cohort_size, "participation", reason)
         sizes = dict(enumerate(index.sizes.tolist()))
@@ -444,17 +444,12 @@ class FederatedDataModule(LightningDataModule, Recorded):
         assert self.clients is not None
         return self.clients
 
-    def all_training_examples(self) -> Examples:
-        """All training samples, with the validation and public parts taken from them."""
-        self.client_data  # noqa: B018  (loads it)
-        return self._everything
-
     def export_partition(self, path: str | Path) -> None:
         """Writes who owns which sample to a JSON file, for :class:`FromFile`."""
         parts = [self.rows["clients"][part] for part in self.client_data.index]
         content: dict[str, Any] = {name: rows for name, rows in self.rows.items() if len(rows)}
-        known_by = labels_digest(self._everything.labels.numpy())
-        content |= {"labels_sha256": known_by, "clients": parts}
+        content["labels_sha256"] = labels_digest(self.everything.labels.numpy())
+        content["clients"] = parts
         commit(Path(path), [json.dumps(content, default=np.ndarray.tolist).encode()])
 
     def fingerprint(self) -> str:

@@ -157,8 +157,7 @@ class TaskSequences:
         if self.seed is None:
             return list(range(len(self.groups)))
         rng = np.random.default_rng(derive(self.seed, "tasks", client=client))
-        order: list[int] = rng.permutation(len(self.groups)).tolist()
-        return order
+        return rng.permutation(len(self.groups)).tolist()  # type: ignore[no-any-return]
 
     def place(self, round: int) -> int:
         """At which place of their sequences all clients are in a round."""
@@ -261,12 +260,8 @@ class Examples:
         return self.view(rows) if self.inputs.is_meta else self[rows]
 
     def content(self) -> dict[str, Tensor]:
-        """The tensors sent to a worker; see :meth:`filled`."""
+        """The tensors sent to a worker: fields of the examples that it fills in."""
         return {"inputs": self.inputs, "targets": self.targets}
-
-    def filled(self, content: dict[str, Tensor]) -> "Examples":
-        """Examples like these with what travelled."""
-        return replace(self, **content)  # type: ignore[arg-type]
 
     def close(self) -> None:
         """Ends what reads them."""

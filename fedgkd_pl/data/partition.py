@@ -460,7 +460,7 @@ def effective_classes(counts: Counts) -> list[float]:
     """For every client with data exp(label entropy): 1 for one class, C for C equal ones."""
     p = _shares(counts)
     entropy = -np.sum(p * np.log(np.where(p > 0, p, 1)), axis=1)
-    return [float(value) for value in np.exp(entropy)]
+    return np.exp(entropy).tolist()  # type: ignore[no-any-return]
 
 
 def heterogeneity(counts: Counts) -> dict[str, float]:

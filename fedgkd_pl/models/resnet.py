@@ -31,8 +31,7 @@ class StandardConv2d(nn.Conv2d):
         """The convolution of a batch of images."""
         variance, mean = torch.var_mean(self.weight, (1, 2, 3), correction=0, keepdim=True)
         weight = (self.weight - mean) * (variance + 1e-5).rsqrt()
-        y: Tensor = self._conv_forward(x, weight, self.bias)
-        return y
+        return self._conv_forward(x, weight, self.bias)  # type: ignore[no-any-return]
 
 
 def _conv(
@@ -145,7 +144,21 @@ class ResNet(Classifier):
         self.classifier = nn.Linear(width, num_classes)
 
 
-class ResNet8(ResNet):
+class _SmallResNet(ResNet):
+    """A net for 32 × 32 images: ``blocks`` in each of three stages.
+
+    Args:
+        num_classes: number of classes.
+        kwargs: ``norm``, ``projection`` and others of :class:`ResNet`.
+    """
+
+    blocks: int
+
+    def __init__(self, num_classes: int = 10, **kwargs: Any) -> None:
+        super().__init__([self.blocks] * 3, [16, 32, 64], num_classes=num_classes, **kwargs)
+
+
+class ResNet8(_SmallResNet):
     """ResNet-8 for 32 × 32 images: 78,042 parameters with 10 classes.
 
     Args:
@@ -153,11 +166,10 @@ class ResNet8(ResNet):
         kwargs: ``norm``, ``projection`` and others of :class:`ResNet`.
     """
 
-    def __init__(self, num_classes: int = 10, **kwargs: Any) -> None:
-        super().__init__([1, 1, 1], [16, 32, 64], num_classes=num_classes, **kwargs)
+    blocks = 1
 
 
-class ResNet20(ResNet):
+class ResNet20(_SmallResNet):
     """ResNet-20 for 32 × 32 images.
 
     Args:
@@ -165,11 +177,10 @@ class ResNet20(ResNet):
         kwargs: ``norm``, ``projection`` and others of :class:`ResNet`.
     """
 
-    def __init__(self, num_classes: int = 10, **kwargs: Any) -> None:
-        super().__init__([3, 3, 3], [16, 32, 64], num_classes=num_classes, **kwargs)
+    blocks = 3
 
 
-class ResNet32(ResNet):
+class ResNet32(_SmallResNet):
     """ResNet-32 for 32 × 32 images.
 
     Args:
@@ -177,11 +188,10 @@ class ResNet32(ResNet):
         kwargs: ``norm``, ``projection`` and others of :class:`ResNet`.
     """
 
-    def __init__(self, num_classes: int = 10, **kwargs: Any) -> None:
-        super().__init__([5, 5, 5], [16, 32, 64], num_classes=num_classes, **kwargs)
+    blocks = 5
 
 
-class ResNet56(ResNet):
+class ResNet56(_SmallResNet):
     """ResNet-56 for 32 × 32 images.
 
     Args:
@@ -189,8 +199,7 @@ class ResNet56(ResNet):
         kwargs: ``norm``, ``projection`` and others of :class:`ResNet`.
     """
 
-    def __init__(self, num_classes: int = 10, **kwargs: Any) -> None:
-        super().__init__([9, 9, 9], [16, 32, 64], num_classes=num_classes, **kwargs)
+    blocks = 9
 
 
 class ResNet18(ResNet):

@@ -24,11 +24,21 @@ Texts = tuple[list[str], list[int]]  # the texts and their labels
 
 
 class Tokenised(FederatedDataModule):
-    """Base of data that may be texts."""
+    """Base of data that may be texts.
 
-    tokenizer: str | None
-    max_length: int
+    Args:
+        tokenizer: a Hugging Face name, a local folder, or a ``vocab.txt`` of WordPieces.
+        max_length: longer texts are cut to this many tokens.
+        kwargs: those of :class:`FederatedDataModule`.
+    """
+
     tokens: tuple[int, int] | None = None  # the padding and the largest id
+
+    def __init__(self, tokenizer: str | None = None, max_length: int = 128, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        at_least(2, max_length=max_length)
+        self.tokenizer = tokenizer
+        self.max_length = max_length
 
     def tokenise(
         self, texts: Mapping[str, list[str]], targets: Mapping[str, Tensor], column: str = "text"
@@ -72,11 +82,8 @@ class TextDataModule(Tokenised):
         max_length: int = 128,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
-        at_least(2, max_length=max_length)
+        super().__init__(tokenizer, max_length, **kwargs)
         self.data_dir = Path(data_dir).expanduser()
-        self.tokenizer = tokenizer
-        self.max_length = max_length
 
     @abstractmethod
     def texts(self) -> dict[str, Texts]:
@@ -103,8 +110,7 @@ def encode(tokenizer: Any, texts: list[str], max_length: int) -> Tensor:
         return_attention_mask=False,
         return_tensors="pt",
     )
-    ids: Tensor = encoded["input_ids"].int()
-    return ids
+    return encoded["input_ids"].int()  # type: ignore[no-any-return]
 
 
 def vocabulary_of(tokenizer: Any) -> str:

@@ -22,7 +22,7 @@ from fedgkd_pl.data.sources.base import (
     reading,
     where,
 )
-from fedgkd_pl.errors import SettingError, at_least, installs, require
+from fedgkd_pl.errors import SettingError, installs, require
 from torch import Tensor
 from typing_extensions import override
 
@@ -109,12 +109,6 @@ class OwnTexts(Tokenised, OwnData):
         max_length: longer texts are cut to this many tokens.
         kwargs: those of :class:`OwnData`.
     """
-
-    def __init__(self, tokenizer: str | None = None, max_length: int = 128, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        at_least(2, max_length=max_length)
-        self.tokenizer = tokenizer
-        self.max_length = max_length
 
 
 class TextFiles(OwnTexts):
