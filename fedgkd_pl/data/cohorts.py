@@ -48,8 +48,7 @@ class Population:
 
     def choose(self, round: int, chances: NDArray[np.float64] | None = None) -> list[int]:
         """The ids of a round's clients, drawn without replacement; uniformly without chances."""
-        random = self.random(round)
-        slots = random.choice(len(self.clients), self.size, replace=False, p=chances)
+        slots = self.random(round).choice(len(self.clients), self.size, replace=False, p=chances)
         return [self.clients[slot] for slot in slots.tolist()]
 
     def require_some(self, cohort: Sequence[int], who: str) -> None:

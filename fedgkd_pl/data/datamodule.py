@@ -310,9 +310,8 @@ class FederatedDataModule(LightningDataModule, Recorded):
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Self:
         """The data of a run, made with ``kwargs``, which no checkpoint keeps; reads no pickles."""
-        checkpoint = load_newest(Path(checkpoint_path))[0]
         data = cls(**kwargs)
-        data.load_state_dict(checkpoint.get(cls.__qualname__, {}))
+        data.load_state_dict(load_newest(Path(checkpoint_path))[0].get(cls.__qualname__, {}))
         return data
 
     def check_net(self, net: nn.Module) -> None:
@@ -332,7 +331,14 @@ class FederatedDataModule(LightningDataModule, Recorded):
             owned, index, self.client_fractions, self.partition_seed
         )
         self.client_splits |= self._kept
-        self.population = self._population(index)
+        seen = index.sizes[: self.num_clients - self.unseen_clients]
+        self.eligible = np.flatnonzero(seen).tolist()
+        reason = f"only {len(self.eligible)} clients have data, a round needs {self.cohort_size}"
+        require(len(self.eligible) >= self.cohort_size, "participation", reason)
+        sizes = dict(enumerate(index.sizes.tolist()))
+        known = self.eligible, sizes, self.cohort_size, self.seed, self.partition
+        self.population = Population(*known)
+        self.cohorts.check(self.population)
         sequences = None
         if self.tasks is not None:
             sequences = self.tasks.sequences(self.num_classes, self.partition_seed)
@@ -393,16 +399,6 @@ class FederatedDataModule(LightningDataModule, Recorded):
                 self.client_splits = own_of_owners(self.test, splits.test_keys, self.owners_of)
         return index
 
-    def _population(self, index: ClientIndex) -> Population:
-        seen = index.sizes[: self.num_clients - self.unseen_clients]
-        self.eligible = np.flatnonzero(seen).tolist()
-        reason = f"only {len(self.eligible)} clients have data, a round needs {self.cohort_size}"
-        require(len(self.eligible) >= self.cohort_size, "participation", reason)
-        sizes = dict(enumerate(index.sizes.tolist()))
-        population = Population(self.eligible, sizes, self.cohort_size, self.seed, self.partition)
-        self.cohorts.check(population)
-        return population
-
     def _hold_out(self, owned: Examples, keys: Any) -> tuple[Any, Any]:
         """The clients' part and the server's, as slices or row numbers."""
         held = self.partition.validation
@@ -446,10 +442,10 @@ class FederatedDataModule(LightningDataModule, Recorded):
 
     def export_partition(self, path: str | Path) -> None:
         """Writes who owns which sample to a JSON file, for :class:`FromFile`."""
-        parts = [self.rows["clients"][part] for part in self.client_data.index]
+        self.setup()
         content: dict[str, Any] = {name: rows for name, rows in self.rows.items() if len(rows)}
         content["labels_sha256"] = labels_digest(self.everything.labels.numpy())
-        content["clients"] = parts
+        content["clients"] = [self.rows["clients"][part] for part in self.client_data.index]
         commit(Path(path), [json.dumps(content, default=np.ndarray.tolist).encode()])
 
     def fingerprint(self) -> str:

@@ -453,9 +453,8 @@ class ImageTransform:
         columns = torch.arange(width, device=device).expand(batch, width)
         if self.flip:
             columns = torch.where(flip, columns.flip(1), columns)
-        columns = corner[1] + columns
         padded = pad(images, [self.padding] * 4)
-        pixels = rows[:, :, None] * padded.shape[3] + columns[:, None, :]
+        pixels = rows[:, :, None] * padded.shape[3] + (corner[1] + columns)[:, None, :]
         pixels = pixels.view(batch, 1, -1).expand(batch, channels, -1)
         return padded.flatten(2).gather(2, pixels).view(images.shape)
 

@@ -50,8 +50,7 @@ class SplitNet(Classifier):
         super().__init__()
         last = dict(net.named_modules()).get(head)
         if not isinstance(last, nn.Linear):
-            reason = f"must name a Linear layer of {type(net).__name__}"
-            raise SettingError("head", reason, head)
+            raise SettingError("head", f"must name a Linear layer of {type(net).__name__}", head)
         owner, _, name = head.rpartition(".")
         setattr(net.get_submodule(owner), name, nn.Identity())
         self.backbone = net
@@ -161,5 +160,4 @@ class Ensemble(nn.Module):
         logits = torch.stack([member(x) for member in self.members])
         trained = torch.stack([member.trained for member in self.members])  # type: ignore[misc]
         counts = torch.where(trained.any(), trained, torch.ones_like(trained)).to(logits.dtype)
-        total = (logits * counts.view(-1, *[1] * (logits.dim() - 1))).sum(0)
-        return total / counts.sum()
+        return (logits * counts.view(-1, *[1] * (logits.dim() - 1))).sum(0) / counts.sum()

@@ -47,7 +47,9 @@ class Tokenised(FederatedDataModule):
         require(self.tokenizer is not None, "tokenizer", "texts need one")
         name = str(self.tokenizer)
         tokenizer = load_tokenizer(name)
-        self.reading = TextInputs(column, name, self.max_length, vocabulary_of(tokenizer))
+        own = getattr(tokenizer, "backend_tokenizer", None)  # what a tokenizer.json holds
+        vocabulary = "" if own is None else own.to_str()
+        self.reading = TextInputs(column, name, self.max_length, vocabulary)
         ids = {split: encode(tokenizer, given, self.max_length) for split, given in texts.items()}
         self.tokens = tokenizer.pad_token_id, max(int(each.max()) for each in ids.values())
         trim = TrimPadding(tokenizer.pad_token_id)
@@ -111,12 +113,6 @@ def encode(tokenizer: Any, texts: list[str], max_length: int) -> Tensor:
         return_tensors="pt",
     )
     return encoded["input_ids"].int()  # type: ignore[no-any-return]
-
-
-def vocabulary_of(tokenizer: Any) -> str:
-    """A tokenizer's own file, ``tokenizer.json``; empty for one that has none."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    return "" if backend is None else str(backend.to_str())
 
 
 def saved_tokenizer(file: Path, pad_id: int) -> Any:

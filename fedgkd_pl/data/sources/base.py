@@ -141,8 +141,7 @@ class OwnData(FederatedDataModule):
         mean = total / count
         variance = squares / count - mean**2
         deviation = torch.where(variance > 1e-12, variance.clamp_min(0).sqrt(), 1.0)
-        padding = 4 if augment else 0
-        transform = ImageTransform(mean.tolist(), deviation.tolist(), padding, augment)
+        transform = ImageTransform(mean.tolist(), deviation.tolist(), 4 if augment else 0, augment)
         return _each(splits, lambda part: replace(part, transform=transform))
 
     # -- classes and owners --------------------------------------------------------------------
@@ -291,8 +290,7 @@ def column(table: Any, name: str, key: str = "label") -> list[str]:
     check_columns(table, [name], key)
     cells = [_name(cell) for cell in table[name]]
     if "" in cells:
-        text = f"{where(table, cells.index(''))}, column {name!r:.40} is empty"
-        raise SettingError(key, text)
+        raise SettingError(key, f"{where(table, cells.index(''))}, column {name!r:.40} is empty")
     return cells
 
 

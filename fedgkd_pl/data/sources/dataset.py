@@ -126,8 +126,7 @@ class SampleReader:
         try:
             given = self.dataset[row]
         except Exception as error:  # the user's dataset may fail in any way
-            text = f"cannot be read: {type(error).__name__}: {error}"
-            raise self._error(row, text) from error
+            raise self._error(row, f"cannot be read: {type(error).__name__}: {error}") from error
         pair = given if isinstance(given, tuple | list) and len(given) == 2 else (None, None)
         x, label = as_input(pair[0]), as_label(pair[1])
         if x is None or label is None:
@@ -187,8 +186,7 @@ class LazyExamples(Examples):
 
     @override
     def pieces(self) -> Iterator[Tensor]:
-        tasks = tasks_of(self._known().cpu().numpy())
-        return (inputs for inputs, _ in self.reader.read(tasks))
+        return (inputs for inputs, _ in self.reader.read(tasks_of(self._known().cpu().numpy())))
 
     @override
     def batches(
@@ -203,8 +201,7 @@ class LazyExamples(Examples):
             tasks.append((rows, sample_seeds(seed, rows if generator is None else places)))
             place += len(rows)
         for inputs, _ in self.reader.read(tasks):
-            inputs = inputs.to(self.targets.device, non_blocking=True)
-            yield self.transform(inputs, generator)
+            yield self.transform(inputs.to(self.targets.device, non_blocking=True), generator)
 
     @override
     def content(self) -> dict[str, Tensor]:
@@ -405,8 +402,7 @@ def lazy_examples(
         raise SettingError("data", str(error)) from error
     assert reader.first is not None
     inputs = reader.first.expand(length, *reader.first.shape)
-    transform = transform or transform_for(inputs)
-    return LazyExamples(inputs, labels, transform, reader=reader)
+    return LazyExamples(inputs, labels, transform or transform_for(inputs), reader=reader)
 
 
 def known_labels(dataset: Any) -> Tensor | None:
