@@ -106,7 +106,7 @@ class CyclicCohorts(Cohorts):
         order = population.random(0).permutation(order) if self.shuffle else order
         first = (round - 1) * population.size
         turns = np.arange(first, first + population.size) % len(order)
-        return [int(client) for client in order[turns]]
+        return order[turns].tolist()  # type: ignore[no-any-return]
 
 
 class BernoulliCohorts(Cohorts):

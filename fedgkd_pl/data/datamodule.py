@@ -417,8 +417,7 @@ class FederatedDataModule(LightningDataModule, Recorded):
         """The rows that stay and about ``size`` that are taken, from every class or owner alike."""
         by_owner = keys is not None and self.partition.by_owner
         rows = stratified(keys if by_owner else owned.labels.numpy(), size, rng)
-        rest = np.setdiff1d(np.arange(len(owned)), rows)
-        return torch.from_numpy(rest), torch.from_numpy(rows)
+        return torch.from_numpy(np.setdiff1d(np.arange(len(owned)), rows)), torch.from_numpy(rows)
 
     @override
     def teardown(self, stage: str) -> None:
@@ -488,10 +487,9 @@ class FederatedDataModule(LightningDataModule, Recorded):
     def train_dataloader(self) -> CohortLoader:
         """One cohort per epoch."""
         module = self.trainer.lightning_module if self.trainer else None
-        choose = getattr(module, "choose_clients", None)
         if self.trainer and self.trainer.max_epochs:
             self.check_rounds(self.trainer.max_epochs)
-        return CohortLoader(self.cohorts, self.population, choose)
+        return CohortLoader(self.cohorts, self.population, getattr(module, "choose_clients", None))
 
     def eval_splits(self) -> list[str]:
         """The names of what :meth:`val_dataloader` gives: within ``fit`` the test set too."""

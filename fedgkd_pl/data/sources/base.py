@@ -275,8 +275,7 @@ def numbered(table: Any, source: object) -> Any:
     """The table of a file, with the file and the number of each row from 1 as its index."""
     import pandas as pd
 
-    rows = range(1, len(table) + 1)
-    return table.set_index(pd.MultiIndex.from_product([[str(source)], rows]))
+    return table.set_index(pd.MultiIndex.from_product([[str(source)], range(1, len(table) + 1)]))
 
 
 def where(table: Any, row: int) -> str:
@@ -317,8 +316,7 @@ def check_columns(table: Any, names: Sequence[str], key: str) -> None:
 def _name(cell: Any) -> str:
     if cell is None or cell != cell:  # NaN
         return ""
-    whole = isinstance(cell, float) and cell.is_integer()
-    return str(int(cell) if whole else cell).strip()
+    return str(int(cell) if isinstance(cell, float) and cell.is_integer() else cell).strip()
 
 
 def _number(cell: Any) -> float:
@@ -447,5 +445,4 @@ def as_labels(source: Any, key: str, length: int | None = None) -> Tensor:
     fits = length in (None, len(labels))
     require(fits, key, f"must be as many as the samples, {length}", len(labels))
     check_finite(labels, key)
-    kind = torch.float32 if labels.is_floating_point() else torch.int64
-    return labels.to(kind, copy=True)
+    return labels.to(torch.float32 if labels.is_floating_point() else torch.int64, copy=True)

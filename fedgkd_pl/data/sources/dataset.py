@@ -71,9 +71,8 @@ class SampleReader:
         try:
             dataset = cloudpickle.dumps(self.dataset)
         except Exception as error:  # it may hold anything
-            reason = (
-                f"{type(self.dataset).__name__} cannot be sent to another process ({error!s:.100})"
-            )
+            name = type(self.dataset).__name__
+            reason = f"{name} cannot be sent to another process ({error!s:.100})"
             hint = "open files where they are read, or set loader_workers 0 and engine.workers 1"
             raise SettingError(self.name, f"{reason}: {hint}") from error
         return _unpickle, (dataset, self.name, self.random, self.workers, self.first, self.targets)
@@ -364,9 +363,8 @@ class LightningData(OwnData):
         """All samples of a split, in their order."""
         with reading(f"its {hook}() of (inputs, labels)", "datamodule"):
             loader = getattr(self.datamodule, hook)()
-            ordered: Any = DataLoader(loader.dataset, 256, collate_fn=loader.collate_fn)
             with seeded(self.partition_seed):
-                batches = list(ordered)
+                batches = list(DataLoader(loader.dataset, 256, collate_fn=loader.collate_fn))
             inputs, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
         return examples_of(inputs, targets, "datamodule")
 
