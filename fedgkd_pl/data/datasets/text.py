@@ -195,8 +195,7 @@ class AGNews(TextDataModule):
         parts = {"train": mixed[: self.train_samples], "test": self._read("test.csv")}
         if self.val_samples:
             parts["val"] = mixed[self.train_samples :]
-        columns = {split: zip(*part, strict=True) for split, part in parts.items()}
-        return {split: (list(texts), list(labels)) for split, (texts, labels) in columns.items()}
+        return {split: tuple(map(list, zip(*part, strict=True))) for split, part in parts.items()}  # type: ignore[misc]
 
     def _read(self, name: str) -> list[tuple[str, int]]:
         content = read_text(self.data_dir / name, self.MD5[name])
