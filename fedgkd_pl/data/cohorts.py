@@ -48,8 +48,7 @@ class Population:
 
     def choose(self, round: int, chances: NDArray[np.float64] | None = None) -> list[int]:
         """The ids of a round's clients, drawn without replacement; uniformly without chances."""
-        random = self.random(round)
-        slots = random.choice(len(self.clients), self.size, replace=False, p=chances)
+        slots = self.random(round).choice(len(self.clients), self.size, replace=False, p=chances)
         return [self.clients[slot] for slot in slots.tolist()]
 
     def require_some(self, cohort: Sequence[int], who: str) -> None:
@@ -107,7 +106,7 @@ class CyclicCohorts(Cohorts):
         order = population.random(0).permutation(order) if self.shuffle else order
         first = (round - 1) * population.size
         turns = np.arange(first, first + population.size) % len(order)
-        return [int(client) for client in order[turns]]
+        return order[turns].tolist()  # type: ignore[no-any-return]
 
 
 class BernoulliCohorts(Cohorts):
@@ -193,9 +192,9 @@ class CohortLoader:
     def cohort(self) -> list[int]:
         """The ids of this round's clients, ascending."""
         drawn = sorted(self.cohorts.draw(self.epoch + 1, self.population))
+        who = type(self.cohorts).__name__
         if self.choose is not None:
-            drawn = sorted(self.choose(drawn, self.population))
-        who = type(self.cohorts).__name__ if self.choose is None else "the method"
+            drawn, who = sorted(self.choose(drawn, self.population)), "the method"
         self.population.require_some(drawn, who)
         return drawn
 

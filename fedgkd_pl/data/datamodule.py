@@ -54,8 +54,7 @@ class OwnSplit:
     @property
     def clients(self) -> list[int]:
         """Those that have samples here."""
-        clients: list[int] = np.flatnonzero(self.index.sizes).tolist()
-        return clients
+        return np.flatnonzero(self.index.sizes).tolist()
 
     def rows(self, client: int) -> slice:
         """The rows of a client's samples."""
@@ -311,9 +310,8 @@ class FederatedDataModule(LightningDataModule, Recorded):
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Self:
         """The data of a run, made with ``kwargs``, which no checkpoint keeps; reads no pickles."""
-        checkpoint = load_newest(Path(checkpoint_path))[0]
         data = cls(**kwargs)
-        data.load_state_dict(checkpoint.get(cls.__qualname__, {}))
+        data.load_state_dict(load_newest(Path(checkpoint_path))[0].get(cls.__qualname__, {}))
         return data
 
     def check_net(self, net: nn.Module) -> None:
@@ -333,7 +331,14 @@ class FederatedDataModule(LightningDataModule, Recorded):
             owned, index, self.client_fractions, self.partition_seed
         )
         self.client_splits |= self._kept
-        self.population = self._population(index)
+        seen = index.sizes[: self.num_clients - self.unseen_clients]
+        self.eligible = np.flatnonzero(seen).tolist()
+        reason = f"only {len(self.eligible)} clients have data, a round needs {self.cohort_size}"
+        require(len(self.eligible) >= self.cohort_size, "participation", reason)
+        sizes = dict(enumerate(index.sizes.tolist()))
+        known = self.eligible, sizes, self.cohort_size, self.seed, self.partition
+        self.population = Population(*known)
+        self.cohorts.check(self.population)
         sequences = None
         if self.tasks is not None:
             sequences = self.tasks.sequences(self.num_classes, self.partition_seed)
@@ -343,7 +348,8 @@ class FederatedDataModule(LightningDataModule, Recorded):
     def _check(self, splits: Splits) -> None:
         check_splits(splits, getattr(self, "num_classes", None), self.class_names)
         warn_of_owners(splits.keys, self.partition)
-        self._everything, self.test = splits.train, splits.test
+        # all training samples, with the validation and public parts taken from them
+        self.everything, self.test = splits.train, splits.test
         own = splits.val is not None and self.partition.validation is not None
         reason = f"{self.name} has its own validation set: the file must name none"
         require(not own, "partition", reason)
@@ -393,16 +399,6 @@ class FederatedDataModule(LightningDataModule, Recorded):
                 self.client_splits = own_of_owners(self.test, splits.test_keys, self.owners_of)
         return index
 
-    def _population(self, index: ClientIndex) -> Population:
-        seen = index.sizes[: self.num_clients - self.unseen_clients]
-        self.eligible: list[int] = np.flatnonzero(seen).tolist()
-        reason = f"only {len(self.eligible)} clients have data, a round needs {self.cohort_size}"
-        require(len(self.eligible) >= self.cohort_size, "participation", reason)
-        sizes = dict(enumerate(index.sizes.tolist()))
-        population = Population(self.eligible, sizes, self.cohort_size, self.seed, self.partition)
-        self.cohorts.check(population)
-        return population
-
     def _hold_out(self, owned: Examples, keys: Any) -> tuple[Any, Any]:
         """The clients' part and the server's, as slices or row numbers."""
         held = self.partition.validation
@@ -421,8 +417,7 @@ class FederatedDataModule(LightningDataModule, Recorded):
         """The rows that stay and about ``size`` that are taken, from every class or owner alike."""
         by_owner = keys is not None and self.partition.by_owner
         rows = stratified(keys if by_owner else owned.labels.numpy(), size, rng)
-        rest = np.setdiff1d(np.arange(len(owned)), rows)
-        return torch.from_numpy(rest), torch.from_numpy(rows)
+        return torch.from_numpy(np.setdiff1d(np.arange(len(owned)), rows)), torch.from_numpy(rows)
 
     @override
     def teardown(self, stage: str) -> None:
@@ -444,17 +439,12 @@ class FederatedDataModule(LightningDataModule, Recorded):
         assert self.clients is not None
         return self.clients
 
-    def all_training_examples(self) -> Examples:
-        """All training samples, with the validation and public parts taken from them."""
-        self.client_data  # noqa: B018  (loads it)
-        return self._everything
-
     def export_partition(self, path: str | Path) -> None:
         """Writes who owns which sample to a JSON file, for :class:`FromFile`."""
-        parts = [self.rows["clients"][part] for part in self.client_data.index]
+        self.setup()
         content: dict[str, Any] = {name: rows for name, rows in self.rows.items() if len(rows)}
-        known_by = labels_digest(self._everything.labels.numpy())
-        content |= {"labels_sha256": known_by, "clients": parts}
+        content["labels_sha256"] = labels_digest(self.everything.labels.numpy())
+        content["clients"] = [self.rows["clients"][part] for part in self.client_data.index]
         commit(Path(path), [json.dumps(content, default=np.ndarray.tolist).encode()])
 
     def fingerprint(self) -> str:
@@ -497,10 +487,9 @@ class FederatedDataModule(LightningDataModule, Recorded):
     def train_dataloader(self) -> CohortLoader:
         """One cohort per epoch."""
         module = self.trainer.lightning_module if self.trainer else None
-        choose = getattr(module, "choose_clients", None)
         if self.trainer and self.trainer.max_epochs:
             self.check_rounds(self.trainer.max_epochs)
-        return CohortLoader(self.cohorts, self.population, choose)
+        return CohortLoader(self.cohorts, self.population, getattr(module, "choose_clients", None))
 
     def eval_splits(self) -> list[str]:
         """The names of what :meth:`val_dataloader` gives: within ``fit`` the test set too."""

@@ -26,8 +26,7 @@ def read_checked(file: Path, checksum: str | None) -> bytes:
         raise SettingError("data_dir", f"{file}: {reason}") from error
     if checksum is not None:
         algorithm = "md5" if len(checksum) == 32 else "sha256"
-        actual = hashlib.new(algorithm, content, usedforsecurity=False).hexdigest()
-        if actual != checksum:
+        if hashlib.new(algorithm, content, usedforsecurity=False).hexdigest() != checksum:
             reason = f"is damaged or not the original ({algorithm}): delete it, fetch it again"
             raise SettingError("data_dir", f"{file} {reason}")
     return content

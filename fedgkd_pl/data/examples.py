@@ -157,8 +157,7 @@ class TaskSequences:
         if self.seed is None:
             return list(range(len(self.groups)))
         rng = np.random.default_rng(derive(self.seed, "tasks", client=client))
-        order: list[int] = rng.permutation(len(self.groups)).tolist()
-        return order
+        return rng.permutation(len(self.groups)).tolist()  # type: ignore[no-any-return]
 
     def place(self, round: int) -> int:
         """At which place of their sequences all clients are in a round."""
@@ -261,12 +260,8 @@ class Examples:
         return self.view(rows) if self.inputs.is_meta else self[rows]
 
     def content(self) -> dict[str, Tensor]:
-        """The tensors sent to a worker; see :meth:`filled`."""
+        """The tensors sent to a worker: fields of the examples that it fills in."""
         return {"inputs": self.inputs, "targets": self.targets}
-
-    def filled(self, content: dict[str, Tensor]) -> "Examples":
-        """Examples like these with what travelled."""
-        return replace(self, **content)  # type: ignore[arg-type]
 
     def close(self) -> None:
         """Ends what reads them."""
@@ -458,9 +453,8 @@ class ImageTransform:
         columns = torch.arange(width, device=device).expand(batch, width)
         if self.flip:
             columns = torch.where(flip, columns.flip(1), columns)
-        columns = corner[1] + columns
         padded = pad(images, [self.padding] * 4)
-        pixels = rows[:, :, None] * padded.shape[3] + columns[:, None, :]
+        pixels = rows[:, :, None] * padded.shape[3] + (corner[1] + columns)[:, None, :]
         pixels = pixels.view(batch, 1, -1).expand(batch, channels, -1)
         return padded.flatten(2).gather(2, pixels).view(images.shape)
 

@@ -256,9 +256,8 @@ def read_inputs(content: Any, vocabulary: Path | None = None) -> RawInputs:
     reading: Any = None
     tokenizer = None
     if (fields := content["reading"]) is not None:
-        values = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
-        kind: Any = values.pop("kind")
-        reading = FORMATS[kind](**values)
+        values: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+        reading = FORMATS[values.pop("kind")](**values)
     settings = dict(content["transform"])
     kind = settings.pop("kind")
     make = partial(partial, _refuse) if kind == OWN else TRANSFORMS[kind][0]

@@ -69,8 +69,7 @@ class ClientIndex(Sequence[Indices]):
         """The same owners of some samples alone, which count from 0 in the order of ``rows``."""
         place = np.full(max(self.samples.max(initial=0), rows.max(initial=0)) + 1, -1)
         place[rows] = np.arange(len(rows))
-        parts = [place[part] for part in self]
-        return ClientIndex([part[part >= 0] for part in parts])
+        return ClientIndex([own[own >= 0] for own in (place[part] for part in self)])
 
     def label_counts(self, labels: Labels, num_classes: int) -> list[list[int]]:
         """The samples of each class of every client; ``labels`` has one per sample."""
@@ -99,8 +98,7 @@ def stratified(groups: Labels, size: int, generator: Generator, leave: int = 1) 
     names, sizes = np.unique(groups, return_counts=True)
     exact = sizes * (size / len(groups))
     take = np.floor(exact).astype(int)
-    largest = np.argsort(-(exact - take), kind="stable")
-    take[largest[: size - int(take.sum())]] += 1
+    take[np.argsort(take - exact, kind="stable")[: size - int(take.sum())]] += 1
     take = np.minimum(take, sizes - leave)
     drawn = [
         generator.permutation(np.flatnonzero(groups == name))[:count]
@@ -292,8 +290,7 @@ class Shards(Partition):
         reason = f"{num_clients} clients would need {count} shards of {len(labels)} samples"
         require(count <= len(labels), "shards_per_client", reason, self.shards_per_client)
         shuffled = generator.permutation(len(labels))
-        by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
-        shards = np.array_split(by_label, count)
+        shards = np.array_split(shuffled[np.argsort(labels[shuffled], kind="stable")], count)
         for hand in generator.permutation(count).reshape(num_clients, -1):
             yield np.concatenate([shards[number] for number in hand])
 
@@ -397,8 +394,8 @@ class AuthorsDirichlet(Partition):
         random = RandomState()
         random.set_state(self._after_split)
         for _ in range(round):
-            cohort: list[int] = random.choice(num_clients, size, replace=False).tolist()
-        return cohort
+            cohort = random.choice(num_clients, size, replace=False)
+        return cohort.tolist()  # type: ignore[no-any-return]
 
 
 class FromFile(Partition):
@@ -460,7 +457,7 @@ def effective_classes(counts: Counts) -> list[float]:
     """For every client with data exp(label entropy): 1 for one class, C for C equal ones."""
     p = _shares(counts)
     entropy = -np.sum(p * np.log(np.where(p > 0, p, 1)), axis=1)
-    return [float(value) for value in np.exp(entropy)]
+    return np.exp(entropy).tolist()  # type: ignore[no-any-return]
 
 
 def heterogeneity(counts: Counts) -> dict[str, float]:

@@ -146,7 +146,7 @@ class Worker:
             trainer = self._ready()
             if part:
                 data, own = trainer.data, decode_state(part)
-                trainer.load_data(data.only(client, data.examples.filled(own)))
+                trainer.load_data(data.only(client, replace(data.examples, **own)))  # type: ignore[arg-type]
             return b"=" + trainer.update(message, client, decode_state(state)).encode()
         except Exception as error:  # a user's net or loss may fail in any way
             self.close()  # nothing of the failed fit stays

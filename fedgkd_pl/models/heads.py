@@ -27,8 +27,7 @@ class Classifier(nn.Module, Recorded):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of a batch."""
-        logits: Tensor = self.classifier(self.features(x))  # type: ignore[operator]
-        return logits
+        return self.classifier(self.features(x))  # type: ignore[operator, no-any-return]
 
 
 class SplitNet(Classifier):
@@ -51,8 +50,7 @@ class SplitNet(Classifier):
         super().__init__()
         last = dict(net.named_modules()).get(head)
         if not isinstance(last, nn.Linear):
-            reason = f"must name a Linear layer of {type(net).__name__}"
-            raise SettingError("head", reason, head)
+            raise SettingError("head", f"must name a Linear layer of {type(net).__name__}", head)
         owner, _, name = head.rpartition(".")
         setattr(net.get_submodule(owner), name, nn.Identity())
         self.backbone = net
@@ -63,8 +61,7 @@ class SplitNet(Classifier):
 
     def features(self, x: Tensor) -> Tensor:
         """The input of the classifier."""
-        features: Tensor = self.projection(self.backbone(x))
-        return features
+        return self.projection(self.backbone(x))  # type: ignore[no-any-return]
 
 
 def require_classifier(net: nn.Module, method: str) -> nn.Linear:
@@ -107,8 +104,7 @@ class Member(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The net's logits."""
-        logits: Tensor = self.net(x)
-        return logits
+        return self.net(x)  # type: ignore[no-any-return]
 
 
 class Ensemble(nn.Module):
@@ -164,5 +160,4 @@ class Ensemble(nn.Module):
         logits = torch.stack([member(x) for member in self.members])
         trained = torch.stack([member.trained for member in self.members])  # type: ignore[misc]
         counts = torch.where(trained.any(), trained, torch.ones_like(trained)).to(logits.dtype)
-        total = (logits * counts.view(-1, *[1] * (logits.dim() - 1))).sum(0)
-        return total / counts.sum()
+        return (logits * counts.view(-1, *[1] * (logits.dim() - 1))).sum(0) / counts.sum()

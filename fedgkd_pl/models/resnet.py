@@ -31,8 +31,7 @@ class StandardConv2d(nn.Conv2d):
         """The convolution of a batch of images."""
         variance, mean = torch.var_mean(self.weight, (1, 2, 3), correction=0, keepdim=True)
         weight = (self.weight - mean) * (variance + 1e-5).rsqrt()
-        y: Tensor = self._conv_forward(x, weight, self.bias)
-        return y
+        return self._conv_forward(x, weight, self.bias)  # type: ignore[no-any-return]
 
 
 def _conv(
@@ -45,46 +44,31 @@ def _conv(
 
 
 class _Block(nn.Module):
-    """Convolutions beside a shortcut, which is a 1 × 1 convolution where the shape changes."""
+    """Convolutions beside a shortcut, which is a 1 × 1 convolution where the shape changes.
+
+    Two of 3 × 3; or, where the channels are to expand, of 1 × 1, 3 × 3 and 1 × 1.
+    """
 
     def __init__(
-        self, inputs: int, outputs: int, stride: int, conv: Conv, norm: Norm, *layers: Any
+        self, inputs: int, width: int, stride: int, expansion: int, conv: Conv, norm: Norm
     ) -> None:
         super().__init__()
-        self.residual = nn.Sequential(*layers)
+        outputs = width * expansion
+        shapes = [(width, 3, stride), (outputs, 3, 1)]
+        if expansion > 1:
+            shapes = [(width, 1, 1), (width, 3, stride), (outputs, 1, 1)]
+        layers: list[nn.Module] = []
+        channels = inputs
+        for following, kernel, step in shapes:
+            layers += [conv(channels, following, kernel, step), norm(following), nn.ReLU()]
+            channels = following
+        self.residual = nn.Sequential(*layers[:-1])
         self.shortcut = nn.Sequential()
         if stride != 1 or inputs != outputs:
             self.shortcut = nn.Sequential(conv(inputs, outputs, 1, stride), norm(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         return relu(self.residual(x) + self.shortcut(x))
-
-
-class BasicBlock(_Block):
-    """Two 3 × 3 convolutions."""
-
-    expansion = 1
-
-    def __init__(self, inputs: int, width: int, stride: int, conv: Conv, norm: Norm) -> None:
-        super().__init__(
-            *(inputs, width, stride, conv, norm),
-            *(conv(inputs, width, 3, stride), norm(width), nn.ReLU()),
-            *(conv(width, width, 3, 1), norm(width)),
-        )
-
-
-class Bottleneck(_Block):
-    """1 × 1, 3 × 3, 1 × 1; the last has four times the channels."""
-
-    expansion = 4
-
-    def __init__(self, inputs: int, width: int, stride: int, conv: Conv, norm: Norm) -> None:
-        super().__init__(
-            *(inputs, 4 * width, stride, conv, norm),
-            *(conv(inputs, width, 1, 1), norm(width), nn.ReLU()),
-            *(conv(width, width, 3, stride), norm(width), nn.ReLU()),
-            *(conv(width, 4 * width, 1, 1), norm(4 * width)),
-        )
 
 
 class ResNet(Classifier):
@@ -127,7 +111,7 @@ class ResNet(Classifier):
             return nn.GroupNorm(channels // group_size, channels)
 
         conv = partial(_conv, cls=StandardConv2d if weight_standard else nn.Conv2d)
-        cls = BasicBlock if block == "basic" else Bottleneck
+        expansion = 1 if block == "basic" else 4
         channels = widths[0]
         layers: OrderedDict[str, nn.Module] = OrderedDict(
             stem=conv(in_channels, channels, 3), norm=normalise(channels), relu=nn.ReLU()
@@ -136,8 +120,8 @@ class ResNet(Classifier):
             stack = nn.Sequential()
             for number in range(count):
                 stride = 2 if stage > 1 and number == 0 else 1
-                stack.append(cls(channels, width, stride, conv, normalise))
-                channels = width * cls.expansion
+                stack.append(_Block(channels, width, stride, expansion, conv, normalise))
+                channels = width * expansion
             layers[f"stage{stage}"] = stack
         layers |= {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
         layers["projection"], width = projection_of(channels, projection)
@@ -145,7 +129,21 @@ class ResNet(Classifier):
         self.classifier = nn.Linear(width, num_classes)
 
 
-class ResNet8(ResNet):
+class _SmallResNet(ResNet):
+    """A net for 32 × 32 images: ``blocks`` in each of three stages.
+
+    Args:
+        num_classes: number of classes.
+        kwargs: ``norm``, ``projection`` and others of :class:`ResNet`.
+    """
+
+    blocks: int
+
+    def __init__(self, num_classes: int = 10, **kwargs: Any) -> None:
+        super().__init__([self.blocks] * 3, [16, 32, 64], num_classes=num_classes, **kwargs)
+
+
+class ResNet8(_SmallResNet):
     """ResNet-8 for 32 × 32 images: 78,042 parameters with 10 classes.
 
     Args:
@@ -153,11 +151,10 @@ class ResNet8(ResNet):
         kwargs: ``norm``, ``projection`` and others of :class:`ResNet`.
     """
 
-    def __init__(self, num_classes: int = 10, **kwargs: Any) -> None:
-        super().__init__([1, 1, 1], [16, 32, 64], num_classes=num_classes, **kwargs)
+    blocks = 1
 
 
-class ResNet20(ResNet):
+class ResNet20(_SmallResNet):
     """ResNet-20 for 32 × 32 images.
 
     Args:
@@ -165,11 +162,10 @@ class ResNet20(ResNet):
         kwargs: ``norm``, ``projection`` and others of :class:`ResNet`.
     """
 
-    def __init__(self, num_classes: int = 10, **kwargs: Any) -> None:
-        super().__init__([3, 3, 3], [16, 32, 64], num_classes=num_classes, **kwargs)
+    blocks = 3
 
 
-class ResNet32(ResNet):
+class ResNet32(_SmallResNet):
     """ResNet-32 for 32 × 32 images.
 
     Args:
@@ -177,11 +173,10 @@ class ResNet32(ResNet):
         kwargs: ``norm``, ``projection`` and others of :class:`ResNet`.
     """
 
-    def __init__(self, num_classes: int = 10, **kwargs: Any) -> None:
-        super().__init__([5, 5, 5], [16, 32, 64], num_classes=num_classes, **kwargs)
+    blocks = 5
 
 
-class ResNet56(ResNet):
+class ResNet56(_SmallResNet):
     """ResNet-56 for 32 × 32 images.
 
     Args:
@@ -189,8 +184,7 @@ class ResNet56(ResNet):
         kwargs: ``norm``, ``projection`` and others of :class:`ResNet`.
     """
 
-    def __init__(self, num_classes: int = 10, **kwargs: Any) -> None:
-        super().__init__([9, 9, 9], [16, 32, 64], num_classes=num_classes, **kwargs)
+    blocks = 9
 
 
 class ResNet18(ResNet):

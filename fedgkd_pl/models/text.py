@@ -42,8 +42,7 @@ class TextClassifier(Classifier):
         """The input of the classifier for token ids, batch × length, padded on the right."""
         mask = (ids != self.pad_id).long()
         first = self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state[:, 0]
-        features: Tensor = self.projection(self.dropout(self.pre_classifier(first).relu()))
-        return features
+        return self.projection(self.dropout(self.pre_classifier(first).relu()))  # type: ignore[no-any-return]
 
 
 def _encoder(name: str, config: dict[str, Any] | None) -> Any:

@@ -214,8 +214,7 @@ def read_checkpoint(path: str | Path, states: bool = False) -> dict[str, Any]:
             raise CheckpointDamaged(f"no such file: {path}")
         with safe_open(path, "pt") as file:
             metadata = file.metadata()
-            if metadata["format"] != FORMAT:
-                found = metadata["format"]
+            if (found := metadata["format"]) != FORMAT:
                 raise CheckpointDamaged(f"{path}: has format {found}, this is {FORMAT}")
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}
         if metadata["sha256"] != _checksum(metadata, tensors):

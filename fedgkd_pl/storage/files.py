@@ -137,8 +137,7 @@ def read_bytes(path: str | Path, limit: int) -> bytes:
     """The content of a regular file of at most ``limit`` bytes; OSError for any other."""
     info = Path(path).stat()
     if not stat.S_ISREG(info.st_mode) or info.st_size > limit:
-        text = f"must be a file of at most {limit // MB} MB"
-        raise OSError(errno.EINVAL, text, str(path))
+        raise OSError(errno.EINVAL, f"must be a file of at most {limit // MB} MB", str(path))
     return Path(path).read_bytes()
 
 

@@ -170,10 +170,9 @@ class TinyImageNet(ImageArchive):
         reason = f"val_annotations.txt must name {self.TEST} images, each of a known class"
         require(known and len(rows) == self.TEST, "data_dir", reason)
         test = [f"val/images/{row[0]}" for row in rows]
-        labels = np.array([classes[row[1]] for row in rows])
         return Splits(
             self._decoded(f"train-{key}", [train[n] for n in order], order // self.PER_CLASS),
-            self._decoded(f"test-{key}", test, labels),
+            self._decoded(f"test-{key}", test, np.array([classes[row[1]] for row in rows])),
         )
 
     def _decoded(self, name: str, files: list[str], labels: Any) -> Examples:

@@ -47,7 +47,9 @@ class Tokenised(FederatedDataModule):
         require(self.tokenizer is not None, "tokenizer", "texts need one")
         name = str(self.tokenizer)
         tokenizer = load_tokenizer(name)
-        self.reading = TextInputs(column, name, self.max_length, vocabulary_of(tokenizer))
+        own = getattr(tokenizer, "backend_tokenizer", None)  # what a tokenizer.json holds
+        vocabulary = "" if own is None else own.to_str()
+        self.reading = TextInputs(column, name, self.max_length, vocabulary)
         ids = {split: encode(tokenizer, given, self.max_length) for split, given in texts.items()}
         self.tokens = tokenizer.pad_token_id, max(int(each.max()) for each in ids.values())
         trim = TrimPadding(tokenizer.pad_token_id)
@@ -105,14 +107,7 @@ def encode(tokenizer: Any, texts: list[str], max_length: int) -> Tensor:
         return_attention_mask=False,
         return_tensors="pt",
     )
-    ids: Tensor = encoded["input_ids"].int()
-    return ids
-
-
-def vocabulary_of(tokenizer: Any) -> str:
-    """A tokenizer's own file, ``tokenizer.json``; empty for one that has none."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    return "" if backend is None else str(backend.to_str())
+    return encoded["input_ids"].int()  # type: ignore[no-any-return]
 
 
 def saved_tokenizer(file: Path, pad_id: int) -> Any:
@@ -195,8 +190,7 @@ class AGNews(TextDataModule):
         parts = {"train": mixed[: self.train_samples], "test": self._read("test.csv")}
         if self.val_samples:
             parts["val"] = mixed[self.train_samples :]
-        columns = {split: zip(*part, strict=True) for split, part in parts.items()}
-        return {split: (list(texts), list(labels)) for split, (texts, labels) in columns.items()}
+        return {split: tuple(map(list, zip(*part, strict=True))) for split, part in parts.items()}  # type: ignore[misc]
 
     def _read(self, name: str) -> list[tuple[str, int]]:
         content = read_text(self.data_dir / name, self.MD5[name])

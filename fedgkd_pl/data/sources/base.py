@@ -141,8 +141,7 @@ class OwnData(FederatedDataModule):
         mean = total / count
         variance = squares / count - mean**2
         deviation = torch.where(variance > 1e-12, variance.clamp_min(0).sqrt(), 1.0)
-        padding = 4 if augment else 0
-        transform = ImageTransform(mean.tolist(), deviation.tolist(), padding, augment)
+        transform = ImageTransform(mean.tolist(), deviation.tolist(), 4 if augment else 0, augment)
         return _each(splits, lambda part: replace(part, transform=transform))
 
     # -- classes and owners --------------------------------------------------------------------
@@ -276,8 +275,7 @@ def numbered(table: Any, source: object) -> Any:
     """The table of a file, with the file and the number of each row from 1 as its index."""
     import pandas as pd
 
-    rows = range(1, len(table) + 1)
-    return table.set_index(pd.MultiIndex.from_product([[str(source)], rows]))
+    return table.set_index(pd.MultiIndex.from_product([[str(source)], range(1, len(table) + 1)]))
 
 
 def where(table: Any, row: int) -> str:
@@ -291,8 +289,7 @@ def column(table: Any, name: str, key: str = "label") -> list[str]:
     check_columns(table, [name], key)
     cells = [_name(cell) for cell in table[name]]
     if "" in cells:
-        text = f"{where(table, cells.index(''))}, column {name!r:.40} is empty"
-        raise SettingError(key, text)
+        raise SettingError(key, f"{where(table, cells.index(''))}, column {name!r:.40} is empty")
     return cells
 
 
@@ -319,8 +316,7 @@ def check_columns(table: Any, names: Sequence[str], key: str) -> None:
 def _name(cell: Any) -> str:
     if cell is None or cell != cell:  # NaN
         return ""
-    whole = isinstance(cell, float) and cell.is_integer()
-    return str(int(cell) if whole else cell).strip()
+    return str(int(cell) if isinstance(cell, float) and cell.is_integer() else cell).strip()
 
 
 def _number(cell: Any) -> float:
@@ -449,5 +445,4 @@ def as_labels(source: Any, key: str, length: int | None = None) -> Tensor:
     fits = length in (None, len(labels))
     require(fits, key, f"must be as many as the samples, {length}", len(labels))
     check_finite(labels, key)
-    kind = torch.float32 if labels.is_floating_point() else torch.int64
-    return labels.to(kind, copy=True)
+    return labels.to(torch.float32 if labels.is_floating_point() else torch.int64, copy=True)

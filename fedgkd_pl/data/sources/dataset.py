@@ -71,9 +71,8 @@ class SampleReader:
         try:
             dataset = cloudpickle.dumps(self.dataset)
         except Exception as error:  # it may hold anything
-            reason = (
-                f"{type(self.dataset).__name__} cannot be sent to another process ({error!s:.100})"
-            )
+            name = type(self.dataset).__name__
+            reason = f"{name} cannot be sent to another process ({error!s:.100})"
             hint = "open files where they are read, or set loader_workers 0 and engine.workers 1"
             raise SettingError(self.name, f"{reason}: {hint}") from error
         return _unpickle, (dataset, self.name, self.random, self.workers, self.first, self.targets)
@@ -126,8 +125,7 @@ class SampleReader:
         try:
             given = self.dataset[row]
         except Exception as error:  # the user's dataset may fail in any way
-            text = f"cannot be read: {type(error).__name__}: {error}"
-            raise self._error(row, text) from error
+            raise self._error(row, f"cannot be read: {type(error).__name__}: {error}") from error
         pair = given if isinstance(given, tuple | list) and len(given) == 2 else (None, None)
         x, label = as_input(pair[0]), as_label(pair[1])
         if x is None or label is None:
@@ -187,8 +185,7 @@ class LazyExamples(Examples):
 
     @override
     def pieces(self) -> Iterator[Tensor]:
-        tasks = tasks_of(self._known().cpu().numpy())
-        return (inputs for inputs, _ in self.reader.read(tasks))
+        return (inputs for inputs, _ in self.reader.read(tasks_of(self._known().cpu().numpy())))
 
     @override
     def batches(
@@ -203,8 +200,7 @@ class LazyExamples(Examples):
             tasks.append((rows, sample_seeds(seed, rows if generator is None else places)))
             place += len(rows)
         for inputs, _ in self.reader.read(tasks):
-            inputs = inputs.to(self.targets.device, non_blocking=True)
-            yield self.transform(inputs, generator)
+            yield self.transform(inputs.to(self.targets.device, non_blocking=True), generator)
 
     @override
     def content(self) -> dict[str, Tensor]:
@@ -367,9 +363,8 @@ class LightningData(OwnData):
         """All samples of a split, in their order."""
         with reading(f"its {hook}() of (inputs, labels)", "datamodule"):
             loader = getattr(self.datamodule, hook)()
-            ordered: Any = DataLoader(loader.dataset, 256, collate_fn=loader.collate_fn)
             with seeded(self.partition_seed):
-                batches = list(ordered)
+                batches = list(DataLoader(loader.dataset, 256, collate_fn=loader.collate_fn))
             inputs, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
         return examples_of(inputs, targets, "datamodule")
 
@@ -405,8 +400,7 @@ def lazy_examples(
         raise SettingError("data", str(error)) from error
     assert reader.first is not None
     inputs = reader.first.expand(length, *reader.first.shape)
-    transform = transform or transform_for(inputs)
-    return LazyExamples(inputs, labels, transform, reader=reader)
+    return LazyExamples(inputs, labels, transform or transform_for(inputs), reader=reader)
 
 
 def known_labels(dataset: Any) -> Tensor | None:

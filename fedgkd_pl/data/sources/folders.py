@@ -180,8 +180,7 @@ class ClientFiles(OwnData):
         require(fits, "path", f"{self.path}: two clients have one name")
         owners = self.part_owners(parts)
         if kind == ".npz":
-            examples: dict[str, Any] = {split: joined(each) for split, each in parts.items()}
-            return self.split(**examples, **owners)
+            return self.split(**{split: joined(each) for split, each in parts.items()}, **owners)  # type: ignore[arg-type]
         tables = {split: pd.concat(list(each.values())) for split, each in parts.items()}
         if kind == "":
             images = {split: list(table["file"]) for split, table in tables.items()}
@@ -243,8 +242,8 @@ class Leaf(OwnData):
     @override
     def load(self) -> Splits:
         users, self.users = self.users or self._read(), {}  # which would be a second copy
-        examples: dict[str, Any] = {split: joined(owned) for split, owned in users.items()}
-        return self.split(**examples, **self.part_owners(users))
+        owners = self.part_owners(users)
+        return self.split(**{split: joined(owned) for split, owned in users.items()}, **owners)  # type: ignore[arg-type]
 
     def _read(self) -> dict[str, dict[str, Examples]]:
         transform, parts = Scale(1, self.shape), parts_of(self.path)

@@ -158,7 +158,7 @@ class Node:
             require(not any(data.client_fractions.values()), "client_test_fraction", text)
             text = "must be set: the most samples that a client with data of its own may have"
             require(engine.max_samples is not None, "max_samples", text)
-            job.data = job.data.only(owner, data.all_training_examples())
+            job.data = job.data.only(owner, data.everything)
         self.contract = contract_of(experiment, owner is not None)
         self.session = InProcessSession(job, engine.threads)
 
