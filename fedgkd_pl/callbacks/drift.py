@@ -79,8 +79,7 @@ class ClientDrift(FederatedCallback):
 
     def _vector(self, state: State) -> Tensor:
         """A new one; on the CPU, as some devices have no doubles."""
-        parts = [state[name].detach().cpu().double().flatten() for name in self.names]
-        return torch.cat(parts)
+        return torch.cat([state[name].detach().cpu().double().flatten() for name in self.names])
 
 
 class TeacherAgreement(SplitCallback):

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.examples import Batches, Examples
-from fedgkd_pl.errors import require
+from fedgkd_pl.errors import at_least, require
 from fedgkd_pl.federation.callback import FederatedCallback
 from fedgkd_pl.federation.checks import require_classes
 from fedgkd_pl.federation.hardware import evaluating
@@ -23,6 +23,7 @@ from typing_extensions import override
 
 Split = Literal["val", "test"]
 Rows = Tensor | slice
+ALL = slice(None)
 Score = tuple[float, float]  # accuracy and mean cross-entropy
 
 
@@ -60,25 +61,21 @@ class SplitRunner:
         net.load(model, self.device)
         return net
 
-    def outputs(self, run: Callable[[Tensor], Tensor], rows: Rows | None = None) -> Tensor:
+    def outputs(self, run: Callable[[Tensor], Tensor], rows: Rows = ALL) -> Tensor:
         """What a function gives for every sample, or for some, in float64 on the CPU."""
-        batches = self.batches
-        if rows is not None:
-            batches = Batches(batches.examples.view(rows), batches.batch_size)
+        batches = Batches(self.batches.examples.view(rows), self.batches.batch_size)
         with evaluating(self.precision, self.device):
             outputs = [run(self.precision.convert_input(x)) for x, _ in batches]
         return torch.cat([batch.cpu().double() for batch in outputs])
 
-    def logits(self, model: State, rows: Rows | None = None, client: int | None = None) -> Tensor:
+    def logits(self, model: State, rows: Rows = ALL, client: int | None = None) -> Tensor:
         """A model's logits for every sample, or for some."""
         found = self.outputs(self.load(model, client), rows)
-        targets = self.targets if rows is None else self.targets[rows]
-        return found if self.tasks is None else self.tasks.known(found, targets)
+        return found if self.tasks is None else self.tasks.known(found, self.targets[rows])
 
-    def score(self, model: State, rows: Rows | None = None, client: int | None = None) -> Score:
+    def score(self, model: State, rows: Rows = ALL, client: int | None = None) -> Score:
         """A model's score on every sample, or on some."""
-        targets = self.targets if rows is None else self.targets[rows]
-        return score_of(self.logits(model, rows, client), targets)
+        return score_of(self.logits(model, rows, client), self.targets[rows])
 
 
 def score_of(logits: Tensor, targets: Tensor) -> Score:
@@ -115,7 +112,7 @@ class SplitCallback(FederatedCallback):
     def __init__(
         self, every_n_rounds: int = 1, split: Split = "test", max_samples: int | None = None
     ) -> None:
-        require(every_n_rounds >= 1, "every_n_rounds", "must be at least 1", every_n_rounds)
+        at_least(1, every_n_rounds=every_n_rounds)
         require(split in ("val", "test"), "split", "must be val or test", split)
         enough = max_samples is None or max_samples >= 1
         require(enough, "max_samples", "must be at least 1, or null for all", max_samples)

@@ -7,7 +7,7 @@ import torch
 from fedgkd_pl.callbacks.dashboard import tensorboards
 from fedgkd_pl.callbacks.evaluate import Split, SplitCallback, SplitRunner
 from fedgkd_pl.data.datamodule import FederatedDataModule
-from fedgkd_pl.errors import require
+from fedgkd_pl.errors import at_least, require
 from fedgkd_pl.federation.message import ClientUpdate, State
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.runs.files import output_folder
@@ -44,7 +44,7 @@ class FeatureMap(SplitCallback):
         seed: int = 0,
     ) -> None:
         super().__init__(every_n_rounds, split)
-        require(max_samples >= 4, "max_samples", "must be at least 4", max_samples)
+        at_least(4, max_samples=max_samples)
         require(0 <= seed < 2**32, "seed", "must be in [0, 2³²)", seed)
         self.drawn = max_samples
         self.seed = seed

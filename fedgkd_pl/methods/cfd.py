@@ -103,7 +103,7 @@ class CFD(FedAvg):
     client_class = CFDClient
     client_settings = ("bits_up", "client_steps", "distil_lr", "distil_batch_size")
     takes_modules = False
-    tasks: tuple[str, ...] = ("classes",)
+    tasks = ("classes",)
     shares_models = False
     takes_sequences = False
     averages = False

@@ -139,7 +139,7 @@ class FedAvg(FederatedServer):
         self.scheduler = scheduler
         self.local_loss = loss
         self.metrics = metrics or {}
-        self.weighting: Weighting = weighting
+        self.weighting = weighting
         self.server_optimizer = server_optimizer
         self.start: State = {}  # w_0, of a method that keeps it, unless clients have different nets
         self.answers: list[Any] = []  # what on_update has kept of the round, for server_step
@@ -205,10 +205,13 @@ class FedAvg(FederatedServer):
         by_samples = self.weighting == "samples" and not self.client_nets.one_per_client
         return update.num_samples if by_samples else 1
 
+    def exact_parameters(self) -> State:
+        """w_t, in double precision."""
+        return {name: p.detach().cpu().double() for name, p in self.net.named_parameters()}
+
     def move_of(self, update: ClientUpdate) -> State:
         """w_k − w_t of every parameter, in double precision."""
-        now = {name: p.detach().cpu().double() for name, p in self.net.named_parameters()}
-        return {name: update.weights[name].double() - weight for name, weight in now.items()}
+        return {n: update.weights[n].double() - w for n, w in self.exact_parameters().items()}
 
     def parameter_specs(self) -> Specs:
         """The form of what clients send or keep of every parameter."""

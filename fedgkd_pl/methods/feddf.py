@@ -63,7 +63,7 @@ class FedDF(FedAvg):
     colour = 22
     takes_modules = False
     takes_sequences = False
-    tasks: tuple[str, ...] = ("classes",)
+    tasks = ("classes",)
     public_inputs = 1
 
     def __init__(

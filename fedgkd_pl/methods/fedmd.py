@@ -156,7 +156,7 @@ class FedMD(FedAvg):
         *("start_epochs", "digest_epochs", "digest_batch_size", "digest_decay", "distil_lr"),
     )
     takes_modules = False
-    tasks: tuple[str, ...] = ("classes",)
+    tasks = ("classes",)
     shares_models = False
     takes_sequences = False
     averages = False

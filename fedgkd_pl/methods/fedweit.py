@@ -96,7 +96,9 @@ class Memory:
         last, place = self.place, self.place + 1
         self.groups.pop("moments", None)
         for task in range(place):
-            old = self._without_knowledge(task, self.groups["base"])
+            base, masks = self.groups["base"], self.groups[f"mask {task}"]
+            adaptive = self.groups[f"adaptive {task}"].items()
+            old = {name: compose(base[name], masks[name], a) for name, a in adaptive}
             if not self.learned[task]:
                 old = {name: torch.zeros_like(weight) for name, weight in old.items()}
             self.groups[f"old {task}"] = old
@@ -137,11 +139,6 @@ class Memory:
         attended = self.attended(task)
         masks = self.groups[f"mask {task}"]
         return {n: compose(base[n], masks[n], a, attended.get(n)) for n, a in pruned.items()}
-
-    def _without_knowledge(self, task: int, base: State) -> State:
-        masks = self.groups[f"mask {task}"]
-        adaptive = self.groups[f"adaptive {task}"]
-        return {name: compose(base[name], masks[name], a) for name, a in adaptive.items()}
 
 
 class FedWeITClient(FedAvgClient):
@@ -215,8 +212,7 @@ class FedWeITClient(FedAvgClient):
 
     def named(self) -> dict[str, nn.Parameter]:
         """All that is trained."""
-        net = joined({"net": dict(self.net.named_parameters())})
-        return net | self.own
+        return joined({"net": dict(self.net.named_parameters())}) | self.own
 
     def trained(self) -> list[nn.Parameter]:
         """All that is trained."""
@@ -330,10 +326,10 @@ class FedWeIT(FedAvg):
     client_class = FedWeITClient
     client_settings = ("decomposed", "lam1", "lam2", "sparsity")
     takes_modules = False
-    tasks: tuple[str, ...] = ("classes",)
+    tasks = ("classes",)
     shares_models = False
     models_differ = True
-    keeps: tuple[str, ...] = ("start", "base", "knowledge", "informed")
+    keeps = ("start", "base", "knowledge", "informed")
 
     def __init__(
         self,
@@ -349,8 +345,7 @@ class FedWeIT(FedAvg):
         not_negative(lam1=lam1, lam2=lam2)
         text = "must be in [0, 1), or null to send all channels"
         require(sparsity is None or 0 <= sparsity < 1, "sparsity", text, sparsity)
-        self.lam1, self.lam2 = lam1, lam2
-        self.sparsity = sparsity
+        self.lam1, self.lam2, self.sparsity = lam1, lam2, sparsity
         self.decomposed = decomposed(net)
         self._cohort: Sequence[int] = ()
         self.reset()
