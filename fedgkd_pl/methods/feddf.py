@@ -212,6 +212,7 @@ class PublicClient(FedAvgClient):
     """A client that learns from public data before its own."""
 
     uses_public = True
+    public: Examples
 
     def random(self) -> torch.Generator:
         """What public data is shuffled by."""

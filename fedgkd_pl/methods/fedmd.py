@@ -56,8 +56,7 @@ class FedMDClient(PublicClient):
     """The client module of FedMD: a party, which keeps its net and its optimizers."""
 
     kept: dict[str, State] = {}  # noqa: RUF012  (replaced, never changed)
-    private: Optimizer | None = None
-    adam: Optimizer | None = None
+    private: Optimizer
 
     def receive(self, message: Message, state: State) -> None:
         """Goes on with its own net, or begins."""
@@ -68,7 +67,7 @@ class FedMDClient(PublicClient):
         super().receive(replace(message, models={"global": own}), state)
         self.round, self.since = message.round, int(message.numbers.get(SINCE, 0))
         self.consensus = message.tensors.get("consensus", {}).get("logits")
-        self.adam = None
+        self.adam: Optimizer | None = None
         self.distance: float | None = None
 
     def configure_optimizers(self) -> Any:
@@ -81,7 +80,6 @@ class FedMDClient(PublicClient):
     def on_train_start(self) -> None:
         """Learns from the public data before its own: its labels at first, then the consensus."""
         super().on_train_start()
-        assert self.public is not None
         if self.is_new:
             adam = server_adam(self.net.parameters(), self.public_lr)
             batches = Batches(self.public, self.public_batch_size, self.random())
@@ -97,7 +95,6 @@ class FedMDClient(PublicClient):
                 self.distance = self.learn(batches, self.adam, self._digest, len(agreed))
 
     def _agreed(self, round: int) -> Examples:
-        assert self.public is not None
         seed = derive(self.run_seed, "public", round)
         rows = sampled_rows(self.public, self.public_samples, self.labelled, seed)
         return self.public.view(rows.to(self.public.targets.device))
@@ -113,7 +110,6 @@ class FedMDClient(PublicClient):
         update.extra = {"logits": logits.cpu().to(report_type(self.net))}
         if self.distance is not None:
             update.metrics["digest"] = self.distance
-        assert self.private is not None
         weights = weights_of(self.net)
         unmoved = empty_state(partial(server_adam, lr=self.distil_lr), weights)
         digest = self.kept.get(DIGEST, unmoved)

@@ -121,8 +121,8 @@ class Memory:
 
     def knowledge(self, name: str) -> Tensor:
         """KB of one weight, those of all clients stacked."""
-        found = [group for group in self.groups if group.startswith("knowledge ")]
-        parts = [self.groups[f"knowledge {n}"][name] for n in range(len(found))]
+        clients = sum(group.startswith("knowledge ") for group in self.groups)
+        parts = [self.groups[f"knowledge {n}"][name] for n in range(clients)]
         return torch.stack(parts).contiguous()
 
     def attended(self, task: int) -> State:
@@ -189,9 +189,8 @@ class FedWeITClient(FedAvgClient):
             kept.copy_(value)
             parameters[key] = kept
         self.own = parameters
-        self.knowledge = {}
-        if place:
-            self.knowledge = {n: self.memory.knowledge(n).to(self.device) for n in weights}
+        told = weights if place else ()
+        self.knowledge = {n: self.memory.knowledge(n).to(self.device) for n in told}
         self.old = [
             (
                 task,
@@ -418,9 +417,8 @@ class FedWeIT(FedAvg):
             memory = Memory({"base": start}, [])
             for _ in range(place + 1):
                 memory.begin(start, rest, self.datamodule.num_clients)
-        moved: dict[str, State] = {"net": dict(self.net.named_parameters())}
-        moved["mask"] = memory.groups[f"mask {place}"]
-        own = ("adaptive", "attention")
+        net: State = dict(self.net.named_parameters())
+        moved, own = {"net": net, "mask": memory.groups[f"mask {place}"]}, ("adaptive", "attention")
         moved |= {g: s for g, s in memory.groups.items() if g.startswith(own)}
         shapes = joined(moved).items()
         copies = {n: nn.Parameter(torch.zeros(t.shape, dtype=t.dtype)) for n, t in shapes}
@@ -537,9 +535,9 @@ def mean_of_sent(total: Tensor, count: Tensor) -> Tensor:
     return torch.where(count > 0, total / count.clamp(min=1e-15), 0.0)
 
 
-def received(sent: Tensor, own: Tensor | None) -> Tensor:
+def received(sent: Tensor, own: Tensor) -> Tensor:
     """B as the server sent it, where it is not 0; there, the client's own."""
-    return sent if own is None else torch.where(sent == 0, own.to(sent), sent)
+    return torch.where(sent == 0, own.to(sent), sent)
 
 
 def draw(size: int, like: Tensor) -> Tensor:
