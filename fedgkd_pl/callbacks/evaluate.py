@@ -48,7 +48,7 @@ class SplitRunner:
         self.tasks = data.client_data.tasks  # where there are some, that of a sample is known
         self.targets = examples.targets.cpu()
         self.device = server.device
-        self.batches = Batches(examples.to(self.device), data.eval_batch_size)
+        self.examples, self.batch_size = examples.to(self.device), data.eval_batch_size
         self.precision = trainer.precision_plugin
 
     def load(self, model: State, client: int | None = None) -> FrozenNet:
@@ -63,7 +63,7 @@ class SplitRunner:
 
     def outputs(self, run: Callable[[Tensor], Tensor], rows: Rows = ALL) -> Tensor:
         """What a function gives for every sample, or for some, in float64 on the CPU."""
-        batches = Batches(self.batches.examples.view(rows), self.batches.batch_size)
+        batches = Batches(self.examples.view(rows), self.batch_size)
         with evaluating(self.precision, self.device):
             outputs = [run(self.precision.convert_input(x)) for x, _ in batches]
         return torch.cat([batch.cpu().double() for batch in outputs])
@@ -117,8 +117,7 @@ class SplitCallback(FederatedCallback):
         enough = max_samples is None or max_samples >= 1
         require(enough, "max_samples", "must be at least 1, or null for all", max_samples)
         self.every_n_rounds = every_n_rounds
-        self.split: Split = split
-        self.max_samples = max_samples
+        self.split, self.max_samples = split, max_samples
         self.runner: SplitRunner | None = None
         self.found: dict[int, Any] = {}  # what was measured in this round, by client
 
@@ -134,8 +133,7 @@ class SplitCallback(FederatedCallback):
         examples: Examples = getattr(data, self.split)
         if self.max_samples is None or self.max_samples >= len(examples):
             return examples
-        rng = np.random.default_rng(0)
-        rows = rng.choice(len(examples), self.max_samples, replace=False)
+        rows = np.random.default_rng(0).choice(len(examples), self.max_samples, replace=False)
         return examples[torch.from_numpy(np.sort(rows))]
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:

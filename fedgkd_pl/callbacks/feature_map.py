@@ -46,8 +46,7 @@ class FeatureMap(SplitCallback):
         super().__init__(every_n_rounds, split)
         at_least(4, max_samples=max_samples)
         require(0 <= seed < 2**32, "seed", "must be in [0, 2³²)", seed)
-        self.drawn = max_samples
-        self.seed = seed
+        self.drawn, self.seed = max_samples, seed
         self.answer: ClientUpdate | None = None  # of the round's first client, until it is used
         self.round = 0  # whose answer it is
 
@@ -91,8 +90,8 @@ class FeatureMap(SplitCallback):
         answer, self.answer = self.answer, None
         if answer is None or self.runner is None or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        rng = np.random.default_rng(self.seed)
-        rows = torch.from_numpy(rng.permutation(len(self.runner.targets))[: self.drawn])
+        order = np.random.default_rng(self.seed).permutation(len(self.runner.targets))
+        rows = torch.from_numpy(order[: self.drawn])
         points, acc = self._look(self.runner, server.global_state(), rows, None)
         local_points, local_acc = self._look(self.runner, answer.weights, rows, answer.client)
         labels = self.runner.targets[rows].numpy()

@@ -296,9 +296,10 @@ def sigma(samples: int, lam: float, epsilon: float, delta: float) -> float:
 
 def certainty(local: Tensor, others: Tensor, rest: Tensor, lam: float, noise: Tensor) -> Tensor:
     """How much each row of ``rest`` looks like ``local`` and not like ``others``; in (0, 1]."""
-    largest = torch.cat([local, others]).norm(dim=1).max().clamp(min=1e-300)
+    both = torch.cat([local, others])
+    largest = both.norm(dim=1).max().clamp(min=1e-300)
     labels = torch.cat([torch.ones(len(local)), torch.zeros(len(others))]).to(local)
-    weights = logistic_regression(torch.cat([local, others]) / largest, labels, lam)
+    weights = logistic_regression(both / largest, labels, lam)
     scores: Tensor = (rest / largest @ (weights + noise)).sigmoid() + SMALLEST
     return scores
 

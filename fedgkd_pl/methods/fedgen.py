@@ -205,15 +205,15 @@ class FedGen(FedAvg):
         super().server_step(mean)
         if self.regularises:
             counts = torch.stack([counts for *_, counts in self.answers])
-            self.labels = sorted({*self.labels, *counts.sum(0).nonzero().flatten().tolist()})
-            self.train_generator(counts)
+            present = counts.sum(0).nonzero().flatten()
+            self.labels = sorted({*self.labels, *present.tolist()})
+            self.train_generator(counts, present)
 
-    def train_generator(self, counts: Tensor) -> None:
+    def train_generator(self, counts: Tensor, present: Tensor) -> None:
         """The generator's steps of one round; all its randomness comes from (seed, round)."""
         like = next(self.generator.parameters())
         shares = (counts / counts.sum(0).clamp(min=1)).to(like)
         heads = [(weight.to(like), bias.to(like)) for weight, bias, _ in self.answers]
-        present = counts.sum(0).nonzero().flatten()
         random = torch.Generator().manual_seed(
             derive(self.datamodule.seed, "generator", self.round)
         )
@@ -242,10 +242,9 @@ class FedGen(FedAvg):
         """Counts that are not those of n_k samples; of some of them, where epochs are not whole."""
         if not self.regularises:
             return ""
-        counts, samples = update.extra["counts"].tolist(), update.num_samples
-        least = samples if self.local_steps is None else 1
-        fits = least <= sum(counts) <= samples
-        return "" if fits else f"its counts are of {sum(counts)} samples, not of {samples}"
+        counted, samples = sum(update.extra["counts"].tolist()), update.num_samples
+        fits = (samples if self.local_steps is None else 1) <= counted <= samples
+        return "" if fits else f"its counts are of {counted} samples, not of {samples}"
 
 
 def generator_loss(

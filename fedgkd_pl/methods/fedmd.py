@@ -186,9 +186,9 @@ class FedMD(FedAvg):
         not_negative(digest_decay=digest_decay)
         self.public_samples, self.public_epochs = public_samples, public_epochs
         self.public_lr, self.public_batch_size = public_lr, public_batch_size
-        self.start_epochs = start_epochs
-        self.digest_epochs, self.digest_batch_size = digest_epochs, digest_batch_size
-        self.digest_decay, self.distil_lr = digest_decay, distil_lr
+        self.start_epochs, self.digest_epochs = start_epochs, digest_epochs
+        self.digest_batch_size, self.digest_decay = digest_batch_size, digest_decay
+        self.distil_lr = distil_lr
         self.labelled = False  # whether the public data is; known with the data
         self.reset()
 
@@ -227,8 +227,7 @@ class FedMD(FedAvg):
 
     def client_extra(self) -> Specs:
         """The logits of the round's public inputs."""
-        rows = min(self.public_samples, len(self.public))
-        shape = (rows, self.datamodule.num_classes)
+        shape = min(self.public_samples, len(self.public)), self.datamodule.num_classes
         return {"logits": Spec(shape, report_type(self.net), -LARGEST, LARGEST)}
 
     def client_state(self, number: int = 0) -> Specs:

@@ -136,8 +136,7 @@ class Memory:
     def effective(self, task: int, base: State, lam1: float) -> State:
         """The weights that a client uses for a task: A is pruned at λ1."""
         pruned = {n: prune(a, lam1) for n, a in self.groups[f"adaptive {task}"].items()}
-        attended = self.attended(task)
-        masks = self.groups[f"mask {task}"]
+        attended, masks = self.attended(task), self.groups[f"mask {task}"]
         return {n: compose(base[n], masks[n], a, attended.get(n)) for n, a in pruned.items()}
 
 
@@ -236,8 +235,8 @@ class FedWeITClient(FedAvgClient):
         """θ_t."""
         own, composed = grouped(self.own), {}
         masks, adaptive = own["mask"], own[f"adaptive {self.memory.place}"]
-        attention = own.get("attention", {})
-        attended = {n: attend(a, self.knowledge[n]) for n, a in attention.items()}
+        attention = own.get("attention", {}).items()
+        attended = {n: attend(a, self.knowledge[n]) for n, a in attention}
         for name, base in self.weights().items():
             composed[name] = compose(base, masks[name], adaptive[name], attended.get(name))
         return composed
@@ -438,9 +437,9 @@ class FedWeIT(FedAvg):
 
     def bytes_of(self, message: Message, cohort: Sequence[int]) -> int:
         """B for everybody; KB, without its zeros, for those who do not have it."""
-        base, knowledge = (message.tensors.get(group, {}) for group in ("base", "knowledge"))
-        told = sum(map(sparse_bytes, knowledge.values())) * len(self._without_knowledge(cohort))
-        return sum(t.nbytes for t in base.values()) * len(cohort) + told
+        knowledge = message.tensors.get("knowledge", {}).values()
+        told = sum(map(sparse_bytes, knowledge)) * len(self._without_knowledge(cohort))
+        return sum(t.nbytes for t in message.tensors["base"].values()) * len(cohort) + told
 
     def bytes_of_answer(self, update: ClientUpdate) -> int:
         """The channels that are sent and which those are; A without its zeros."""
