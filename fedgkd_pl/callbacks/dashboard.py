@@ -4,7 +4,7 @@ from collections.abc import Collection
 from typing import Any
 
 import yaml
-from fedgkd_pl.errors import require
+from fedgkd_pl.errors import at_least
 from fedgkd_pl.federation.callback import FederatedCallback
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.runs.files import RunFiles
@@ -50,7 +50,7 @@ class Dashboard(FederatedCallback):
     """
 
     def __init__(self, every_n_rounds: int = 10) -> None:
-        require(every_n_rounds >= 1, "every_n_rounds", "must be at least 1", every_n_rounds)
+        at_least(1, every_n_rounds=every_n_rounds)
         self.every_n_rounds = every_n_rounds
         self.undrawn: tuple[int, Tensor] | None = None  # the last round and its confusion matrix
 

@@ -79,8 +79,7 @@ class ClientDrift(FederatedCallback):
 
     def _vector(self, state: State) -> Tensor:
         """A new one; on the CPU, as some devices have no doubles."""
-        parts = [state[name].detach().cpu().double().flatten() for name in self.names]
-        return torch.cat(parts)
+        return torch.cat([state[name].detach().cpu().double().flatten() for name in self.names])
 
 
 class TeacherAgreement(SplitCallback):
@@ -104,7 +103,6 @@ class TeacherAgreement(SplitCallback):
         self, every_n_rounds: int = 1, split: Split = "val", max_samples: int | None = None
     ) -> None:
         super().__init__(every_n_rounds, split, max_samples)
-        self.decisions: Tensor | None = None  # the teacher's
 
     @override
     def on_broadcast(
@@ -112,7 +110,7 @@ class TeacherAgreement(SplitCallback):
     ) -> None:
         """Lets the teacher decide."""
         super().on_broadcast(trainer, pl_module, message, cohort)
-        self.decisions = None
+        self.decisions: Tensor | None = None  # the teacher's
         runner, teachers = self.runner_of(pl_module), pl_module.teachers(message)
         if runner and teachers:
             weighted = [weight * runner.logits(model).softmax(1) for weight, model in teachers]

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.examples import Batches, Examples
-from fedgkd_pl.errors import require
+from fedgkd_pl.errors import at_least, require
 from fedgkd_pl.federation.callback import FederatedCallback
 from fedgkd_pl.federation.checks import require_classes
 from fedgkd_pl.federation.hardware import evaluating
@@ -23,6 +23,7 @@ from typing_extensions import override
 
 Split = Literal["val", "test"]
 Rows = Tensor | slice
+ALL = slice(None)
 Score = tuple[float, float]  # accuracy and mean cross-entropy
 
 
@@ -47,7 +48,7 @@ class SplitRunner:
         self.tasks = data.client_data.tasks  # where there are some, that of a sample is known
         self.targets = examples.targets.cpu()
         self.device = server.device
-        self.batches = Batches(examples.to(self.device), data.eval_batch_size)
+        self.examples, self.batch_size = examples.to(self.device), data.eval_batch_size
         self.precision = trainer.precision_plugin
 
     def load(self, model: State, client: int | None = None) -> FrozenNet:
@@ -60,25 +61,21 @@ class SplitRunner:
         net.load(model, self.device)
         return net
 
-    def outputs(self, run: Callable[[Tensor], Tensor], rows: Rows | None = None) -> Tensor:
+    def outputs(self, run: Callable[[Tensor], Tensor], rows: Rows = ALL) -> Tensor:
         """What a function gives for every sample, or for some, in float64 on the CPU."""
-        batches = self.batches
-        if rows is not None:
-            batches = Batches(batches.examples.view(rows), batches.batch_size)
+        batches = Batches(self.examples.view(rows), self.batch_size)
         with evaluating(self.precision, self.device):
             outputs = [run(self.precision.convert_input(x)) for x, _ in batches]
         return torch.cat([batch.cpu().double() for batch in outputs])
 
-    def logits(self, model: State, rows: Rows | None = None, client: int | None = None) -> Tensor:
+    def logits(self, model: State, rows: Rows = ALL, client: int | None = None) -> Tensor:
         """A model's logits for every sample, or for some."""
         found = self.outputs(self.load(model, client), rows)
-        targets = self.targets if rows is None else self.targets[rows]
-        return found if self.tasks is None else self.tasks.known(found, targets)
+        return found if self.tasks is None else self.tasks.known(found, self.targets[rows])
 
-    def score(self, model: State, rows: Rows | None = None, client: int | None = None) -> Score:
+    def score(self, model: State, rows: Rows = ALL, client: int | None = None) -> Score:
         """A model's score on every sample, or on some."""
-        targets = self.targets if rows is None else self.targets[rows]
-        return score_of(self.logits(model, rows, client), targets)
+        return score_of(self.logits(model, rows, client), self.targets[rows])
 
 
 def score_of(logits: Tensor, targets: Tensor) -> Score:
@@ -115,13 +112,12 @@ class SplitCallback(FederatedCallback):
     def __init__(
         self, every_n_rounds: int = 1, split: Split = "test", max_samples: int | None = None
     ) -> None:
-        require(every_n_rounds >= 1, "every_n_rounds", "must be at least 1", every_n_rounds)
+        at_least(1, every_n_rounds=every_n_rounds)
         require(split in ("val", "test"), "split", "must be val or test", split)
         enough = max_samples is None or max_samples >= 1
         require(enough, "max_samples", "must be at least 1, or null for all", max_samples)
         self.every_n_rounds = every_n_rounds
-        self.split: Split = split
-        self.max_samples = max_samples
+        self.split, self.max_samples = split, max_samples
         self.runner: SplitRunner | None = None
         self.found: dict[int, Any] = {}  # what was measured in this round, by client
 
@@ -137,8 +133,7 @@ class SplitCallback(FederatedCallback):
         examples: Examples = getattr(data, self.split)
         if self.max_samples is None or self.max_samples >= len(examples):
             return examples
-        rng = np.random.default_rng(0)
-        rows = rng.choice(len(examples), self.max_samples, replace=False)
+        rows = np.random.default_rng(0).choice(len(examples), self.max_samples, replace=False)
         return examples[torch.from_numpy(np.sort(rows))]
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:

@@ -7,7 +7,7 @@ import torch
 from fedgkd_pl.callbacks.dashboard import tensorboards
 from fedgkd_pl.callbacks.evaluate import Split, SplitCallback, SplitRunner
 from fedgkd_pl.data.datamodule import FederatedDataModule
-from fedgkd_pl.errors import require
+from fedgkd_pl.errors import at_least, require
 from fedgkd_pl.federation.message import ClientUpdate, State
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.runs.files import output_folder
@@ -44,10 +44,9 @@ class FeatureMap(SplitCallback):
         seed: int = 0,
     ) -> None:
         super().__init__(every_n_rounds, split)
-        require(max_samples >= 4, "max_samples", "must be at least 4", max_samples)
+        at_least(4, max_samples=max_samples)
         require(0 <= seed < 2**32, "seed", "must be in [0, 2³²)", seed)
-        self.drawn = max_samples
-        self.seed = seed
+        self.drawn, self.seed = max_samples, seed
         self.answer: ClientUpdate | None = None  # of the round's first client, until it is used
         self.round = 0  # whose answer it is
 
@@ -91,8 +90,8 @@ class FeatureMap(SplitCallback):
         answer, self.answer = self.answer, None
         if answer is None or self.runner is None or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        rng = np.random.default_rng(self.seed)
-        rows = torch.from_numpy(rng.permutation(len(self.runner.targets))[: self.drawn])
+        order = np.random.default_rng(self.seed).permutation(len(self.runner.targets))
+        rows = torch.from_numpy(order[: self.drawn])
         points, acc = self._look(self.runner, server.global_state(), rows, None)
         local_points, local_acc = self._look(self.runner, answer.weights, rows, answer.client)
         labels = self.runner.targets[rows].numpy()

@@ -42,7 +42,7 @@ class NetAccuracy(FederatedCallback):
 
     def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Listens to the members in a round, and not in ``validate`` or the sanity check."""
-        self._stop()
+        self.on_validation_end(trainer, pl_module)
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             tasks = pl_module.datamodule.client_data.tasks
             for number, member in enumerate(pl_module.net.members):
@@ -79,9 +79,6 @@ class NetAccuracy(FederatedCallback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Stops listening."""
-        self._stop()
-
-    def _stop(self) -> None:
         for hook in self.hooks:
             hook.remove()
         self.hooks = []

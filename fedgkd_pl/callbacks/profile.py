@@ -108,9 +108,6 @@ class Communication(FederatedCallback):
     settings.
     """
 
-    def __init__(self) -> None:
-        self.begun = 0.0
-
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         """Logs the round; the server has counted it already."""
         sent = {"down": pl_module.bytes_down, "up": pl_module.bytes_up}

@@ -73,19 +73,16 @@ class RoundProgress(ProgressBar, FederatedCallback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Closes the display."""
-        self._stop()
+        if self.live:
+            self.live.stop()
+            self.live = None
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Closes the display, so that the error stands on a clean line."""
-        self._stop()
+        self.on_train_end(trainer, pl_module)
 
     def _show(self, task: str, **values: Any) -> None:
         if self.live:
             self.live.update(self.tasks[task], **values)
-
-    def _stop(self) -> None:
-        if self.live:
-            self.live.stop()
-            self.live = None

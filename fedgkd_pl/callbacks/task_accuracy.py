@@ -12,7 +12,6 @@ from fedgkd_pl.errors import require
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.runs.folder import TASKS
 from lightning.pytorch import Trainer
-from torch import Tensor
 from typing_extensions import override
 
 
@@ -39,7 +38,6 @@ class TaskAccuracy(RowsFile, SplitCallback):
 
     def __init__(self, split: Split = "test") -> None:
         super().__init__(split=split)
-        self.samples: list[Tensor] = []  # the rows of every task
 
     @override
     def check(self, model: FederatedServer, data: FederatedDataModule) -> None:
@@ -60,6 +58,7 @@ class TaskAccuracy(RowsFile, SplitCallback):
         super().on_train_start(trainer, pl_module)
         data = pl_module.datamodule
         labels, groups = self.examples_of(data).labels.cpu(), data.client_data.tasks.groups
+        # the rows of every task
         self.samples = [torch.isin(labels, torch.tensor(of)).nonzero()[:, 0] for of in groups]
         if trainer.current_epoch == 0:
             self._evaluate(pl_module, 0, 0)

@@ -61,7 +61,6 @@ class CFDClient(PublicClient):
         super().on_train_start()
         if self.labels is None or not self.client_steps:
             return
-        assert self.public is not None
         like, size = next(self.net.parameters()), self.distil_batch_size
         labels = self.labels.to(like)
         batches = answered_batches(self.public, size, self.random(), as_known, like, labels)
@@ -72,7 +71,6 @@ class CFDClient(PublicClient):
     def reply(self) -> ClientUpdate:
         """Sends the soft labels of the public inputs."""
         update = super().reply()
-        assert self.public is not None
         update.extra = {"labels": soft_labels(self.net, self.public, self.bits_up)}
         return update
 
@@ -103,7 +101,7 @@ class CFD(FedAvg):
     client_class = CFDClient
     client_settings = ("bits_up", "client_steps", "distil_lr", "distil_batch_size")
     takes_modules = False
-    tasks: tuple[str, ...] = ("classes",)
+    tasks = ("classes",)
     shares_models = False
     takes_sequences = False
     averages = False

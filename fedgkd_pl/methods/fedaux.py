@@ -71,11 +71,10 @@ class SimCLR(Recorded):
         noise: float = 0.1,
         width: int = 128,
     ) -> None:
-        at_least(1, epochs=epochs)
+        at_least(1, epochs=epochs, width=width)
         at_least(2, batch_size=batch_size)
         positive(lr=lr, temperature=temperature)
         not_negative(shift=shift, noise=noise)
-        at_least(1, width=width)
         self.epochs, self.batch_size, self.lr = epochs, batch_size, lr
         self.temperature, self.shift, self.noise, self.width = temperature, shift, noise, width
 
@@ -133,13 +132,12 @@ class FedAUXClient(FedAvgClient):
     def __init__(self, net: nn.Module, *args: Any, **settings: Any) -> None:
         super().__init__(net, *args, **settings)
         self.scorer = FrozenNet(net)
-        self.scores: Tensor | None = None
 
     def receive(self, message: Message, state: State) -> None:
         """Loads w_t, and the scores if there are any."""
         super().receive(message, state)
         self.scoring = message.models.get("start", self.start)
-        self.scores = state.get("scores")
+        self.scores: Tensor | None = state.get("scores")
 
     def on_train_start(self) -> None:
         """Scores the public data in the client's first round."""
@@ -197,7 +195,7 @@ class FedAUX(FedAvg):
     client_settings = ("negatives", "lam", "epsilon", "delta")
     takes_modules = False
     takes_sequences = False
-    tasks: tuple[str, ...] = ("classes",)
+    tasks = ("classes",)
     keeps = ("start", "adam")
     public_inputs = 2
 
@@ -219,9 +217,8 @@ class FedAUX(FedAvg):
         super().__init__(net, weighting=weighting, **kwargs)
         at_least(0, distil_epochs=distil_epochs)
         at_least(1, distil_batch_size=distil_batch_size)
-        positive(distil_lr=distil_lr)
+        positive(distil_lr=distil_lr, lam=lam)
         require(0 < negatives < 1, "negatives", "must be in (0, 1)", negatives)
-        positive(lam=lam)
         if epsilon is not None:
             positive(epsilon=epsilon)
         require(0 < delta < 1, "delta", "must be in (0, 1)", delta)
@@ -299,9 +296,10 @@ def sigma(samples: int, lam: float, epsilon: float, delta: float) -> float:
 
 def certainty(local: Tensor, others: Tensor, rest: Tensor, lam: float, noise: Tensor) -> Tensor:
     """How much each row of ``rest`` looks like ``local`` and not like ``others``; in (0, 1]."""
-    largest = torch.cat([local, others]).norm(dim=1).max().clamp(min=1e-300)
+    both = torch.cat([local, others])
+    largest = both.norm(dim=1).max().clamp(min=1e-300)
     labels = torch.cat([torch.ones(len(local)), torch.zeros(len(others))]).to(local)
-    weights = logistic_regression(torch.cat([local, others]) / largest, labels, lam)
+    weights = logistic_regression(both / largest, labels, lam)
     scores: Tensor = (rest / largest @ (weights + noise)).sigmoid() + SMALLEST
     return scores
 

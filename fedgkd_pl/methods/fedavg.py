@@ -136,11 +136,8 @@ class FedAvg(FederatedServer):
         super().__init__(net, engine, local_epochs, local_steps, *clients)
         configures = is_own_module(net) and is_overridden("configure_optimizers", net)
         self.optimizer = None if configures and is_default(optimizer) else optimizer
-        self.scheduler = scheduler
-        self.local_loss = loss
-        self.metrics = metrics or {}
-        self.weighting: Weighting = weighting
-        self.server_optimizer = server_optimizer
+        self.scheduler, self.server_optimizer = scheduler, server_optimizer
+        self.local_loss, self.metrics, self.weighting = loss, metrics or {}, weighting
         self.start: State = {}  # w_0, of a method that keeps it, unless clients have different nets
         self.answers: list[Any] = []  # what on_update has kept of the round, for server_step
         self.sums = defaultdict[str, Any](float)  # and what it has added up
@@ -187,10 +184,9 @@ class FedAvg(FederatedServer):
 
     def start_of(self, number: int = 0) -> State:
         """w_0 of clients with one of the nets, on the CPU and in the precision of now."""
-        now = self.nets[number].state_dict()
         return {
             name: self.start.get(name, t).detach().to("cpu", t.dtype, copy=True)
-            for name, t in now.items()
+            for name, t in self.nets[number].state_dict().items()
         }
 
     def broadcast(self) -> Message:
@@ -205,10 +201,13 @@ class FedAvg(FederatedServer):
         by_samples = self.weighting == "samples" and not self.client_nets.one_per_client
         return update.num_samples if by_samples else 1
 
+    def exact_parameters(self) -> State:
+        """w_t, in double precision."""
+        return {name: p.detach().cpu().double() for name, p in self.net.named_parameters()}
+
     def move_of(self, update: ClientUpdate) -> State:
         """w_k − w_t of every parameter, in double precision."""
-        now = {name: p.detach().cpu().double() for name, p in self.net.named_parameters()}
-        return {name: update.weights[name].double() - weight for name, weight in now.items()}
+        return {n: update.weights[n].double() - w for n, w in self.exact_parameters().items()}
 
     def parameter_specs(self) -> Specs:
         """The form of what clients send or keep of every parameter."""

@@ -63,7 +63,7 @@ class FedDF(FedAvg):
     colour = 22
     takes_modules = False
     takes_sequences = False
-    tasks: tuple[str, ...] = ("classes",)
+    tasks = ("classes",)
     public_inputs = 1
 
     def __init__(
@@ -81,8 +81,7 @@ class FedDF(FedAvg):
         nets_of: list[int] | None = None,
         **kwargs: Any,
     ) -> None:
-        net = server_net("per_net", net, nets)
-        super().__init__(net, weighting=weighting, **kwargs)
+        super().__init__(server_net("per_net", net, nets), weighting=weighting, **kwargs)
         self.client_nets = ClientNets("per_net", nets, nets_of)
         not_negative(distil_steps=distil_steps)
         positive(distil_lr=distil_lr, temperature=temperature)
@@ -90,8 +89,7 @@ class FedDF(FedAvg):
         at_least(1, distil_batch_size=distil_batch_size)
         if distil_clip is not None:
             positive(distil_clip=distil_clip)
-        self.distil_steps = distil_steps
-        self.distil_lr = distil_lr
+        self.distil_steps, self.distil_lr = distil_steps, distil_lr
         self.distil_batch_size = distil_batch_size
         self.distil_clip = distil_clip
         self.temperature = temperature
@@ -113,16 +111,16 @@ class FedDF(FedAvg):
         for net, label in zip(self.nets, self.net_names, strict=True):
             if id(net) not in present:
                 continue
-            optimizer = server_adam(net.parameters(), self.distil_lr)
             name = "server" if self.client_nets.index is None else f"server/{label}"
             best = Best(self, net, name)
+            optimizer = server_adam(net.parameters(), self.distil_lr)
             distil(
                 *(self, net, answer, (self.public, self.distil_batch_size)),
                 *(optimizer, self.distil_steps),
                 loss=partial(distillation, temperature=self.temperature),
                 clip=self.distil_clip,
                 scheduler=CosineAnnealingLR(optimizer, self.distil_steps),
-                stop=best if len(self.datamodule.val) else lambda step: False,
+                stop=best,
                 name=name,
             )
             best.restore()
@@ -178,16 +176,13 @@ class Best:
     """Evaluates a net every so many steps, and remembers the best; logs it below ``name``."""
 
     def __init__(self, server: FedDF, net: nn.Module, name: str) -> None:
-        self.server = server
-        self.net = net
-        self.name = name
-        self.step = 0
-        self.accuracy = -1.0
+        self.server, self.net, self.name = server, net, name
+        self.step, self.accuracy = 0, -1.0
         self.model: State | None = None
 
     def __call__(self, step: int) -> bool:
         """After a step: whether to end."""
-        if step % self.server.validate_every:
+        if step % self.server.validate_every or not len(self.server.datamodule.val):
             return False
         accuracy, _ = validation_scores(self.server, self.net)
         if accuracy > self.accuracy:
@@ -212,6 +207,7 @@ class PublicClient(FedAvgClient):
     """A client that learns from public data before its own."""
 
     uses_public = True
+    public: Examples
 
     def random(self) -> torch.Generator:
         """What public data is shuffled by."""

@@ -99,7 +99,7 @@ class FedDistillPlus(FedAvg):
     client_class = FedDistillClient
     client_settings = ("coefficient",)
     takes_modules = False
-    tasks: tuple[str, ...] = ("classes",)
+    tasks = ("classes",)
     keeps: tuple[str, ...] = ("reports",)
 
     def __init__(
@@ -181,8 +181,6 @@ class FedDistill(FedDistillPlus):
     title = "FedDistill"
     citation = "Seo et al., 2020"
     colour = 3
-    takes_modules = False
-    tasks: tuple[str, ...] = ("classes",)
     shares_models = False
     keeps = ("reports", "start")  # w_0: clients that have not trained yet start from it
 

@@ -29,9 +29,8 @@ class FedDynClient(FedProxClient):
         self.sent = self.start
         self.drift = state
         if state:
-            names = [name for name, _ in self.net.named_parameters()]
-            own = [state[name].to(self.device) for name in names]
-            self.start = [w_t - d for w_t, d in zip(self.sent, own, strict=True)]
+            pairs = zip(self.sent, self.net.named_parameters(), strict=True)
+            self.start = [w_t - state[name].to(self.device) for w_t, (name, _) in pairs]
 
     def reply(self) -> ClientUpdate:
         """Keeps d_k + θ_k − w_t."""

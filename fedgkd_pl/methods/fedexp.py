@@ -52,7 +52,7 @@ class FedExP(FedAvg):
 
     def server_step(self, mean: State) -> None:
         """Goes η_g times as far as the mean."""
-        start = {n: p.detach().cpu().double() for n, p in self.net.named_parameters()}
+        start = self.exact_parameters()
         square = sum(float((mean[name] - w).square().sum()) for name, w in start.items())
         mean_square = self.sums["squares"] / self.sums["weight"]
         step = extrapolation(mean_square, square, self.epsilon)

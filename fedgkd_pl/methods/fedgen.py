@@ -42,8 +42,7 @@ class Generator(nn.Sequential):
             nn.ReLU(),
             nn.Linear(hidden, latent),
         )
-        self.num_classes = num_classes
-        self.noise = noise
+        self.num_classes, self.noise = num_classes, noise
 
     def forward(self, noise: Tensor, labels: Tensor | None = None) -> Tensor:
         """Features that a sample of these labels might have."""
@@ -90,10 +89,11 @@ class FedGenClient(FedAvgClient):
         logits = self.net(x)
         choice = torch.randint(len(self.labels), (self.generated,))
         fake = self.labels[choice].to(y.device, non_blocking=True)
-        size = (self.generated + len(y), self.noise)
-        noise = torch.rand(size, dtype=torch.float32)  # the same at every precision
+        # float32: the same at every precision
+        noise = torch.rand(self.generated + len(y), self.noise, dtype=torch.float32)
         noise = noise.to(self.weights, non_blocking=True)
-        both = self._generate(noise, torch.cat([fake, y]))
+        labels = one_hot(torch.cat([fake, y]), self.num_classes).to(noise)
+        both = self.generator(torch.cat([noise, labels], 1))
         head = self.net.classifier
         learnt = cross_entropy(wide(head(both[: self.generated])), fake)  # type: ignore[operator]
         target = head(both[self.generated :]).detach()  # type: ignore[operator]
@@ -109,9 +109,6 @@ class FedGenClient(FedAvgClient):
         if self.counts is not None and self.generated:
             update.extra = {"counts": self.counts.cpu()}
         return update
-
-    def _generate(self, noise: Tensor, labels: Tensor) -> Tensor:
-        return self.generator(torch.cat([noise, one_hot(labels, self.num_classes).to(noise)], 1))
 
 
 class FedGen(FedAvg):
@@ -139,7 +136,7 @@ class FedGen(FedAvg):
     client_class = FedGenClient
     client_settings = ("generator", "generated")
     takes_modules = False
-    tasks: tuple[str, ...] = ("classes",)
+    tasks = ("classes",)
     takes_sequences = False
     keeps = ("labels",)  # the generator is a part of the module
 
@@ -163,8 +160,7 @@ class FedGen(FedAvg):
         at_least(2, generator_batch_size=generator_batch_size)
         last = require_classifier(net, "FedGen")
         self.alpha, self.beta, self.decay = alpha, beta, decay
-        self.generator_steps = generator_steps
-        self.generator_lr = generator_lr
+        self.generator_steps, self.generator_lr = generator_steps, generator_lr
         self.generator_weight_decay = generator_weight_decay
         self.generator_batch_size = generator_batch_size
         self.generator = Generator(last.out_features, last.in_features, noise, hidden)
@@ -209,32 +205,31 @@ class FedGen(FedAvg):
         super().server_step(mean)
         if self.regularises:
             counts = torch.stack([counts for *_, counts in self.answers])
-            self.labels = sorted({*self.labels, *counts.sum(0).nonzero().flatten().tolist()})
-            self.train_generator(counts)
+            present = counts.sum(0).nonzero().flatten()
+            self.labels = sorted({*self.labels, *present.tolist()})
+            self.train_generator(counts, present)
 
-    def train_generator(self, counts: Tensor) -> None:
+    def train_generator(self, counts: Tensor, present: Tensor) -> None:
         """The generator's steps of one round; all its randomness comes from (seed, round)."""
         like = next(self.generator.parameters())
         shares = (counts / counts.sum(0).clamp(min=1)).to(like)
         heads = [(weight.to(like), bias.to(like)) for weight, bias, _ in self.answers]
-        present = counts.sum(0).nonzero().flatten()
         random = torch.Generator().manual_seed(
             derive(self.datamodule.seed, "generator", self.round)
         )
-        weights, decay = self.generator.parameters(), self.generator_weight_decay
-        optimizer = server_adam(weights, self.generator_lr, decay)
+        size, decay = self.generator_batch_size, self.generator_weight_decay
+        optimizer = server_adam(self.generator.parameters(), self.generator_lr, decay)
         self.generator.train()
         with torch.enable_grad():
             for _ in range(self.generator_steps):
-                size = self.generator_batch_size
                 noise = torch.rand(
                     size, self.generator.noise, generator=random, dtype=torch.float32
                 ).to(like)
                 labels = present[torch.randint(len(present), (size,), generator=random)]
+                labels = labels.to(like.device)
                 optimizer.zero_grad()
-                z = self.generator(noise, labels.to(like.device))
-                loss = generator_loss(z, noise, labels.to(like.device), heads, shares)
-                loss.backward()
+                z = self.generator(noise, labels)
+                generator_loss(z, noise, labels, heads, shares).backward()
                 optimizer.step()
         optimizer.zero_grad()
 
@@ -247,10 +242,9 @@ class FedGen(FedAvg):
         """Counts that are not those of n_k samples; of some of them, where epochs are not whole."""
         if not self.regularises:
             return ""
-        counts, samples = update.extra["counts"].tolist(), update.num_samples
-        least = samples if self.local_steps is None else 1
-        fits = least <= sum(counts) <= samples
-        return "" if fits else f"its counts are of {sum(counts)} samples, not of {samples}"
+        counted, samples = sum(update.extra["counts"].tolist()), update.num_samples
+        fits = (samples if self.local_steps is None else 1) <= counted <= samples
+        return "" if fits else f"its counts are of {counted} samples, not of {samples}"
 
 
 def generator_loss(

@@ -61,7 +61,7 @@ class FedGKD(FedAvg):
     client_class = FedGKDClient
     client_settings = ("gamma", "distance", "temperature", "tau_squared", "teacher_precision")
     needs_outputs = True
-    keeps: tuple[str, ...] = ("buffer",)
+    keeps = ("buffer",)
 
     def __init__(
         self,
@@ -80,16 +80,15 @@ class FedGKD(FedAvg):
         not_negative(gamma=gamma)
         at_least(1, buffer_size=buffer_size)
         positive(temperature=temperature)
-        self.gamma = gamma
-        self.distance: Distance = distance
-        self.temperature = temperature
+        self.distance = distance
+        self.gamma, self.temperature = gamma, temperature
         self.teach_from_start = teach_from_start
         require(ema is None or 0 <= ema < 1, "ema", "must be in [0, 1)", ema)
         self.tau_squared = tau_squared
-        self.teacher_precision: TeacherPrecision = teacher_precision
-        self.buffer: TeacherBuffer | MovingMean = TeacherBuffer(maxlen=buffer_size)
-        if ema is not None:
-            self.buffer = MovingMean(ema)
+        self.teacher_precision = teacher_precision
+        self.buffer: TeacherBuffer | MovingMean = (
+            TeacherBuffer(maxlen=buffer_size) if ema is None else MovingMean(ema)
+        )
 
     @property
     def distils_classes(self) -> bool:  # type: ignore[override]

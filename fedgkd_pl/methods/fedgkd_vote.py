@@ -86,8 +86,8 @@ class FedGKDVote(FedAvg):
     client_class = FedGKDVoteClient
     client_settings = ("teacher_precision",)
     needs_outputs = True
-    tasks: tuple[str, ...] = ("classes",)
-    keeps: tuple[str, ...] = ("buffer", "losses")
+    tasks = ("classes",)
+    keeps = ("buffer", "losses")
 
     def __init__(
         self,
@@ -101,9 +101,9 @@ class FedGKDVote(FedAvg):
         not_negative(lam=lam)
         at_least(1, buffer_size=buffer_size)
         self.lam = lam
-        self.teacher_precision: TeacherPrecision = teacher_precision
+        self.teacher_precision = teacher_precision
         self.buffer = TeacherBuffer(maxlen=buffer_size)
-        self.losses: Recent[float] = Recent(maxlen=buffer_size)  # of the buffer's models
+        self.losses = Recent[float](maxlen=buffer_size)  # of the buffer's models
 
     def check(self, data: FederatedDataModule) -> None:
         """Asks for validation data, too."""

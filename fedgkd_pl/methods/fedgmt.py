@@ -65,8 +65,8 @@ class FedGMT(FedDyn):
     client_class = FedGMTClient
     client_settings = ("mu", "gamma", "tau", "beta")
     needs_outputs = True
-    tasks: tuple[str, ...] = ("classes", "dense")
-    keeps: tuple[str, ...] = ("moved", "average")
+    tasks = ("classes", "dense")
+    keeps = ("moved", "average")
 
     def __init__(
         self,

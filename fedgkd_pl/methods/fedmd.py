@@ -56,8 +56,7 @@ class FedMDClient(PublicClient):
     """The client module of FedMD: a party, which keeps its net and its optimizers."""
 
     kept: dict[str, State] = {}  # noqa: RUF012  (replaced, never changed)
-    private: Optimizer | None = None
-    adam: Optimizer | None = None
+    private: Optimizer
 
     def receive(self, message: Message, state: State) -> None:
         """Goes on with its own net, or begins."""
@@ -68,7 +67,7 @@ class FedMDClient(PublicClient):
         super().receive(replace(message, models={"global": own}), state)
         self.round, self.since = message.round, int(message.numbers.get(SINCE, 0))
         self.consensus = message.tensors.get("consensus", {}).get("logits")
-        self.adam = None
+        self.adam: Optimizer | None = None
         self.distance: float | None = None
 
     def configure_optimizers(self) -> Any:
@@ -81,7 +80,6 @@ class FedMDClient(PublicClient):
     def on_train_start(self) -> None:
         """Learns from the public data before its own: its labels at first, then the consensus."""
         super().on_train_start()
-        assert self.public is not None
         if self.is_new:
             adam = server_adam(self.net.parameters(), self.public_lr)
             batches = Batches(self.public, self.public_batch_size, self.random())
@@ -97,7 +95,6 @@ class FedMDClient(PublicClient):
                 self.distance = self.learn(batches, self.adam, self._digest, len(agreed))
 
     def _agreed(self, round: int) -> Examples:
-        assert self.public is not None
         seed = derive(self.run_seed, "public", round)
         rows = sampled_rows(self.public, self.public_samples, self.labelled, seed)
         return self.public.view(rows.to(self.public.targets.device))
@@ -113,7 +110,6 @@ class FedMDClient(PublicClient):
         update.extra = {"logits": logits.cpu().to(report_type(self.net))}
         if self.distance is not None:
             update.metrics["digest"] = self.distance
-        assert self.private is not None
         weights = weights_of(self.net)
         unmoved = empty_state(partial(server_adam, lr=self.distil_lr), weights)
         digest = self.kept.get(DIGEST, unmoved)
@@ -156,7 +152,7 @@ class FedMD(FedAvg):
         *("start_epochs", "digest_epochs", "digest_batch_size", "digest_decay", "distil_lr"),
     )
     takes_modules = False
-    tasks: tuple[str, ...] = ("classes",)
+    tasks = ("classes",)
     shares_models = False
     takes_sequences = False
     averages = False
@@ -190,9 +186,9 @@ class FedMD(FedAvg):
         not_negative(digest_decay=digest_decay)
         self.public_samples, self.public_epochs = public_samples, public_epochs
         self.public_lr, self.public_batch_size = public_lr, public_batch_size
-        self.start_epochs = start_epochs
-        self.digest_epochs, self.digest_batch_size = digest_epochs, digest_batch_size
-        self.digest_decay, self.distil_lr = digest_decay, distil_lr
+        self.start_epochs, self.digest_epochs = start_epochs, digest_epochs
+        self.digest_batch_size, self.digest_decay = digest_batch_size, digest_decay
+        self.distil_lr = distil_lr
         self.labelled = False  # whether the public data is; known with the data
         self.reset()
 
@@ -231,8 +227,7 @@ class FedMD(FedAvg):
 
     def client_extra(self) -> Specs:
         """The logits of the round's public inputs."""
-        rows = min(self.public_samples, len(self.public))
-        shape = (rows, self.datamodule.num_classes)
+        shape = min(self.public_samples, len(self.public)), self.datamodule.num_classes
         return {"logits": Spec(shape, report_type(self.net), -LARGEST, LARGEST)}
 
     def client_state(self, number: int = 0) -> Specs:

@@ -56,10 +56,7 @@ class FedNova(FedProx):
         """Moves by the normalised mean; buffers are averaged."""
         weights, works = zip(*self.answers, strict=True)
         scale = reduce(add, works) / sum(weights) ** 2  # sum() of floats depends on Python
-        new = {
-            name: parameter.detach().cpu().double() + scale * self.sums[name]
-            for name, parameter in self.net.named_parameters()
-        }
+        new = {n: w + scale * self.sums[n] for n, w in self.exact_parameters().items()}
         super().server_step(mean | new)
 
     def work(self, samples: int) -> float:

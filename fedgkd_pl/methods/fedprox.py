@@ -28,15 +28,10 @@ class FedProxClient(FedAvgClient):
         loss, parts = super().objective(x, y, teacher_output)
         if not self.mu:
             return loss, parts
-        proximal = self.proximal_term()
-        return loss + proximal, {**parts, "proximal": proximal}
-
-    def proximal_term(self) -> Tensor:
-        """μ/2 ‖w − start‖²."""
         pairs = zip(self.net.parameters(), self.start, strict=True)
         squares = torch.stack([((w - w_t) ** 2).sum() for w, w_t in pairs]).sum()
-        term: Tensor = self.mu / 2 * squares
-        return term
+        parts["proximal"] = self.mu / 2 * squares
+        return loss + parts["proximal"], parts
 
 
 class FedProx(FedAvg):

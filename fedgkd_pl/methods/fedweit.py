@@ -96,7 +96,9 @@ class Memory:
         last, place = self.place, self.place + 1
         self.groups.pop("moments", None)
         for task in range(place):
-            old = self._without_knowledge(task, self.groups["base"])
+            base, masks = self.groups["base"], self.groups[f"mask {task}"]
+            adaptive = self.groups[f"adaptive {task}"].items()
+            old = {name: compose(base[name], masks[name], a) for name, a in adaptive}
             if not self.learned[task]:
                 old = {name: torch.zeros_like(weight) for name, weight in old.items()}
             self.groups[f"old {task}"] = old
@@ -119,8 +121,8 @@ class Memory:
 
     def knowledge(self, name: str) -> Tensor:
         """KB of one weight, those of all clients stacked."""
-        found = [group for group in self.groups if group.startswith("knowledge ")]
-        parts = [self.groups[f"knowledge {n}"][name] for n in range(len(found))]
+        clients = sum(group.startswith("knowledge ") for group in self.groups)
+        parts = [self.groups[f"knowledge {n}"][name] for n in range(clients)]
         return torch.stack(parts).contiguous()
 
     def attended(self, task: int) -> State:
@@ -134,14 +136,8 @@ class Memory:
     def effective(self, task: int, base: State, lam1: float) -> State:
         """The weights that a client uses for a task: A is pruned at λ1."""
         pruned = {n: prune(a, lam1) for n, a in self.groups[f"adaptive {task}"].items()}
-        attended = self.attended(task)
-        masks = self.groups[f"mask {task}"]
+        attended, masks = self.attended(task), self.groups[f"mask {task}"]
         return {n: compose(base[n], masks[n], a, attended.get(n)) for n, a in pruned.items()}
-
-    def _without_knowledge(self, task: int, base: State) -> State:
-        masks = self.groups[f"mask {task}"]
-        adaptive = self.groups[f"adaptive {task}"]
-        return {name: compose(base[name], masks[name], a) for name, a in adaptive.items()}
 
 
 class FedWeITClient(FedAvgClient):
@@ -192,9 +188,8 @@ class FedWeITClient(FedAvgClient):
             kept.copy_(value)
             parameters[key] = kept
         self.own = parameters
-        self.knowledge = {}
-        if place:
-            self.knowledge = {n: self.memory.knowledge(n).to(self.device) for n in weights}
+        told = weights if place else ()
+        self.knowledge = {n: self.memory.knowledge(n).to(self.device) for n in told}
         self.old = [
             (
                 task,
@@ -215,8 +210,7 @@ class FedWeITClient(FedAvgClient):
 
     def named(self) -> dict[str, nn.Parameter]:
         """All that is trained."""
-        net = joined({"net": dict(self.net.named_parameters())})
-        return net | self.own
+        return joined({"net": dict(self.net.named_parameters())}) | self.own
 
     def trained(self) -> list[nn.Parameter]:
         """All that is trained."""
@@ -241,8 +235,8 @@ class FedWeITClient(FedAvgClient):
         """θ_t."""
         own, composed = grouped(self.own), {}
         masks, adaptive = own["mask"], own[f"adaptive {self.memory.place}"]
-        attention = own.get("attention", {})
-        attended = {n: attend(a, self.knowledge[n]) for n, a in attention.items()}
+        attention = own.get("attention", {}).items()
+        attended = {n: attend(a, self.knowledge[n]) for n, a in attention}
         for name, base in self.weights().items():
             composed[name] = compose(base, masks[name], adaptive[name], attended.get(name))
         return composed
@@ -330,10 +324,10 @@ class FedWeIT(FedAvg):
     client_class = FedWeITClient
     client_settings = ("decomposed", "lam1", "lam2", "sparsity")
     takes_modules = False
-    tasks: tuple[str, ...] = ("classes",)
+    tasks = ("classes",)
     shares_models = False
     models_differ = True
-    keeps: tuple[str, ...] = ("start", "base", "knowledge", "informed")
+    keeps = ("start", "base", "knowledge", "informed")
 
     def __init__(
         self,
@@ -349,8 +343,7 @@ class FedWeIT(FedAvg):
         not_negative(lam1=lam1, lam2=lam2)
         text = "must be in [0, 1), or null to send all channels"
         require(sparsity is None or 0 <= sparsity < 1, "sparsity", text, sparsity)
-        self.lam1, self.lam2 = lam1, lam2
-        self.sparsity = sparsity
+        self.lam1, self.lam2, self.sparsity = lam1, lam2, sparsity
         self.decomposed = decomposed(net)
         self._cohort: Sequence[int] = ()
         self.reset()
@@ -423,9 +416,8 @@ class FedWeIT(FedAvg):
             memory = Memory({"base": start}, [])
             for _ in range(place + 1):
                 memory.begin(start, rest, self.datamodule.num_clients)
-        moved: dict[str, State] = {"net": dict(self.net.named_parameters())}
-        moved["mask"] = memory.groups[f"mask {place}"]
-        own = ("adaptive", "attention")
+        net: State = dict(self.net.named_parameters())
+        moved, own = {"net": net, "mask": memory.groups[f"mask {place}"]}, ("adaptive", "attention")
         moved |= {g: s for g, s in memory.groups.items() if g.startswith(own)}
         shapes = joined(moved).items()
         copies = {n: nn.Parameter(torch.zeros(t.shape, dtype=t.dtype)) for n, t in shapes}
@@ -445,9 +437,9 @@ class FedWeIT(FedAvg):
 
     def bytes_of(self, message: Message, cohort: Sequence[int]) -> int:
         """B for everybody; KB, without its zeros, for those who do not have it."""
-        base, knowledge = (message.tensors.get(group, {}) for group in ("base", "knowledge"))
-        told = sum(map(sparse_bytes, knowledge.values())) * len(self._without_knowledge(cohort))
-        return sum(t.nbytes for t in base.values()) * len(cohort) + told
+        knowledge = message.tensors.get("knowledge", {}).values()
+        told = sum(map(sparse_bytes, knowledge)) * len(self._without_knowledge(cohort))
+        return sum(t.nbytes for t in message.tensors["base"].values()) * len(cohort) + told
 
     def bytes_of_answer(self, update: ClientUpdate) -> int:
         """The channels that are sent and which those are; A without its zeros."""
@@ -542,9 +534,9 @@ def mean_of_sent(total: Tensor, count: Tensor) -> Tensor:
     return torch.where(count > 0, total / count.clamp(min=1e-15), 0.0)
 
 
-def received(sent: Tensor, own: Tensor | None) -> Tensor:
+def received(sent: Tensor, own: Tensor) -> Tensor:
     """B as the server sent it, where it is not 0; there, the client's own."""
-    return sent if own is None else torch.where(sent == 0, own.to(sent), sent)
+    return torch.where(sent == 0, own.to(sent), sent)
 
 
 def draw(size: int, like: Tensor) -> Tensor:

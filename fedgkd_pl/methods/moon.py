@@ -78,7 +78,7 @@ class MOON(FedAvg):
     client_class = MOONClient
     client_settings = ("mu", "tau")
     takes_modules = False
-    tasks: tuple[str, ...] = ("classes",)
+    tasks = ("classes",)
 
     def __init__(self, net: nn.Module, mu: float = 5.0, tau: float = 0.5, **kwargs: Any) -> None:
         require_projection(net, "MOON")
@@ -86,8 +86,7 @@ class MOON(FedAvg):
         super().__init__(net, **kwargs)
         not_negative(mu=mu)
         positive(tau=tau)
-        self.mu = mu
-        self.tau = tau
+        self.mu, self.tau = mu, tau
 
     def client_state(self, number: int = 0) -> Specs:
         """A client's previous model."""
@@ -96,9 +95,6 @@ class MOON(FedAvg):
 
 def contrast(z: Tensor, positive: Tensor, negative: Tensor, tau: float) -> Tensor:
     """−log of the positive's share, a mean over the batch; only ``z`` has a gradient."""
-    z, positive, negative = wide(z), wide(positive), wide(negative)
-    similarity = torch.stack(
-        [cosine_similarity(z, positive, dim=1), cosine_similarity(z, negative, dim=1)], dim=1
-    )
+    similarities = [cosine_similarity(wide(z), wide(other)) for other in (positive, negative)]
     first = torch.zeros(len(z), dtype=torch.int64, device=z.device)
-    return cross_entropy(similarity / tau, first)
+    return cross_entropy(torch.stack(similarities, dim=1) / tau, first)

@@ -61,7 +61,7 @@ class SCAFFOLD(FedAvg):
     citation = "Karimireddy et al., ICML 2020"
     colour = 9
     client_class = SCAFFOLDClient
-    keeps: tuple[str, ...] = ("control",)
+    keeps = ("control",)
 
     def __init__(self, net: nn.Module | None = None, **kwargs: Any) -> None:
         super().__init__(net, **kwargs)
