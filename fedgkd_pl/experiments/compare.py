@@ -21,16 +21,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
+from fedgkd_pl.config.request import read_request
 from fedgkd_pl.errors import RunFailed, SettingError, StorageError, require
 from fedgkd_pl.experiments.paper import check_table
 from fedgkd_pl.experiments.report import write_page
 from fedgkd_pl.experiments.runs import Run, read_run, round_of
 from fedgkd_pl.experiments.study import Cell, Study, make_study, read_study
 from fedgkd_pl.experiments.tables import Results, Table, every_run, make_tables
-from fedgkd_pl.processes.command import Interrupted, Stopped
+from fedgkd_pl.processes.command import Interrupted, Stopped, quiet_libraries, run_command
 from fedgkd_pl.processes.start import context, end_with_parent, without_main
-from fedgkd_pl.runs.folder import LAST, LOG, METRICS, RunFolder, how_to_look
-from fedgkd_pl.storage.files import lock, write_text
+from fedgkd_pl.runs.folder import LAST, LOG, METRICS, RunFolder, fixed_settings, how_to_look
+from fedgkd_pl.storage.files import lock, read_yaml, write_text
 
 if TYPE_CHECKING:
     from fedgkd_pl.config.build import Experiment
@@ -231,11 +232,7 @@ def _mark_done(tasks: list[Task]) -> None:
 def _look_at_all(cells: list[Cell], folders: list[Path]) -> list[int] | tuple[str, str]:
     """In a process of its own: the rounds of every cell, or what is wrong with one."""
     from fedgkd_pl.config.build import build_request
-    from fedgkd_pl.config.request import read_request
-    from fedgkd_pl.processes.command import quiet_libraries
-    from fedgkd_pl.runs.folder import fixed_settings
     from fedgkd_pl.runs.resume import compare_settings
-    from fedgkd_pl.storage.files import read_yaml
 
     quiet_libraries()
     looked: dict[tuple[str, ...], tuple[int, dict[str, Any]]] = {}
@@ -340,8 +337,8 @@ def _start(task: Task, jobs: int, processes: Any) -> None:
         home = task.folder.parent.parent
         argv += [f"--name={home.name}/{task.cell.name}", f"--output_dir={home.parent}"]
     task.folder.parent.mkdir(parents=True, exist_ok=True)
-    run = {"target": _run_cell, "args": (argv, task.folder, task.log, jobs)}
-    task.process, task.state = processes.Process(**run), "running"
+    task.process = processes.Process(target=_run_cell, args=(argv, task.folder, task.log, jobs))
+    task.state = "running"
     with without_main():
         task.process.start()
 
@@ -363,8 +360,6 @@ def _run_cell(argv: Sequence[str], folder: Path, log: Path, jobs: int) -> None:
     """Trains in a process of its own, with its share of the cores for evaluation."""
     import torch
     from fedgkd_pl.config.build import build_request
-    from fedgkd_pl.config.request import read_request
-    from fedgkd_pl.processes.command import quiet_libraries, run_command
 
     def fit() -> int:
         quiet_libraries()

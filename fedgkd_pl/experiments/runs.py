@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pandas as pd
-from fedgkd_pl.errors import SettingError
+from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.experiments.paper import LABELS, PaperRow, differences, paper_row
 from fedgkd_pl.methods import title_of
 from fedgkd_pl.runs.folder import (
@@ -28,7 +28,7 @@ from fedgkd_pl.runs.folder import (
     fixed_settings,
     flatten,
 )
-from fedgkd_pl.storage.files import MB, printable, read_json
+from fedgkd_pl.storage.files import MB, printable, read_json, read_yaml
 
 if TYPE_CHECKING:
     from fedgkd_pl.experiments.compare import StudyResult
@@ -150,8 +150,6 @@ class Run:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """All settings, nested; empty where the run does not say."""
-        from fedgkd_pl.storage.files import read_yaml
-
         file = self.folder / CONFIG
         with reading(file):
             return read_yaml(str(file)) if file.exists() else {}
@@ -184,7 +182,7 @@ class Run:
     @property
     def seed(self) -> int:
         """The seed that all others come from."""
-        seed: Any = self.settings.get("seed_everything", False)
+        seed = self.settings.get("seed_everything", False)
         with reading(self.folder / CONFIG):
             return int(self.summary["seed"] if seed is False else seed)  # False: only the data was
 
@@ -207,7 +205,7 @@ class Run:
                 ``average_`` before it, of the averaged model. ``task_acc``, ``task_forgetting`` or
                 ``task_transfer``: at the end of the last task, by :class:`TaskAccuracy`.
         """
-        value: float | None = None
+        value: float | None
         kind = name.removeprefix(OF_AVERAGE)
         if name in OF_TASKS:
             value = next(iter(self.by_round(OF_TASKS[name])[::-1]), None)
@@ -251,8 +249,7 @@ def find_runs(paths: Sequence[str]) -> list[Run]:
     for path in paths:
         for file in sorted(Path(path).rglob(SUMMARY), key=natural):
             runs.setdefault(file.parent.resolve(), read_run(file.parent))
-    if not runs:
-        raise SettingError("runs", f"no finished run ({SUMMARY}) below", ", ".join(paths))
+    require(len(runs) > 0, "runs", f"no finished run ({SUMMARY}) below", ", ".join(paths))
     return list(runs.values())
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from fedgkd_pl.config.request import methods, resolve
 from fedgkd_pl.errors import require
+from fedgkd_pl.storage.files import read_yaml
 
 Settings = Mapping[str, Any]  # dotted keys, as `fedgkd-pl fit` takes them; `config` names files
 MEASURE = re.compile(
@@ -100,8 +101,6 @@ class Study:
 
 def read_study(path: str) -> Study:
     """A study file, checked."""
-    from fedgkd_pl.storage.files import read_yaml
-
     file = resolve(path, "study")[0]
     content = read_yaml(file)
     is_config = "axes" not in content and {"model", "data"} & content.keys()
@@ -133,7 +132,7 @@ def make_study(content: Mapping[str, Any]) -> Study:
 
 
 def _check(study: Study) -> None:
-    is_plain = re.fullmatch(r"\w[\w.+-]*", study.name) is not None
+    is_plain = bool(re.fullmatch(r"\w[\w.+-]*", study.name))
     require(is_plain, "name", "must be a plain word: it names a folder", study.name)
     fits = len(study.axes) > 0 and not {"measure", "seed"} & study.axes.keys()
     require(fits, "axes", "must be at least one, and not be named measure or seed")

@@ -23,7 +23,6 @@ ENOUGH = 3  # seeds for a test of significance
 UNKNOWN = f"settings not known (no {CONFIG}): not averaged with others"
 LOSSES = "the test loss, not in %: what it learns has no accuracy"
 MARKS = "†‡§¶‖"
-PAPERS = "In brackets: the paper's."
 TEX = str.maketrans(
     {
         **{letter: f"\\{letter}" for letter in "_%&#{}$"},
@@ -205,7 +204,7 @@ def _make_table(
     lost = {_name(entry.labels, study.axes): entry.failed for entry in entries if entry.failed}
     of = _seeds(len(study.seeds))
     failures = [f"{name}: failed in {number} of {of}" for name, number in lost.items()]
-    papers = [PAPERS] * any(entry.paper for entry in entries)
+    papers = ["In brackets: the paper's."] * any(entry.paper for entry in entries)
     lengths = sorted({run.rounds_asked for _, run in results})
     shown = ", ".join(map(str, lengths))
     unequal = [f"the runs have different numbers of rounds: {shown}"] * (len(lengths) > 1)

@@ -229,7 +229,7 @@ def show(table: pd.DataFrame) -> None:
         print(f"the first {SHOWN} of {len(table):,} inputs")
 
 
-def _table(names: list[str], probabilities: torch.Tensor) -> pd.DataFrame:
+def _table(names: list[str], probabilities: Tensor) -> pd.DataFrame:
     few = len(names) <= ALL_CLASSES
     best = probabilities.double().topk(1 if few else TOP, dim=1)
     columns: dict[str, Any] = {}
