@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from fedgkd_pl.config.request import read_request
 from fedgkd_pl.errors import RunFailed, SettingError, StorageError, require
-from fedgkd_pl.experiments.paper import check_table
+from fedgkd_pl.experiments.paper import paper_rows
 from fedgkd_pl.experiments.report import write_page
 from fedgkd_pl.experiments.runs import Run, read_run, round_of
 from fedgkd_pl.experiments.study import Cell, Study, make_study, read_study
@@ -75,7 +75,7 @@ class StudyResult:
 
     def __repr__(self) -> str:
         """The tables, and what failed."""
-        runs = f"{self.folder}, {len(self.runs)} runs"
+        runs = f"{self.folder}, {len(self.results)} runs"
         return "\n\n".join([runs, *map(repr, self.tables), *self._failures()])
 
     def _repr_html_(self) -> str:
@@ -133,10 +133,6 @@ class Task:
         file = self.folder / METRICS
         return len(file.read_text().splitlines()) - 1 if file.exists() else 0
 
-    def say(self) -> None:
-        """Prints how far it is."""
-        print(f"{self.state:<8} {self.cell.name}: round {self.done}/{self.rounds}", flush=True)
-
 
 def compare(
     study: str | Path | Mapping[str, Any],
@@ -166,10 +162,12 @@ def compare(
     require(jobs >= 1, "jobs", "must be at least 1", jobs)
     require(rounds is None or rounds >= 1, "rounds", "must be at least 1", rounds)
     whole = make_study(study) if isinstance(study, Mapping) else read_study(str(study))
-    check_table(whole.paper)
+    papers = dict.fromkeys(row["table"] for row in paper_rows())
+    fits = not whole.paper or whole.paper in papers
+    require(fits, "paper", f"one of {', '.join(papers)}", whole.paper)
     for flag in (word.partition("=")[0] for word in extra):
         require(flag not in OURS, flag.lstrip("-"), "is not for the cells of a study")
-    own = [] if rounds is None else [f"--rounds={rounds}"]
+    own = [f"--rounds={rounds}"] if rounds else []
     cells = whole.part(only).cells([*extra, *own])
     top = Path(output_dir) / whole.name
     require(not top.parent.is_file(), "output_dir", "is not a folder", top.parent)
@@ -313,7 +311,8 @@ def run_tasks(
                     write()
                 bar.update(rounds, completed=sum(task.done for task in tasks))
                 for task in changed if not quiet else ():
-                    task.say()
+                    rounds_done = f"round {task.done}/{task.rounds}"
+                    print(f"{task.state:<8} {task.cell.name}: {rounds_done}", flush=True)
     except Stopped as stop:
         stop.hint = "the same command goes on where this was"
         raise
@@ -345,7 +344,7 @@ def _start(task: Task, jobs: int, processes: Any) -> None:
 
 def _without_additions(argv: Sequence[str]) -> list[str]:
     """Without ``--key+=value`` and ``--key+ value``: the run's own config has them already."""
-    kept: list[str] = []
+    kept = []
     words = iter(argv)
     for word in words:
         key, equals, _ = word.partition("=")

@@ -101,7 +101,13 @@ def print_report(
     """
     over_seeds = over_seeds or format != "table"
     runs = find_runs(paths)
-    missing = not_shown(paths, runs, over_seeds)
+    missing = []
+    if over_seeds and (repeated := len(runs) - sum(len(g.runs) for g in make_groups(runs))):
+        missing.append(f"not shown: {repeated} with settings and seed of another")
+    for path in dict.fromkeys(paths):
+        begun = [file.parent for file in Path(path).rglob(f"version_*/{folder.CONFIG}")]
+        if rest := sum(not (each / folder.SUMMARY).exists() for each in begun):
+            missing.append(f"not shown: {rest} unfinished of {path}")
     if format == "html":
         output = output or str(Path(paths[0]) / "report.html")
         write_page(runs, Path(output), notes=missing)
@@ -109,33 +115,17 @@ def print_report(
         return
     table = report(runs, over_seeds)
     table = replace(table, notes=[*table.notes, *missing])
-    text = _to_markdown(table, runs) if format == "md" else f"{table}\n"
+    text = f"{table}\n"
+    if format == "md":
+        text = table.to_markdown()
+        if shared := shared_settings(make_groups(runs)):
+            lines = (f"- `{key}`: {value}\n" for key, value in shared.items())
+            text += "\nSettings that all share:\n\n" + "".join(lines)
     if format == "md" and output is not None:
         write_text(Path(output), text)
         print(f"wrote {output}")
     else:
         print(text, end="")
-
-
-def not_shown(paths: Sequence[str], runs: Sequence[Run], over_seeds: bool) -> list[str]:
-    """The runs below the folders that are in no row, a line for each reason."""
-    lines = []
-    if over_seeds and (repeated := len(runs) - sum(len(g.runs) for g in make_groups(runs))):
-        lines.append(f"not shown: {repeated} with settings and seed of another")
-    for path in dict.fromkeys(paths):
-        begun = [file.parent for file in Path(path).rglob(f"version_*/{folder.CONFIG}")]
-        if rest := sum(not (each / folder.SUMMARY).exists() for each in begun):
-            lines.append(f"not shown: {rest} unfinished of {path}")
-    return lines
-
-
-def _to_markdown(table: Table, runs: Sequence[Run]) -> str:
-    """The overview, and the settings that all runs share, in Markdown."""
-    text = table.to_markdown()
-    if shared := shared_settings(make_groups(runs)):
-        lines = (f"- `{key}`: {value}\n" for key, value in shared.items())
-        text += "\nSettings that all share:\n\n" + "".join(lines)
-    return text
 
 
 def write_page(

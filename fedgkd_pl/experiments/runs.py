@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from fedgkd_pl.experiments.compare import StudyResult
     from torch import nn
 
-Summary = dict[str, Any]
 ACCURACIES = {
     "best": "best_test_acc",
     "final": "final_test_acc",
@@ -84,7 +83,7 @@ class Run:
     """A finished run."""
 
     folder: Path
-    summary: Summary  # the content of summary.json
+    summary: dict[str, Any]  # the content of summary.json
 
     def metrics(self) -> list[dict[str, float]]:
         """A row for every round, as ``pandas.DataFrame`` takes it; a value may be missing."""
@@ -138,7 +137,7 @@ class Run:
         if not file.exists():
             return {}
         with reading(file):
-            content: dict[str, Any] = read_json(file, LARGEST)
+            content = read_json(file, LARGEST)
             if "counts" in content:
                 table = np.array(content["counts"], dtype=np.uint64)
                 _clients, _classes = table.shape
@@ -157,7 +156,7 @@ class Run:
     @cached_property
     def facts(self) -> dict[str, Any]:
         """What it was, by the keys of ``protocol.yaml``; no settings where they are not known."""
-        plain: dict[str, Any] = {}
+        plain = {}
         for key, value in flatten(self.settings).items():
             short = key.replace("init_args.", "")
             if short.endswith(".class_path"):
@@ -231,7 +230,7 @@ def read_run(folder: str | Path) -> Run:
     """A finished run, by its folder; anything else is refused."""
     file = Path(folder) / SUMMARY
     with reading(file):
-        summary: Summary = read_json(file)
+        summary = read_json(file)
         numbers = [summary[key] for key in NUMBERS] + [summary.get(key) or 0 for key in OPTIONAL]
         if not all(map(isfinite, numbers)) or summary["rounds"] < 1:
             raise ValueError("has other values")

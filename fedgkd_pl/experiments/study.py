@@ -112,6 +112,7 @@ def read_study(path: str) -> Study:
 
 def make_study(content: Mapping[str, Any]) -> Study:
     """The study of a mapping with the keys of a study file, checked; it needs a ``name``."""
+    from fedgkd_pl.config.messages import argument_error
     from jsonargparse import ArgumentError, ArgumentParser
 
     parser = ArgumentParser(exit_on_error=False, default_env=False)
@@ -119,20 +120,17 @@ def make_study(content: Mapping[str, Any]) -> Study:
     try:
         study = Study(**parser.parse_object(dict(content)).as_dict())
     except ArgumentError as error:
-        from fedgkd_pl.config.messages import argument_error
-
         raise argument_error(str(error)) from error
     axes = {str(axis): _labels(str(axis), given) for axis, given in study.axes.items()}
     special = [_special(one, axes) for one in study.special]
     rows = study.rows if "rows" in content else [axis for axis in axes if axis != "method"]
-    own = _settings("set", study.set)
-    study = replace(study, axes=axes, set=own, special=special, rows=rows)
+    study = replace(study, axes=axes, set=_settings("set", study.set), special=special, rows=rows)
     _check(study)
     return study
 
 
 def _check(study: Study) -> None:
-    is_plain = bool(re.fullmatch(r"\w[\w.+-]*", study.name))
+    is_plain = re.fullmatch(r"\w[\w.+-]*", study.name) is not None
     require(is_plain, "name", "must be a plain word: it names a folder", study.name)
     fits = len(study.axes) > 0 and not {"measure", "seed"} & study.axes.keys()
     require(fits, "axes", "must be at least one, and not be named measure or seed")

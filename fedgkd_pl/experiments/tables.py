@@ -18,7 +18,6 @@ Labels = dict[str, str]
 Results = Sequence[tuple[Cell, Run]]
 NAMES = {"last10": "last 10", "at_best_val": "at best val"}
 NAMES |= {"task_acc": "tasks", "task_forgetting": "forgetting", "task_transfer": "transfer"}
-LESS_IS_BETTER = "task_forgetting"  # which is not ranked
 ENOUGH = 3  # seeds for a test of significance
 UNKNOWN = f"settings not known (no {CONFIG}): not averaged with others"
 LOSSES = "the test loss, not in %: what it learns has no accuracy"
@@ -107,7 +106,7 @@ class Table:
         """For a page; with a title, a section of it."""
         texts = self._marked(escape, "<b>{}</b>", "<u>{}</u>")
         left = f"left{self.left}"
-        table: str = texts.to_html(index=False, escape=False, border=0, classes=left)
+        table = texts.to_html(index=False, escape=False, border=0, classes=left)
         notes = "".join(f"<li>{escape(note)}</li>" for note in self.notes)
         shown = f"<div class=scroll>{table}</div>" + (f"<ul>{notes}</ul>" if notes else "")
         heading = f"<h2>{escape(self.title)}</h2>"
@@ -190,7 +189,7 @@ def _make_table(
     entries = _entries(study, results, failed, measures)
     leads, footnotes = _rank(study, entries), Footnotes()
     texts: dict[tuple[str, ...], dict[str, str | None]] = {}
-    ranks: dict[tuple[int, str], int] = {}
+    ranks = {}
     for entry in entries:
         row = texts.setdefault(tuple(entry.labels[axis] for axis in study.rows), {})
         name = _name(entry.labels, study.columns)
@@ -281,7 +280,7 @@ def _rank(study: Study, entries: Sequence[Entry]) -> list[str]:
     groups: dict[str, list[Entry]] = defaultdict(list)
     several = [axis for axis in study.axes if axis != study.compare and len(study.axes[axis]) > 1]
     for entry in entries:
-        if entry.values and entry.labels["measure"] != LESS_IS_BETTER:
+        if entry.values and entry.labels["measure"] != "task_forgetting":  # less is better
             groups[_name(entry.labels, [*several, "measure"])].append(entry)
     lines = []
     for where, group in groups.items():

@@ -188,8 +188,8 @@ def bar_panels(
         paper: the paper's numbers, by panel and label.
         chosen: the colour of every label, where it must be that of other figures.
     """
-    known = {title: {k: v for k, v in each.items() if len(v)} for title, each in panels.items()}
-    means = pd.DataFrame({t: {k: np.mean(v) for k, v in each.items()} for t, each in known.items()})
+    known = {t: {k: np.mean(v) for k, v in each.items() if len(v)} for t, each in panels.items()}
+    means = pd.DataFrame(known)
     order = list(means.mean(axis=1).sort_values(kind="stable").index)
     one = len(panels) == 1
     size = (6.2 if one else 3.5, 1.2 + 0.34 * max(2, len(order)))
@@ -357,8 +357,7 @@ def read_feature_map(path: str | Path, name: str = "") -> FeatureMapData:
 def encode_feature_map(data: FeatureMapData) -> bytes:
     """Encodes a map as the content of an ``.npz`` file."""
     content = io.BytesIO()
-    arrays: dict[str, Any] = asdict(data)
-    np.savez(content, **{key: value for key, value in arrays.items() if key != "name"})
+    np.savez(content, **{key: value for key, value in asdict(data).items() if key != "name"})
     return content.getvalue()
 
 
