@@ -248,13 +248,12 @@ def values_of(runs: Mapping[int, Run], measure: str) -> dict[int, float]:
     return {seed: value for seed, value in found.items() if value is not None}
 
 
-def in_order(labels: Iterable[str]) -> list[str]:
+def in_order(labels: Collection[str]) -> list[str]:
     """Numbers by size, as in the figures; anything else as it is."""
-    labels = list(labels)
     try:
         return sorted(labels, key=float)
     except ValueError:
-        return labels
+        return list(labels)
 
 
 def measure_name(name: str) -> str:
