@@ -22,15 +22,15 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from fedgkd_pl.errors import RunFailed, SettingError, StorageError, require
-from fedgkd_pl.experiments.paper import check_table
+from fedgkd_pl.experiments.paper import paper_rows
 from fedgkd_pl.experiments.report import write_page
 from fedgkd_pl.experiments.runs import Run, read_run, round_of
 from fedgkd_pl.experiments.study import Cell, Study, make_study, read_study
 from fedgkd_pl.experiments.tables import Results, Table, every_run, make_tables
-from fedgkd_pl.processes.command import Interrupted, Stopped
+from fedgkd_pl.processes.command import Interrupted, Stopped, quiet_libraries, run_command
 from fedgkd_pl.processes.start import context, end_with_parent, without_main
-from fedgkd_pl.runs.folder import LAST, LOG, METRICS, RunFolder, how_to_look
-from fedgkd_pl.storage.files import lock, write_text
+from fedgkd_pl.runs.folder import LAST, LOG, METRICS, RunFolder, fixed_settings, how_to_look
+from fedgkd_pl.storage.files import lock, read_yaml, write_text
 
 if TYPE_CHECKING:
     from fedgkd_pl.config.build import Experiment
@@ -74,7 +74,7 @@ class StudyResult:
 
     def __repr__(self) -> str:
         """The tables, and what failed."""
-        runs = f"{self.folder}, {len(self.runs)} runs"
+        runs = f"{self.folder}, {len(self.results)} runs"
         return "\n\n".join([runs, *map(repr, self.tables), *self._failures()])
 
     def _repr_html_(self) -> str:
@@ -132,10 +132,6 @@ class Task:
         file = self.folder / METRICS
         return len(file.read_text().splitlines()) - 1 if file.exists() else 0
 
-    def say(self) -> None:
-        """Prints how far it is."""
-        print(f"{self.state:<8} {self.cell.name}: round {self.done}/{self.rounds}", flush=True)
-
 
 def compare(
     study: str | Path | Mapping[str, Any],
@@ -165,10 +161,12 @@ def compare(
     require(jobs >= 1, "jobs", "must be at least 1", jobs)
     require(rounds is None or rounds >= 1, "rounds", "must be at least 1", rounds)
     whole = make_study(study) if isinstance(study, Mapping) else read_study(str(study))
-    check_table(whole.paper)
+    papers = dict.fromkeys(row["table"] for row in paper_rows())
+    fits = not whole.paper or whole.paper in papers
+    require(fits, "paper", f"one of {', '.join(papers)}", whole.paper)
     for flag in (word.partition("=")[0] for word in extra):
         require(flag not in OURS, flag.lstrip("-"), "is not for the cells of a study")
-    own = [] if rounds is None else [f"--rounds={rounds}"]
+    own = [f"--rounds={rounds}"] if rounds else []
     cells = whole.part(only).cells([*extra, *own])
     top = Path(output_dir) / whole.name
     require(not top.parent.is_file(), "output_dir", "is not a folder", top.parent)
@@ -231,10 +229,7 @@ def _mark_done(tasks: list[Task]) -> None:
 def _look_at_all(cells: list[Cell], folders: list[Path]) -> list[int] | tuple[str, str]:
     """In a process of its own: the rounds of every cell, or what is wrong with one."""
     from fedgkd_pl.config.build import build_command
-    from fedgkd_pl.processes.command import quiet_libraries
-    from fedgkd_pl.runs.folder import fixed_settings
     from fedgkd_pl.runs.resume import compare_settings
-    from fedgkd_pl.storage.files import read_yaml
 
     quiet_libraries()
     looked: dict[tuple[str, ...], tuple[int, dict[str, Any]]] = {}
@@ -315,7 +310,8 @@ def run_tasks(
                     write()
                 bar.update(rounds, completed=sum(task.done for task in tasks))
                 for task in changed if not quiet else ():
-                    task.say()
+                    rounds_done = f"round {task.done}/{task.rounds}"
+                    print(f"{task.state:<8} {task.cell.name}: {rounds_done}", flush=True)
     except Stopped as stop:
         stop.hint = "the same command goes on where this was"
         raise
@@ -339,15 +335,15 @@ def _start(task: Task, jobs: int, processes: Any) -> None:
         home = task.folder.parent.parent
         argv += [f"--name={home.name}/{task.cell.name}", f"--output_dir={home.parent}"]
     task.folder.parent.mkdir(parents=True, exist_ok=True)
-    run = {"target": _run_cell, "args": (argv, task.folder, task.log, jobs)}
-    task.process, task.state = processes.Process(**run), "running"
+    task.process = processes.Process(target=_run_cell, args=(argv, task.folder, task.log, jobs))
+    task.state = "running"
     with without_main():
         task.process.start()
 
 
 def _without_additions(argv: Sequence[str]) -> list[str]:
     """Without ``--key+=value`` and ``--key+ value``: the run's own config has them already."""
-    kept: list[str] = []
+    kept = []
     words = iter(argv)
     for word in words:
         key, equals, _ = word.partition("=")
@@ -362,7 +358,6 @@ def _run_cell(argv: Sequence[str], folder: Path, log: Path, jobs: int) -> None:
     """Trains in a process of its own, with its share of the cores for evaluation."""
     import torch
     from fedgkd_pl.config.build import build_command
-    from fedgkd_pl.processes.command import quiet_libraries, run_command
 
     def fit() -> int:
         quiet_libraries()

@@ -6,7 +6,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedgkd_pl.errors import require
 from fedgkd_pl.runs.folder import CONFIG
 
 TITLE = "Yao et al., Local-Global Knowledge Distillation in Heterogeneous Federated Learning"
@@ -27,12 +26,6 @@ def paper_rows() -> list[dict[str, str]]:
     """All of them, as printed."""
     with (HERE / "paper.csv").open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
-
-
-def check_table(table: str) -> None:
-    """Refuses a table that the paper does not have; an empty name is none."""
-    names = list(dict.fromkeys(row["table"] for row in paper_rows()))
-    require(not table or table in names, "paper", f"one of {', '.join(names)}", table)
 
 
 def paper_row(table: str, labels: Mapping[str, str], measure: str) -> dict[str, str] | None:
@@ -68,7 +61,7 @@ def differences(row: PaperRow, ours: Mapping[str, Any], measure: str) -> dict[st
     theirs = {key: row[key] for key in ("dataset", "method")} | _protocol(row)
     if measure.startswith("round"):
         del theirs["rounds"]
-    texts = dict[str, str]()
+    texts = {}
     for key, value in theirs.items():
         whole = any(other.startswith(f"{key}.") for other in ours)
         mine = ours.get(key, "given" if whole else None)

@@ -20,10 +20,8 @@ from fedgkd_pl.experiments.runs import Run
 from fedgkd_pl.federation import message as messages
 from fedgkd_pl.federation.checks import check_resumed, task_of
 from fedgkd_pl.federation.client_trainer import Job
-from fedgkd_pl.federation.message import ClientFailure
 from fedgkd_pl.federation.own_module import has_outputs
 from fedgkd_pl.federation.round import job_of
-from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.methods.fedavg import FedAvg
 from fedgkd_pl.plots.figures import worst_tenth
 from fedgkd_pl.plots.style import save
@@ -114,20 +112,24 @@ def _rows(
     own, engine = data.client_splits["test"], model.engine
     if engine.states_stay:  # Flower's clients are elsewhere; their data is here
         engine = LocalEngine(threads=getattr(engine, "threads", 1))
-    job, message = _job(experiment, epochs, lr), _message(model, lr)
+    job = _job(experiment, epochs, lr)
+    message = messages.Message(1, {"global": model.global_state()})
+    if model.schedule is not None and lr is None:
+        model.schedule.begin(model.schedule.rounds + 2)  # the round after the checkpoint's
+        message.numbers[messages.LR_FACTOR] = model.schedule.factor
     sizes = {client: job.data.index.size(client) for client in own.clients}
     form = messages.Form(messages.like(message.models["global"]), samples=sizes)
     runner = SplitRunner(experiment.trainer, model, data, own.examples)
     runner.tasks = None  # of all classes, as the clients train
     before = scores_of_all(runner, own, model.global_state())
-    rows: list[Row] = []
+    rows = []
     reason = ""
     with closing(engine.open(job, len(sizes))) as session:
         answers = zip(schedule(job, own.clients), session.run(message, own.clients), strict=True)
         bar: dict[str, Any] = {"transient": True, "disable": not progress}
         for client, given in track(answers, "clients", len(sizes), **bar):
             answer = messages.checked(given, client, form)
-            if isinstance(answer, ClientFailure):
+            if isinstance(answer, messages.ClientFailure):
                 reason = reason or f"client {client}: {answer.reason}"
                 log.warning("left out client %d: %s", client, answer.reason)
                 continue
@@ -139,15 +141,6 @@ def _rows(
     if not rows:
         raise RunFailed(f"all clients failed; {reason}")
     return sorted(rows, key=lambda row: row["client"])
-
-
-def _message(model: FederatedServer, lr: float | None) -> messages.Message:
-    """What the clients start from: the global model, and the next round's rate."""
-    message = messages.Message(1, {"global": model.global_state()})
-    if model.schedule is not None and lr is None:
-        model.schedule.begin(model.schedule.rounds + 2)  # the round after the checkpoint's
-        message.numbers[messages.LR_FACTOR] = model.schedule.factor
-    return message
 
 
 def _job(experiment: Experiment, epochs: int | None, lr: float | None) -> Job:

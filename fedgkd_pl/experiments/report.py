@@ -4,12 +4,12 @@ The page of ``fedgkd-pl report`` has the tables and every figure, and needs noth
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from html import escape
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import fedgkd_pl
 import numpy as np
@@ -64,8 +64,7 @@ NET_ACC = "_test_acc"  # what the names of NetAccuracy's columns, nets/…, end 
 CLASSES = 2_000  # of a confusion matrix
 
 
-@dataclass
-class Section:
+class Section(NamedTuple):
     """A figure of the page."""
 
     name: str  # for ids
@@ -102,7 +101,13 @@ def print_report(
     """
     over_seeds = over_seeds or format != "table"
     runs = find_runs(paths)
-    missing = not_shown(paths, runs, over_seeds)
+    missing = []
+    if over_seeds and (repeated := len(runs) - sum(len(g.runs) for g in make_groups(runs))):
+        missing.append(f"not shown: {repeated} with settings and seed of another")
+    for path in dict.fromkeys(paths):
+        begun = [file.parent for file in Path(path).rglob(f"version_*/{folder.CONFIG}")]
+        if rest := sum(not (each / folder.SUMMARY).exists() for each in begun):
+            missing.append(f"not shown: {rest} unfinished of {path}")
     if format == "html":
         output = output or str(Path(paths[0]) / "report.html")
         write_page(runs, Path(output), notes=missing)
@@ -110,33 +115,17 @@ def print_report(
         return
     table = report(runs, over_seeds)
     table = replace(table, notes=[*table.notes, *missing])
-    text = _to_markdown(table, runs) if format == "md" else f"{table}\n"
+    text = f"{table}\n"
+    if format == "md":
+        text = table.to_markdown()
+        if shared := shared_settings(make_groups(runs)):
+            lines = (f"- `{key}`: {value}\n" for key, value in shared.items())
+            text += "\nSettings that all share:\n\n" + "".join(lines)
     if format == "md" and output is not None:
         write_text(Path(output), text)
         print(f"wrote {output}")
     else:
         print(text, end="")
-
-
-def not_shown(paths: Sequence[str], runs: Sequence[Run], over_seeds: bool) -> list[str]:
-    """The runs below the folders that are in no row, a line for each reason."""
-    lines = []
-    if over_seeds and (repeated := len(runs) - sum(len(g.runs) for g in make_groups(runs))):
-        lines.append(f"not shown: {repeated} with settings and seed of another")
-    for path in dict.fromkeys(paths):
-        begun = [file.parent for file in Path(path).rglob(f"version_*/{folder.CONFIG}")]
-        if rest := sum(not (each / folder.SUMMARY).exists() for each in begun):
-            lines.append(f"not shown: {rest} unfinished of {path}")
-    return lines
-
-
-def _to_markdown(table: Table, runs: Sequence[Run]) -> str:
-    """The overview, and the settings that all runs share, in Markdown."""
-    text = table.to_markdown()
-    if shared := shared_settings(make_groups(runs)):
-        lines = (f"- `{key}`: {value}\n" for key, value in shared.items())
-        text += "\nSettings that all share:\n\n" + "".join(lines)
-    return text
 
 
 def write_page(
@@ -146,10 +135,9 @@ def write_page(
     groups, every = make_groups(runs), report(runs)
     every = replace(every, title="All runs", notes=[*every.notes, *notes])
     page = Template((Path(__file__).parent / "page.html").read_text(encoding="utf-8"))
-    heading = title or ", ".join(dict.fromkeys(group.dataset for group in groups))
     settings = [{"setting": k, "value": v} for k, v in shared_settings(groups).items()]
     content = page.substitute(
-        title=escape(heading),
+        title=escape(title or ", ".join(dict.fromkeys(group.dataset for group in groups))),
         runs=len(runs),
         rounds=f"{sum(run.summary['rounds'] for run in runs):,}",
         version=fedgkd_pl.__version__,
@@ -219,15 +207,16 @@ def _bars(groups: Sequence[Group], chosen: dict[str, str]) -> Iterator[Section]:
     time = "Wall time of a round on the machine that ran it, evaluation included."
     sent = "Sent down and up by all clients over the run."
     label = "test loss" if loss else "test accuracy, %"
-    bars: list[tuple[str, str, str, str, Callable[[Run], float | None]]] = [
-        ("best", "Best accuracy", text, label, lambda run: run.measure("best")),
-        ("seconds", "Time", time, "seconds per round", lambda run: run.seconds_per_round),
-        ("bytes", "Bytes", sent, "MB", _megabytes),
+    bars = [
+        ("best", "Best accuracy", text, label),
+        ("seconds", "Time", time, "seconds per round"),
+        ("bytes", "Bytes", sent, "MB"),
     ]
-    for name, title, text, label, value in bars:
+    for name, title, text, label in bars:
         panels: dict[str, dict[str, list[float]]] = {}
         for group in groups:
-            if values := [v for run in group.runs.values() if (v := value(run)) is not None]:
+            known = [_of_bars(run)[name] for run in group.runs.values()]
+            if values := [value for value in known if value is not None]:
                 panels.setdefault(group.panel, {})[group.name] = values
         if sum(map(len, panels.values())) > 1:
             theirs = paper if name == "best" else None
@@ -235,8 +224,9 @@ def _bars(groups: Sequence[Group], chosen: dict[str, str]) -> Iterator[Section]:
             yield Section(name, title, text, figure)
 
 
-def _megabytes(run: Run) -> float:
-    return float(run.summary["bytes_down"] + run.summary.get("bytes_up", 0)) / 1e6
+def _of_bars(run: Run) -> dict[str, float | None]:
+    sent = (run.summary["bytes_down"] + run.summary.get("bytes_up", 0)) / 1e6
+    return {"best": run.measure("best"), "seconds": run.seconds_per_round, "bytes": sent}
 
 
 def draw(kind: str, paths: Sequence[str], output: str) -> None:
@@ -399,7 +389,7 @@ OF_GROUPS: dict[str, Callable[[Sequence[Group]], "Figure"]] = {
     "features": features,
     "tasks": tasks,
 }
-OF_RUN: dict[str, Callable[[Run], "Figure"]] = {
+OF_RUN = {
     "nets": nets,
     "partition": partition,
     "clients": clients,

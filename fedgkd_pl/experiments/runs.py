@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pandas as pd
-from fedgkd_pl.errors import SettingError
+from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.experiments.paper import LABELS, PaperRow, differences, paper_row
 from fedgkd_pl.methods import title_of
 from fedgkd_pl.runs.folder import (
@@ -28,13 +28,12 @@ from fedgkd_pl.runs.folder import (
     fixed_settings,
     flatten,
 )
-from fedgkd_pl.storage.files import MB, printable, read_json
+from fedgkd_pl.storage.files import MB, printable, read_json, read_yaml
 
 if TYPE_CHECKING:
     from fedgkd_pl.experiments.compare import StudyResult
     from torch import nn
 
-Summary = dict[str, Any]
 ACCURACIES = {
     "best": "best_test_acc",
     "final": "final_test_acc",
@@ -84,7 +83,7 @@ class Run:
     """A finished run."""
 
     folder: Path
-    summary: Summary  # the content of summary.json
+    summary: dict[str, Any]  # the content of summary.json
 
     def metrics(self) -> list[dict[str, float]]:
         """A row for every round, as ``pandas.DataFrame`` takes it; a value may be missing."""
@@ -138,7 +137,7 @@ class Run:
         if not file.exists():
             return {}
         with reading(file):
-            content: dict[str, Any] = read_json(file, LARGEST)
+            content = read_json(file, LARGEST)
             if "counts" in content:
                 table = np.array(content["counts"], dtype=np.uint64)
                 _clients, _classes = table.shape
@@ -150,8 +149,6 @@ class Run:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """All settings, nested; empty where the run does not say."""
-        from fedgkd_pl.storage.files import read_yaml
-
         file = self.folder / CONFIG
         with reading(file):
             return read_yaml(str(file)) if file.exists() else {}
@@ -159,7 +156,7 @@ class Run:
     @cached_property
     def facts(self) -> dict[str, Any]:
         """What it was, by the keys of ``protocol.yaml``; no settings where they are not known."""
-        plain: dict[str, Any] = {}
+        plain = {}
         for key, value in flatten(self.settings).items():
             short = key.replace("init_args.", "")
             if short.endswith(".class_path"):
@@ -184,7 +181,7 @@ class Run:
     @property
     def seed(self) -> int:
         """The seed that all others come from."""
-        seed: Any = self.settings.get("seed_everything", False)
+        seed = self.settings.get("seed_everything", False)
         with reading(self.folder / CONFIG):
             return int(self.summary["seed"] if seed is False else seed)  # False: only the data was
 
@@ -207,7 +204,7 @@ class Run:
                 ``average_`` before it, of the averaged model. ``task_acc``, ``task_forgetting`` or
                 ``task_transfer``: at the end of the last task, by :class:`TaskAccuracy`.
         """
-        value: float | None = None
+        value: float | None
         kind = name.removeprefix(OF_AVERAGE)
         if name in OF_TASKS:
             value = next(iter(self.by_round(OF_TASKS[name])[::-1]), None)
@@ -233,7 +230,7 @@ def read_run(folder: str | Path) -> Run:
     """A finished run, by its folder; anything else is refused."""
     file = Path(folder) / SUMMARY
     with reading(file):
-        summary: Summary = read_json(file)
+        summary = read_json(file)
         numbers = [summary[key] for key in NUMBERS] + [summary.get(key) or 0 for key in OPTIONAL]
         if not all(map(isfinite, numbers)) or summary["rounds"] < 1:
             raise ValueError("has other values")
@@ -251,8 +248,7 @@ def find_runs(paths: Sequence[str]) -> list[Run]:
     for path in paths:
         for file in sorted(Path(path).rglob(SUMMARY), key=natural):
             runs.setdefault(file.parent.resolve(), read_run(file.parent))
-    if not runs:
-        raise SettingError("runs", f"no finished run ({SUMMARY}) below", ", ".join(paths))
+    require(len(runs) > 0, "runs", f"no finished run ({SUMMARY}) below", ", ".join(paths))
     return list(runs.values())
 
 

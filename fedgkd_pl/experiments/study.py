@@ -15,6 +15,7 @@ from typing import Any
 
 from fedgkd_pl.config.request import methods, resolve
 from fedgkd_pl.errors import require
+from fedgkd_pl.storage.files import read_yaml
 
 Settings = Mapping[str, Any]  # dotted keys, as `fedgkd-pl fit` takes them; `config` names files
 MEASURE = re.compile(
@@ -100,8 +101,6 @@ class Study:
 
 def read_study(path: str) -> Study:
     """A study file, checked."""
-    from fedgkd_pl.storage.files import read_yaml
-
     file = resolve(path, "study")[0]
     content = read_yaml(file)
     is_config = "axes" not in content and {"model", "data"} & content.keys()
@@ -113,6 +112,7 @@ def read_study(path: str) -> Study:
 
 def make_study(content: Mapping[str, Any]) -> Study:
     """The study of a mapping with the keys of a study file, checked; it needs a ``name``."""
+    from fedgkd_pl.config.messages import argument_error
     from jsonargparse import ArgumentError, ArgumentParser
 
     parser = ArgumentParser(exit_on_error=False, default_env=False)
@@ -120,14 +120,11 @@ def make_study(content: Mapping[str, Any]) -> Study:
     try:
         study = Study(**parser.parse_object(dict(content)).as_dict())
     except ArgumentError as error:
-        from fedgkd_pl.config.messages import argument_error
-
         raise argument_error(str(error)) from error
     axes = {str(axis): _labels(str(axis), given) for axis, given in study.axes.items()}
     special = [_special(one, axes) for one in study.special]
     rows = study.rows if "rows" in content else [axis for axis in axes if axis != "method"]
-    own = _settings("set", study.set)
-    study = replace(study, axes=axes, set=own, special=special, rows=rows)
+    study = replace(study, axes=axes, set=_settings("set", study.set), special=special, rows=rows)
     _check(study)
     return study
 

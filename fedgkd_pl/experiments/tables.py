@@ -18,12 +18,10 @@ Labels = dict[str, str]
 Results = Sequence[tuple[Cell, Run]]
 NAMES = {"last10": "last 10", "at_best_val": "at best val"}
 NAMES |= {"task_acc": "tasks", "task_forgetting": "forgetting", "task_transfer": "transfer"}
-LESS_IS_BETTER = "task_forgetting"  # which is not ranked
 ENOUGH = 3  # seeds for a test of significance
 UNKNOWN = f"settings not known (no {CONFIG}): not averaged with others"
 LOSSES = "the test loss, not in %: what it learns has no accuracy"
 MARKS = "†‡§¶‖"
-PAPERS = "In brackets: the paper's."
 TEX = str.maketrans(
     {
         **{letter: f"\\{letter}" for letter in "_%&#{}$"},
@@ -108,7 +106,7 @@ class Table:
         """For a page; with a title, a section of it."""
         texts = self._marked(escape, "<b>{}</b>", "<u>{}</u>")
         left = f"left{self.left}"
-        table: str = texts.to_html(index=False, escape=False, border=0, classes=left)
+        table = texts.to_html(index=False, escape=False, border=0, classes=left)
         notes = "".join(f"<li>{escape(note)}</li>" for note in self.notes)
         shown = f"<div class=scroll>{table}</div>" + (f"<ul>{notes}</ul>" if notes else "")
         heading = f"<h2>{escape(self.title)}</h2>"
@@ -191,7 +189,7 @@ def _make_table(
     entries = _entries(study, results, failed, measures)
     leads, footnotes = _rank(study, entries), Footnotes()
     texts: dict[tuple[str, ...], dict[str, str | None]] = {}
-    ranks: dict[tuple[int, str], int] = {}
+    ranks = {}
     for entry in entries:
         row = texts.setdefault(tuple(entry.labels[axis] for axis in study.rows), {})
         name = _name(entry.labels, study.columns)
@@ -205,7 +203,7 @@ def _make_table(
     lost = {_name(entry.labels, study.axes): entry.failed for entry in entries if entry.failed}
     of = _seeds(len(study.seeds))
     failures = [f"{name}: failed in {number} of {of}" for name, number in lost.items()]
-    papers = [PAPERS] * any(entry.paper for entry in entries)
+    papers = ["In brackets: the paper's."] * any(entry.paper for entry in entries)
     lengths = sorted({run.rounds_asked for _, run in results})
     shown = ", ".join(map(str, lengths))
     unequal = [f"the runs have different numbers of rounds: {shown}"] * (len(lengths) > 1)
@@ -250,13 +248,12 @@ def values_of(runs: Mapping[int, Run], measure: str) -> dict[int, float]:
     return {seed: value for seed, value in found.items() if value is not None}
 
 
-def in_order(labels: Iterable[str]) -> list[str]:
+def in_order(labels: Collection[str]) -> list[str]:
     """Numbers by size, as in the figures; anything else as it is."""
-    labels = list(labels)
     try:
         return sorted(labels, key=float)
     except ValueError:
-        return labels
+        return list(labels)
 
 
 def measure_name(name: str) -> str:
@@ -282,7 +279,7 @@ def _rank(study: Study, entries: Sequence[Entry]) -> list[str]:
     groups: dict[str, list[Entry]] = defaultdict(list)
     several = [axis for axis in study.axes if axis != study.compare and len(study.axes[axis]) > 1]
     for entry in entries:
-        if entry.values and entry.labels["measure"] != LESS_IS_BETTER:
+        if entry.values and entry.labels["measure"] != "task_forgetting":  # less is better
             groups[_name(entry.labels, [*several, "measure"])].append(entry)
     lines = []
     for where, group in groups.items():

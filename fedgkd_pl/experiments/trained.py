@@ -229,7 +229,7 @@ def show(table: pd.DataFrame) -> None:
         print(f"the first {SHOWN} of {len(table):,} inputs")
 
 
-def _table(names: list[str], probabilities: torch.Tensor) -> pd.DataFrame:
+def _table(names: list[str], probabilities: Tensor) -> pd.DataFrame:
     few = len(names) <= ALL_CLASSES
     best = probabilities.double().topk(1 if few else TOP, dim=1)
     columns: dict[str, Any] = {}
@@ -258,8 +258,12 @@ def find_inputs(trained: Trained, source: Path) -> tuple[str, list[str], Any]:
     require(several or ending in known, "input", f"this run takes {', '.join(known)}", str(source))
     try:
         if several or ending in single:
-            files = _files_of(source, single) if several else [source]
-            top = source if several else source.parent
+            files, top = [source], source.parent
+            if several:
+                files = [file for file in source.rglob("*") if file.suffix.lower() in single]
+                files = sorted(f for f in files if f.is_file() and not f.name.startswith("."))
+                require(len(files) > 0, "input", f"has no {', '.join(single)} files", str(source))
+                top = source
             names = [file.relative_to(top).as_posix() for file in files]
             return "file", names, [file.read_text("utf-8") for file in files] if texts else files
         if texts:
@@ -267,7 +271,11 @@ def find_inputs(trained: Trained, source: Path) -> tuple[str, list[str], Any]:
         elif ending in tables:
             values = _cells(source, [*reading.columns], "float64").to_numpy()
         else:
-            values = _array(source, trained.transform.shape)
+            values = np.load(source, allow_pickle=False)
+            if source.suffix == ".npz":
+                values = values["inputs" if "inputs" in values.files else "x"]
+            if values.shape == trained.transform.shape:
+                values = values[None]  # one sample
     except SettingError:
         raise
     except Exception as error:  # whatever a library has against a file
@@ -277,23 +285,9 @@ def find_inputs(trained: Trained, source: Path) -> tuple[str, list[str], Any]:
     return "row", [str(row) for row in range(1, len(values) + 1)], values
 
 
-def _files_of(folder: Path, endings: tuple[str, ...]) -> list[Path]:
-    files = [file for file in folder.rglob("*") if file.suffix.lower() in endings]
-    files = sorted(file for file in files if file.is_file() and not file.name.startswith("."))
-    require(len(files) > 0, "input", f"has no {', '.join(endings)} files", str(folder))
-    return files
-
-
 def _cells(source: Path, columns: list[str], kind: Any) -> pd.DataFrame:
     if source.suffix == ".parquet":
         return pd.read_parquet(source, columns=columns)[columns].astype(kind)
     separator = "\t" if source.suffix == ".tsv" else ","
     how: dict[str, Any] = {"dtype": kind, "keep_default_na": kind != "str"}
     return pd.read_csv(source, sep=separator, usecols=columns, **how)[columns]
-
-
-def _array(source: Path, shape: tuple[int, ...]) -> Any:
-    found = np.load(source, allow_pickle=False)
-    if source.suffix == ".npz":
-        found = found["inputs" if "inputs" in found.files else "x"]
-    return found[None] if found.shape == shape else found  # one sample

@@ -80,8 +80,7 @@ def curve_panels(
         axes.plot(table.columns, table.mean(), **{**how, "marker": "", "zorder": 3})
         if len(table) > 1:
             low, high = table.mean() - table.std(), table.mean() + table.std()
-            shade: Line = {"color": how["color"], "alpha": 0.18, "linewidth": 0}
-            axes.fill_between(table.columns, low, high, **shade)
+            axes.fill_between(table.columns, low, high, color=how["color"], alpha=0.18, linewidth=0)
 
     size = (5.6, 3.6) if len(panels) == 1 else (3.1, 2.6)
     figure, grid = _panels(panels, columns, size, draw, chosen)
@@ -98,21 +97,20 @@ def curve_panels(
     return figure
 
 
-def participation_panels(panels: Mapping[str, Shares], columns: int = 3) -> "Figure":
+def participation_panels(panels: Mapping[str, Shares]) -> "Figure":
     """Accuracy in percent over the participation ratio: mean and standard deviation over seeds.
 
     A panel per title, such as one for each α; they share the y-axis.
     """
 
     def draw(axes: "Axes", by_ratio: Mapping[float, Sequence[float]], how: Line) -> None:
-        table = pd.DataFrame({ratio: pd.Series(values) for ratio, values in by_ratio.items()})
-        _error_bars(axes, table, how)
+        _error_bars(axes, {ratio: pd.Series(values) for ratio, values in by_ratio.items()}, how)
 
     size = (4.6, 3.4) if len(panels) == 1 else (3.1, 2.6)
-    figure, grid = _panels(panels, columns, size, draw)
+    figure, grid = _panels(panels, 3, size, draw)
     for axes, values in zip(grid, panels.values(), strict=True):
         axes.set_xticks(sorted({ratio for by_ratio in values.values() for ratio in by_ratio}))
-    label_panels(grid, columns, "participation ratio C", ACCURACY)
+    label_panels(grid, 3, "participation ratio C", ACCURACY)
     return figure
 
 
@@ -123,11 +121,7 @@ def task_panels(panels: Mapping[str, Curves]) -> "Figure":
         panels: for every label its seeds, each from the number of tasks to the value. Drawn are the
             mean of the seeds that have a value and, if several have, their standard deviation.
     """
-
-    def draw(axes: "Axes", seeds: Sequence[Mapping[int, float]], how: Line) -> None:
-        _error_bars(axes, pd.DataFrame(list(seeds)), how)
-
-    figure, grid = _panels(panels, 2, (3.6, 3.0), draw, share=False)
+    figure, grid = _panels(panels, 2, (3.6, 3.0), _error_bars, share=False)
     for axes in grid:
         axes.set(xlabel="tasks learned", ylabel="%")
         whole_numbers(axes.xaxis)
@@ -155,10 +149,10 @@ def _panels(
     return figure, grid
 
 
-def _error_bars(axes: "Axes", table: pd.DataFrame, how: Line) -> None:
+def _error_bars(axes: "Axes", values: Any, how: Line) -> None:
     """Mean ± standard deviation of every column that has values; no whiskers for a single one."""
-    table = table.dropna(axis=1, how="all").sort_index(axis=1)
-    how = {**how, "markersize": 5, "elinewidth": 1.2, "capsize": 3}
+    table = pd.DataFrame(values).dropna(axis=1, how="all").sort_index(axis=1)
+    how |= {"markersize": 5, "elinewidth": 1.2, "capsize": 3}
     axes.errorbar(table.columns, table.mean(), table.std(), **how)
 
 
@@ -182,7 +176,6 @@ def client_accuracies(table: pd.DataFrame) -> "Figure":
 
 def bar_panels(
     panels: Mapping[str, Values],
-    columns: int = 3,
     xlabel: str = ACCURACY,
     paper: Mapping[str, Mapping[str, float]] | None = None,
     chosen: Mapping[str, str] | None = None,
@@ -195,12 +188,12 @@ def bar_panels(
         paper: the paper's numbers, by panel and label.
         chosen: the colour of every label, where it must be that of other figures.
     """
-    known = {title: {k: v for k, v in each.items() if len(v)} for title, each in panels.items()}
-    means = pd.DataFrame({t: {k: np.mean(v) for k, v in each.items()} for t, each in known.items()})
+    known = {t: {k: np.mean(v) for k, v in each.items() if len(v)} for t, each in panels.items()}
+    means = pd.DataFrame(known)
     order = list(means.mean(axis=1).sort_values(kind="stable").index)
     one = len(panels) == 1
     size = (6.2 if one else 3.5, 1.2 + 0.34 * max(2, len(order)))
-    figure, grid = make_panels(len(panels), columns, size)
+    figure, grid = make_panels(len(panels), 3, size)
     chosen = chosen or colours(means.index)
     furthest = 0.0
     for axes, (title, values) in zip(grid, panels.items(), strict=True):
@@ -219,7 +212,7 @@ def bar_panels(
         axes.grid(visible=False, axis="y")
     for axes in grid:
         axes.set_xlim(0, furthest * (1.24 if one else 1.6) or 1.0)  # room for the numbers
-    label_panels(grid, columns, xlabel, "")
+    label_panels(grid, 3, xlabel, "")
     legend(figure, grid)
     return figure
 
@@ -251,8 +244,7 @@ def confusion_chart(matrix: ArrayLike, title: str = "", names: Sequence[str] = (
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1.0)
     figure, (axes,) = make_panels(1, 1, (4.6, 4.2))
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    bar = figure.colorbar(image, ax=axes, shrink=0.85, label="share of the true class")
-    grey(bar.ax)
+    grey(figure.colorbar(image, ax=axes, shrink=0.85, label="share of the true class").ax)
     classes = range(len(counts))
     if len(counts) <= WRITTEN:
         centred: Line = {"ha": "center", "va": "center", "fontsize": "small"}
@@ -286,8 +278,8 @@ def bubble_chart(counts: Counts, title: str = "", names: Sequence[str] = ()) -> 
     label = "client" if clients == len(counts) else f"client (first {clients})"
     axes.set(xlabel=label, ylabel="class", title=literal(title))
     axes.set(xlim=(-0.8, clients - 0.2), ylim=(-0.8, classes - 0.2))
-    for axis in (axes.xaxis, axes.yaxis):
-        whole_numbers(axis)
+    whole_numbers(axes.xaxis)
+    whole_numbers(axes.yaxis)
     if len(names) == classes <= NAMED:
         axes.set_yticks(range(classes), list(map(literal, names)))
     return figure
@@ -313,8 +305,8 @@ def per_client(accs: pd.DataFrame, title: str = "") -> "Figure":
     for (label, values), (colour, symbol, larger) in zip(table.items(), styles, strict=False):
         mean, worst = values.mean(), worst_tenth(values.dropna())
         text = f"{label}: mean {mean:.1f} (line), worst 10 % {worst:.1f} (dots)"
-        dots: dict[str, Any] = {"color": colour, "marker": symbol, "linewidths": 0, "zorder": 3}
-        axes.scatter(places, values, s=larger * size, label=literal(text), **dots)
+        dots: Line = {"label": literal(text), "linewidths": 0, "zorder": 3}
+        axes.scatter(places, values, larger * size, colour, marker=symbol, **dots)
         for height, dash in ((mean, "-"), (worst, ":")):
             axes.axhline(height, color=colour, linestyle=dash, linewidth=1.3)
     axes.set_title(literal(title))
@@ -365,8 +357,7 @@ def read_feature_map(path: str | Path, name: str = "") -> FeatureMapData:
 def encode_feature_map(data: FeatureMapData) -> bytes:
     """Encodes a map as the content of an ``.npz`` file."""
     content = io.BytesIO()
-    arrays: dict[str, Any] = asdict(data)
-    np.savez(content, **{key: value for key, value in arrays.items() if key != "name"})
+    np.savez(content, **{key: value for key, value in asdict(data).items() if key != "name"})
     return content.getvalue()
 
 
@@ -377,7 +368,7 @@ def feature_map(maps: Sequence[FeatureMapData]) -> "Figure":
     """
     columns = len(maps)
     figure, grid = make_panels(2 * columns, max(2, columns), (3.0, 3.0), share=False)
-    classes = max((int(data.labels.max()) + 1 for data in maps), default=0)
+    classes = max(int(data.labels.max()) + 1 for data in maps)
     for column, data in enumerate(maps):
         name = f"{data.name}, " if data.name else ""
         titles = {
@@ -397,6 +388,5 @@ def feature_map(maps: Sequence[FeatureMapData]) -> "Figure":
 def scatter_class(axes: "Axes", points: Floats, number: int, size: float) -> None:
     """Draws the points of a class."""
     again, index = divmod(number, len(PALETTE))
-    marker = MARKERS[again % len(MARKERS)]
-    dots: Line = {"marker": marker, "label": str(number), "linewidths": 0, "zorder": 3}
-    axes.scatter(points[:, 0], points[:, 1], size, PALETTE[index], **dots)
+    dots: Line = {"marker": MARKERS[again % len(MARKERS)], "linewidths": 0, "zorder": 3}
+    axes.scatter(points[:, 0], points[:, 1], size, PALETTE[index], label=str(number), **dots)

@@ -174,14 +174,12 @@ def grey(axes: "Axes") -> None:
     for part in (axes.title, axes.xaxis.label, axes.yaxis.label):
         part.set_color(TEXT)
     axes.title.set_fontsize("medium")
-    for spine in axes.spines.values():
-        spine.set_color(TEXT)
+    axes.spines[:].set_color(TEXT)
 
 
 def boxed(axes: "Axes") -> None:
     """Draws a line all around, for panels whose axes mean nothing."""
-    for spine in axes.spines.values():
-        spine.set_visible(True)
+    axes.spines[:].set_visible(True)
     axes.title.set_fontsize("small")
 
 
