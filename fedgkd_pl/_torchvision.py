@@ -43,7 +43,7 @@ def declare_missing_operators(package: Path) -> bool:
     import torch
 
     try:
-        for library in sorted(package.glob("_C*.so")) + sorted(package.glob("_C*.pyd")):
+        for library in sorted(package.glob("_C*.[ps]*")):
             torch.ops.load_library(library)
     except OSError:
         library_ = torch.library.Library("torchvision", "DEF")

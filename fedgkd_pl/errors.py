@@ -1,6 +1,5 @@
 """The errors that the command line reports in one line, each class with its own exit code."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -67,17 +66,5 @@ def at_least(least: int, **values: int) -> None:
 
 
 def installs(extra: str) -> str:
-    """The command that installs one of our extras.
-
-    It names the packages of the extra: they are found whether this package was installed from a
-    clone, from a wheel or from an index.
-    """
-    from importlib.metadata import PackageNotFoundError, requires
-
-    try:
-        lines = requires("fedgkd-pl") or []
-    except PackageNotFoundError:  # a clone that is not installed, only imported
-        lines = []
-    found = [re.fullmatch(rf"(.*\S)\s*;\s*extra == ['\"]{extra}['\"]", line) for line in lines]
-    names = [f"'{match[1]}'" for match in found if match]
-    return "pip install " + (" ".join(names) or f"'.[{extra}]' in a clone of fedgkd_pl")
+    """The command that installs one of our extras."""
+    return f"pip install '.[{extra}]' in a clone of fedgkd_pl"

@@ -294,24 +294,26 @@ def run_tasks(
     bar = Progress(disable=quiet or not sys.stdout.isatty(), speed_estimate_period=3600)
     rounds = bar.add_task(name, total=sum(task.rounds for task in tasks))
     processes = context(*PRELOAD)
+
+    def say(task: Task) -> None:
+        if not quiet:
+            done = f"round {task.done}/{task.rounds}"
+            print(f"{task.state:<8} {task.cell.name}: {done}", flush=True)
+
     try:
         with bar:
             while waiting or running:
-                changed = waiting[: jobs - len(running)]
-                del waiting[: len(changed)]
-                for task in changed:
-                    _start(task, jobs, processes)
-                running += changed
+                while waiting and len(running) < jobs:
+                    running.append(waiting.pop(0))
+                    _start(running[-1], jobs, processes)
+                    say(running[-1])
                 wait([task.process.sentinel for task in running], timeout=1.0)
                 for task in [task for task in running if not task.process.is_alive()]:
                     running.remove(task)
                     _finish(task)
-                    changed.append(task)
                     write()
+                    say(task)
                 bar.update(rounds, completed=sum(task.done for task in tasks))
-                for task in changed if not quiet else ():
-                    rounds_done = f"round {task.done}/{task.rounds}"
-                    print(f"{task.state:<8} {task.cell.name}: {rounds_done}", flush=True)
     except Stopped as stop:
         stop.hint = "the same command goes on where this was"
         raise

@@ -1,6 +1,5 @@
 """A LightningModule of the user's as the net: its steps, logs and hooks, where clients train."""
 
-import logging
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,14 +28,6 @@ TRAINING = (
     *("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step"),
     *("on_train_batch_end", "on_train_epoch_end", "on_train_end", "on_fit_end"),
 )
-EVALUATION = [
-    f"on_{stage}_epoch_{end}" for stage in ("validation", "test") for end in ("start", "end")
-]
-IDLE = (
-    *("on_", "configure_callbacks", "setup", "teardown", "prepare_data", "predict_step"),
-    *("train_dataloader", "val_dataloader", "test_dataloader"),
-)
-log = logging.getLogger("fedgkd_pl")
 PREFIX = re.compile(r"(train(ing)?|val|valid|validation|test|eval)[_/]")
 NEEDS = "forward(x) or logits(x) that gives the logits of its inputs"
 
@@ -191,10 +182,6 @@ def check_module(server: "FederatedServer") -> None:
     for hook in REFUSED:
         text = f"{cls}.{hook} has no place in a client's step: leave it out"
         require(not is_overridden(hook, module), "module", text)
-    hooks = [name for name in dir(LightningModule) if name.startswith(IDLE) and name != "on_gpu"]
-    idle = [n for n in hooks if n not in (*TRAINING, *EVALUATION) and is_overridden(n, module)]
-    if idle and server._trainer is not None:  # once: a run is checked before it has one, too
-        log.warning("module: nobody calls %s of %s (docs/modules.md)", ", ".join(idle), cls)
     require(not server.compiles, "compile", "is for nets: the step of a module is not compiled")
     own_data = is_overridden("train_dataloader", module)
     text = f"{cls}.setup is not called: do in __init__ what is not about its data"

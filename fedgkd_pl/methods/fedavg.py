@@ -142,12 +142,12 @@ class FedAvg(FederatedServer):
         self.answers: list[Any] = []  # what on_update has kept of the round, for server_step
         self.sums = defaultdict[str, Any](float)  # and what it has added up
         if round_scheduler is not None:
-            weight = [nn.Parameter(torch.zeros(1))]
             if self.optimizer is None:
-                built = first_optimizer(cast(LightningModule, net).configure_optimizers())
+                made = cast(LightningModule, net).configure_optimizers()
             else:
-                built = first_optimizer(self.optimizer(weight))
-            self.schedule = RoundSchedule(round_scheduler, built.param_groups[0]["lr"])
+                made = self.optimizer([nn.Parameter(torch.zeros(1))])
+            lr = first_optimizer(made).param_groups[0]["lr"]
+            self.schedule = RoundSchedule(round_scheduler, lr)
 
     def training_step(self, cohort: list[int], batch_idx: int) -> None:
         """One communication round (Algorithm 1)."""

@@ -11,7 +11,6 @@ import pytest
 import yaml
 from fedgkd_pl import __version__
 from fedgkd_pl.cli.main import COMMANDS, arguments, main
-from fedgkd_pl.errors import installs
 
 from tests.support.runs import QUICK, Run, version
 
@@ -143,10 +142,3 @@ def test_a_misspelt_monitor_is_refused(run: Run) -> None:
     stop = ("--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor", "val/accuracy")
     code, _, err = run("fit", *QUICK, *stop)
     assert code == 2 and "trainer.callbacks: no such score: val/acc" in err, err
-
-
-def test_an_extra_is_installed_by_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = ["torch>=2", "ray>=2.60; extra == 'ray'", 'flwr>=1.41 ; extra == "flower"']
-    monkeypatch.setattr("importlib.metadata.requires", lambda name: lines)
-    assert installs("ray") == "pip install 'ray>=2.60'"
-    assert installs("flower") == "pip install 'flwr>=1.41'"

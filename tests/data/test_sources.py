@@ -371,7 +371,7 @@ def test_hugging_face_numbers_texts_and_images() -> None:
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("datasets", "pyarrow"):
         monkeypatch.setitem(__import__("sys").modules, name, None)
-    with pytest.raises(SettingError, match=r"pip install 'datasets>=4'"):
+    with pytest.raises(SettingError, match=r"pip install '.\[hf\]'"):
         FederatedData.from_huggingface("cifar10").setup()
     with pytest.raises(SettingError, match=r"pyarrow is required"):
         FederatedData.from_parquet("t.parquet", "y").setup()

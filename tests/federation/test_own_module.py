@@ -291,19 +291,6 @@ def test_what_cannot_be_federated_is_refused(text: str) -> None:
         fit(method(module=type("A", (base,), members)()), Table(), 1)
 
 
-def test_what_is_not_called_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    class Busy(Shown):
-        def train_dataloader(self) -> Any: ...
-
-        def on_validation_batch_end(self, *args: Any) -> None: ...
-
-        def on_train_end(self) -> None: ...
-
-    fit(FedAvg(module=Busy(), **HERE), Table(), 1)
-    line = "nobody calls on_validation_batch_end, train_dataloader of Busy"
-    assert sum(line in message for message in caplog.messages) == 1
-
-
 @pytest.mark.parametrize("callback", [LocalModels(), Forgetting()])
 def test_callbacks_that_compare_classes_are_refused(callback: Any) -> None:
     with pytest.raises(SettingError, match=r"callbacks: .* needs the logits of classes"):
