@@ -205,7 +205,7 @@ def test_a_run_is_few_files(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     files = [Path(name) for name in done.stdout.splitlines()[-1].split()[1:]]
     with_code = sorted(str(file) for file in files if size(file)[0])
-    assert 20 < len(with_code) <= 67, "\n".join(with_code)
+    assert 20 < len(with_code) <= 55, "\n".join(with_code)
 
 
 PUBLIC = """
