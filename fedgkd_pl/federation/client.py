@@ -64,9 +64,9 @@ class TaskView:
             handle.remove()
 
 
-# a loss, and by name what to report beside it: batch means, and "outputs" for observe()
-Objective = tuple[Tensor, dict[str, Tensor]]
 Parts = dict[str, Tensor]
+# a loss, and by name what to report beside it: batch means, and "outputs" for observe()
+Objective = tuple[Tensor, Parts]
 TASK = "task"  # the name under which a LightningModule's own loss is reported
 OUTPUTS = "outputs"
 TEACHER_BATCH = 256  # rows at a time where teachers are asked ahead of training

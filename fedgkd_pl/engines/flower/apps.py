@@ -266,19 +266,21 @@ def _outwards(error: Exception) -> str:
 def write_app(folder: str, argv: list[str]) -> None:
     """Writes an app to a new folder; ``argv`` are flags of ``fit``, checked as far as possible."""
     target = Path(folder)
-    named = re.fullmatch(r"[a-zA-Z][a-zA-Z0-9_-]{,31}", target.name) is not None
-    require(named, "folder", "must have at most 32 letters, digits and dashes", target.name)
-    require(not target.exists(), "folder", "exists already", target)
-    own = [n for n, word in enumerate(argv) if word.startswith("--model.engine.")]
-    index = own[0] if own else len(argv)  # before the engine's own flags
+    named = re.fullmatch(r"[a-zA-Z][a-zA-Z0-9_-]{,31}", target.name)
+    require(named is not None, "folder", "must have at most 32 letters, digits and dashes")
+    require(not target.exists(), "folder", "exists already")
+    resumes = any(word.startswith("--resume") for word in argv)
+    require(not resumes, "resume", "goes to flwr run: --run-config 'resume=...'")
+    own = (n for n, word in enumerate(argv) if word.startswith("--model.engine."))
+    index = next(own, len(argv))  # before the engine's own flags
     words = [*argv[:index], "--model.engine", "FlowerEngine", *argv[index:]]
     experiment = build_command("fit", words)
-    model, modules = experiment.model, sorted(experiment.modules)
+    modules = sorted(experiment.modules)
     text = "must be FlowerEngine: its flags go behind all configs"
-    require(isinstance(model.engine, FlowerEngine), "engine", text, type(model.engine).__name__)
+    require(isinstance(experiment.model.engine, FlowerEngine), "engine", text)
     names = {
         "name": target.name.replace("_", "-").lower(),
-        "method": type(model).__name__,
+        "method": type(experiment.model).__name__,
         "data": type(experiment.data).__name__,
         "modules": " ".join(modules),
     }
@@ -288,9 +290,8 @@ def write_app(folder: str, argv: list[str]) -> None:
         shutil.copy(file, target)
     for file in TEMPLATE.iterdir():  # their names end in .tpl
         write_text(target / file.stem, file.read_text().format(**names))
-    where = str(Path(experiment.settings["output_dir"]).absolute())  # flwr runs it elsewhere
-    settings = experiment.settings | {"output_dir": where}
-    write_text(target / CONFIG, as_yaml(settings))
+    where = Path(experiment.settings["output_dir"]).absolute()  # flwr runs it elsewhere
+    write_text(target / CONFIG, as_yaml(experiment.settings | {"output_dir": str(where)}))
     print(f"wrote {target}")
     print(f"simulate:  flwr run {target} --stream      for nodes: docs/flower.md")
 
