@@ -67,7 +67,7 @@ class RoundProfile(RowsFile):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Closes the round, and writes it; what follows, such as a checkpoint, is of the next."""
         self._lap("other")
-        self.add(pl_module.round, *(round(self.row[part], 4) for part in PARTS))
+        self.add(pl_module.round, *(round(self.row[part], 6) for part in PARTS))
         self.row = dict.fromkeys(PARTS, 0.0)
         super().on_train_epoch_end(trainer, pl_module)
 
