@@ -15,7 +15,6 @@ import fedgkd_pl
 from fedgkd_pl.config.messages import argument_error
 from fedgkd_pl.errors import ArgumentError, require
 from fedgkd_pl.processes.command import quiet_libraries, run_command
-from jsonargparse import ArgumentParser
 from typing_extensions import override
 
 Format = Literal["safetensors", "onnx", "torchscript", "torch_export"]
@@ -308,6 +307,15 @@ def arguments(command: str, words: Sequence[str]) -> dict[str, Any]:
             word = f"{word}={waiting.popleft()}"
         word = word.replace("=", "+=", 1) if key == "only" else word
         (own if key in hints or "settings" not in hints else settings).append(word)
+    from jsonargparse import ArgumentParser  # which --version need not wait for
+
+    class Parser(ArgumentParser):
+        """A parser whose errors are one line."""
+
+        @override
+        def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+            raise argument_error(message, [action.dest for action in self._actions])
+
     about = str(inspect.getdoc(function)).partition("\n\nArgs:")[0]
     parser = Parser(prog=f"fedgkd-pl {command}", description=about)
     skip: set[str | int] = {"settings", "runs"}
@@ -321,14 +329,6 @@ def arguments(command: str, words: Sequence[str]) -> dict[str, Any]:
 
 def _is_flag(word: str) -> bool:
     return word.startswith("--") or word in ("-c", "-h")
-
-
-class Parser(ArgumentParser):
-    """A parser whose errors are one line."""
-
-    @override
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        raise argument_error(message, [action.dest for action in self._actions])
 
 
 def _with_trainer(command: str, settings: list[str]) -> None:
