@@ -45,6 +45,7 @@ def declare_missing_operators(package: Path) -> bool:
     try:
         for library in sorted(package.glob("_C*.[ps]*")):
             torch.ops.load_library(library)
+            return False
     except OSError:
         library_ = torch.library.Library("torchvision", "DEF")
         for schema in _SCHEMAS:
