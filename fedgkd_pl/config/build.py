@@ -21,9 +21,9 @@ from fedgkd_pl.config.parser import Parsed
 from fedgkd_pl.config.request import Request, flags, read_request
 from fedgkd_pl.config.safety import our_rules
 from fedgkd_pl.data.datamodule import FederatedDataModule
-from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.errors import RunFailed, SettingError, require
 from fedgkd_pl.federation.callback import FederatedCallback
-from fedgkd_pl.federation.checks import SCORES, check_alone, check_resumed
+from fedgkd_pl.federation.checks import check_alone, check_resumed
 from fedgkd_pl.federation.own_module import is_own_module
 from fedgkd_pl.federation.server import FederatedServer
 from fedgkd_pl.methods import title_of_class
@@ -124,9 +124,9 @@ class Experiment:
             text = f"no such score: {', '.join(scores)}"
             for callback in self.callbacks:
                 monitor = str(getattr(callback, "monitor", None))
-                ours = monitor.startswith(SCORES) and "/class_acc/" not in monitor
-                is_best = isinstance(callback, BestRound)
-                key = "checkpoint.monitor" if is_best else "trainer.callbacks"
+                ours = monitor.startswith(("val", "test", "average")) and "/class" not in monitor
+                own = f"trainer.callbacks.{type(callback).__name__}.monitor"
+                key = "checkpoint.monitor" if isinstance(callback, BestRound) else own
                 require(monitor in scores or not ours, key, text, monitor)
             if trains:
                 self.data.check_rounds(self.settings["rounds"])
@@ -255,6 +255,8 @@ class Experiment:
         parts = [f"{data.num_clients} clients", f"{data.cohort_size} a round"]
         parts += [f"{self.settings['rounds']} rounds", f"seed {data.seed}"]
         parts += [f"precision {precision}"] if precision != "32-true" else []
+        if optimizer := self.model.client_optimizer:
+            parts += [f"clients' {optimizer}"]
         return f"{title_of_class(type(self.model))} on {data.name}: {', '.join(parts)}"
 
     @property
@@ -313,7 +315,7 @@ class Experiment:
         except SystemExit as error:
             if isinstance(error.__context__, KeyboardInterrupt):  # Lightning's answer to one
                 self._interrupt("interrupted")
-            raise
+            raise RunFailed(f"the net or the data called sys.exit({error.code})") from error
         finally:
             self.start.release()
 

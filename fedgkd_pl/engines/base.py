@@ -5,6 +5,7 @@ as bytes.
 """
 
 import json
+import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +35,9 @@ from typing_extensions import override
 
 if TYPE_CHECKING:
     from fedgkd_pl.federation.server import FederatedServer
+
+
+log = logging.getLogger("fedgkd_pl")
 
 
 class Session(ABC):
@@ -182,9 +186,9 @@ class LocalEngine(Engine):
     fixed number of threads per client keeps the results the same on every machine.
 
     Args:
-        workers: 1 trains in this process; n in a pool of n processes; ``auto`` takes one per
-            client of a cohort as far as there are cores, or GPUs (accelerators of any kind) if
-            the Trainer uses them.
+        workers: 1 trains in this process; n in a pool of n processes, at most one per client of
+            a cohort; ``auto`` takes as many of these as there are cores, or GPUs (accelerators of
+            any kind) if the Trainer uses them.
         threads: intra-op threads of each client's training; another number gives other rounding.
         timeout: seconds that a client may take, after which it is left out of the round.
     """
@@ -202,12 +206,12 @@ class LocalEngine(Engine):
     @override
     def open(self, job: Job, cohort_size: int) -> Session:
         keep_memory()  # for evaluation, too
-        if self.workers != "auto":
-            workers = self.workers
-        else:
-            on_cpu = job.device.type == "cpu"
-            slots = cores() // self.threads if on_cpu else devices_like(job.device)
-            workers = max(1, min(slots, cohort_size))
+        on_cpu = job.device.type == "cpu"
+        slots = cores() // self.threads if on_cpu else devices_like(job.device)
+        workers = min(slots if self.workers == "auto" else self.workers, cohort_size)
+        if workers > max(1, slots):
+            log.warning("workers: %d share %d slots (cores / threads, or GPUs)", workers, slots)
+        workers = max(1, workers)
         if workers == 1 and self.timeout is None:  # only another process can be stopped
             return InProcessSession(job, self.threads)
         from fedgkd_pl.engines.pool import PoolSession

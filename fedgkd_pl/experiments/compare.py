@@ -174,8 +174,9 @@ def compare(
         print(f"{whole.name}: checking the settings of {len(cells)} cells", flush=True)
     tasks = _plan(cells, top)
     longest = max(task.rounds for task in tasks)
-    fits = any((round_of(name) or 0) <= longest for name in whole.measures)
-    require(fits, "measures", f"no cell has as many rounds as {', '.join(whole.measures)}")
+    least = min(round_of(name) or 0 for name in whole.measures)
+    text = f"must be at least {least} for {', '.join(whole.measures)}; for fewer, copy the study "
+    require(least <= longest, "rounds", text + "and set measures: [best, final]", longest)
     if dry_run:
         for task in tasks:
             print(f"{task.state:<9} {task.cell.name}: {' '.join(task.cell.words)}")

@@ -100,7 +100,8 @@ class Table:
         caption = f"{_tex(self.title)}, {_tex(self.unit)}"
         table: str = texts.to_latex(index=False, escape=False, column_format=sides, caption=caption)
         notes = "".join(f"\n\\par\\small {_tex(note)}" for note in self.notes)
-        return table.replace(r"\end{tabular}", r"\end{tabular}" + notes)
+        table = table.replace(r"\end{tabular}", r"\end{tabular}" + notes)
+        return "% needs \\usepackage{booktabs}\n" + table
 
     def to_html(self) -> str:
         """For a page; with a title, a section of it."""

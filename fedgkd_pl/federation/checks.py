@@ -21,7 +21,7 @@ from fedgkd_pl.federation.client_trainer import ClientTrainer, Job, quiet
 from fedgkd_pl.federation.evaluation import failing
 from fedgkd_pl.federation.hardware import in_eval_mode
 from fedgkd_pl.federation.message import Message
-from fedgkd_pl.federation.optimizer import check_scheduler
+from fedgkd_pl.federation.optimizer import as_text, check_scheduler, first_optimizer
 from fedgkd_pl.federation.own_module import check_module, check_outputs, has_outputs, is_own_module
 from fedgkd_pl.storage.checkpoint import SafeCheckpointIO
 from lightning.pytorch import Callback, Trainer
@@ -94,7 +94,9 @@ def check_method(server: "FederatedServer", data: FederatedDataModule) -> None:
     for key, module in ("server_optimizer", server), *clients:
         with failing(key, "cannot be made"):
             try:
-                check_scheduler(module.configure_optimizers())
+                check_scheduler(made := module.configure_optimizers())
+                if module is not server:
+                    server.client_optimizer = as_text(first_optimizer(made))
             except RuntimeError:
                 if not is_own_module(server.net):  # which may ask for its Trainer: not there yet
                     raise

@@ -135,7 +135,12 @@ class ClientTrainer:
             self.client.receive(message, state)
             restart(self.trainer)
             self._set_length(self.client.own_epochs)
-            self.trainer.fit(self.client, batches)
+            try:
+                self.trainer.fit(self.client, batches)
+            except SystemExit as error:  # of the user's net or data; Lightning's answer to Ctrl-C
+                if isinstance(error.__context__, KeyboardInterrupt):
+                    raise
+                raise RuntimeError(f"called sys.exit({error.code})") from error
             update = self.client.reply()
         teacher = self.client.teacher_seconds
         update.seconds = {"teacher": teacher, "student": time.perf_counter() - start - teacher}

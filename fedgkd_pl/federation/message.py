@@ -21,7 +21,7 @@ State = dict[str, Tensor]
 OF_NET = "@"  # between a model's name and the number of the net it is of, where there are several
 OF_GROUP = ": "  # between a group's name and that of a tensor
 LR_FACTOR = "lr_factor"  # the number that clients multiply their learning rates by
-_INFO = "info"
+_INFO, _NAMES = "info", "names"
 T = TypeVar("T")
 
 
@@ -182,7 +182,7 @@ def _nbytes(state: Mapping[str, Tensor]) -> int:
 
 def _encode(groups: Mapping[str, State], info: dict[str, Any]) -> bytes:
     tensors = {f"{group}/{n}": t for group, state in groups.items() for n, t in state.items()}
-    text = json.dumps(info).encode()
+    text = json.dumps(info | {_NAMES: [*tensors]}).encode()
     tensors[_INFO] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     return to_safetensors(tensors)
 
@@ -193,9 +193,9 @@ def _decode(blob: bytes) -> tuple[dict[str, State], dict[str, Any]]:
     tensors = load(blob)
     info = json.loads(tensors.pop(_INFO).numpy().tobytes())
     groups: dict[str, State] = {}
-    for key, tensor in tensors.items():
+    for key in info.pop(_NAMES):  # safetensors gives them in an order of its own, each time another
         group, name = key.split("/", 1)
-        groups.setdefault(group, {})[name] = tensor
+        groups.setdefault(group, {})[name] = tensors[key]
     return groups, info
 
 

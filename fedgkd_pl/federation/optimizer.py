@@ -5,6 +5,7 @@ Counts of steps are floats.
 """
 
 from collections.abc import Iterator, Mapping
+from inspect import signature
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -35,7 +36,9 @@ def client_optimizer(client: "FederatedClient", base: type) -> Any:
         configured = cast(LightningModule, client.net).configure_optimizers()
     else:
         configured = client.optimizer(client.trained())
-    optimizer = first_optimizer(configured)
+    optimizer: Any = first_optimizer(configured)
+    # else Lightning refuses to clip for a fused one; the scaler unscales gradients before it
+    optimizer._step_supports_amp_scaling = False
     if client.lr_factor != 1:
         for group in optimizer.param_groups:
             group["lr"] = group["lr"] * client.lr_factor
@@ -72,6 +75,14 @@ def fuse(optimizer: Optimizer) -> None:
         known = all(p.device.type in ("cpu", "cuda", "mps") for p in group["params"])
         if unset and not other and plain and known:
             group["fused"] = True
+
+
+def as_text(optimizer: Optimizer) -> str:
+    """``SGD(lr=0.05, momentum=0.9)``: the rate, and what is not the class's default."""
+    arguments, used = signature(type(optimizer)).parameters, optimizer.param_groups[0]
+    names = [name for name in arguments if name in used and name not in ("params", "fused")]
+    given = [n for n in names if n == "lr" or used[n] != arguments[n].default]
+    return f"{type(optimizer).__name__}({', '.join(f'{name}={used[name]}' for name in given)})"
 
 
 class UnitGradient:

@@ -129,6 +129,7 @@ class FederatedServer(LightningModule, Recorded):
         self.min_clients = min_clients
         self.max_failed_rounds = max_failed_rounds
         self.compiles = compile  # nn.Module has a method compile()
+        self.client_optimizer = ""  # as text, once it is checked
         self.report: dict[str, float] = {}  # what was logged of the last round
         self.results = RoundResults()  # of the last round
         self.waited = 0.0  # seconds that the round has waited for clients
@@ -429,7 +430,8 @@ class FederatedServer(LightningModule, Recorded):
         self.client_nets.fill(self.net, data.num_clients)
         self.lay_out(data, self.trainer.strategy.root_device)
         # A round is an epoch of one batch, and what is logged is logged per epoch.
-        warnings.filterwarnings("ignore", "The number of training batches \\(1\\) is smaller")
+        for text in ("The number of training batches \\(1\\) is smaller", "`isinstance\\(treespec"):
+            warnings.filterwarnings("ignore", text)
         self.evaluation.update({s: self.new_scores(data, s) for s in ("val", "test")})
 
     def reset(self) -> None:

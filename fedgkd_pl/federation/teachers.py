@@ -84,6 +84,10 @@ class TeacherBuffer(Recent[State]):
         """Takes a copy of the newest model in; beyond M the oldest goes."""
         super().append({name: t.detach().cpu().clone() for name, t in state.items()})
 
+    def start(self, state: State) -> None:
+        """Begins at a model that may teach."""
+        self.append(state)
+
     def mean(self) -> State:
         """The uniform mean of the models there are, the whole state."""
         mean = WeightedMean()

@@ -9,6 +9,7 @@ FedAdam and others (Reddi et al., ICLR 2021).
 """
 
 from collections import defaultdict
+from functools import partial
 from typing import Any, Literal, cast
 
 import torch
@@ -34,11 +35,11 @@ Weighting = Literal["samples", "uniform"]
 DISTIL = "distil"  # the number in a message that says whether the teacher teaches
 
 
-def is_default(optimizer: OptimizerCallable, lr: float = 0.05) -> bool:
-    """Whether it is the one that clients (the server, at rate 1) have where none is given."""
+def is_plain(optimizer: OptimizerCallable) -> bool:
+    """Whether a server optimizer is SGD at rate 1, which takes the mean as it is."""
     weight = [nn.Parameter(torch.zeros(1))]
-    given, default = optimizer(weight), torch.optim.SGD(weight, lr=lr)
-    return type(given) is type(default) and given.defaults == default.defaults
+    given, plain = optimizer(weight), torch.optim.SGD(weight, lr=1.0)
+    return type(given) is type(plain) and given.defaults == plain.defaults
 
 
 class FedAvgClient(FederatedClient):
@@ -83,8 +84,8 @@ class FedAvg(FederatedServer):
         net: the model to learn; any module from inputs to logits, or a LightningModule.
         local_epochs: passes of a client over its data in a round (E).
         local_steps: instead of epochs, this many batches.
-        optimizer: of the clients, built anew for every client and round; at its default, what a
-            LightningModule configures goes first.
+        optimizer: of the clients, built anew for every client and round; None is what a
+            LightningModule configures, or SGD at rate 0.05.
         scheduler: of the clients' learning rate, stepped once per local epoch.
         round_scheduler: of the same rate, stepped once per round.
         loss: of clients: cross-entropy, plain or adjusted to the classes a client holds; of other
@@ -114,7 +115,7 @@ class FedAvg(FederatedServer):
         net: nn.Module | None = None,
         local_epochs: int = 1,
         local_steps: int | None = None,
-        optimizer: OptimizerCallable = lambda params: torch.optim.SGD(params, lr=0.05),
+        optimizer: OptimizerCallable | None = None,
         scheduler: LRSchedulerCallable | None = None,
         round_scheduler: LRSchedulerCallable | None = None,
         loss: LocalLoss = CrossEntropy(),  # noqa: B008
@@ -130,12 +131,14 @@ class FedAvg(FederatedServer):
         if not self.averages:
             text = f"has no effect: {self.title} does not average models"
             require(weighting == "samples", "weighting", text, weighting)
-            require(is_default(server_optimizer, lr=1.0), "server_optimizer", text)
+            require(is_plain(server_optimizer), "server_optimizer", text)
         net = one_of(net, module)
         clients = (min_clients, max_failed_rounds, compile)
         super().__init__(net, engine, local_epochs, local_steps, *clients)
         configures = is_own_module(net) and is_overridden("configure_optimizers", net)
-        self.optimizer = None if configures and is_default(optimizer) else optimizer
+        if optimizer is None and not configures:
+            optimizer = partial(torch.optim.SGD, lr=0.05)
+        self.optimizer = optimizer
         self.scheduler, self.server_optimizer = scheduler, server_optimizer
         self.local_loss, self.metrics, self.weighting = loss, metrics or {}, weighting
         self.start: State = {}  # w_0, of a method that keeps it, unless clients have different nets

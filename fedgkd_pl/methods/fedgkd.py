@@ -48,7 +48,7 @@ class FedGKD(FedAvg):
         temperature: τ, which divides both logits inside the KL.
         teach_from_start: let the random initial model teach in round 1.
         ema: instead of the mean of the last M, a moving average of all global models with this
-            decay teaches.
+            decay teaches; with ``teach_from_start`` it starts at the initial model, as in FedGMT.
         tau_squared: multiply the KL by τ², which keeps the size of its gradient.
         teacher_precision: ``bf16`` asks the teacher in bfloat16, which is faster where the hardware
             has instructions for it and the student trains in float32; ``same`` as the student.
@@ -99,7 +99,7 @@ class FedGKD(FedAvg):
         """Opens the engine; w_0 enters the buffer where it may teach."""
         super().on_train_start()
         if self.teach_from_start and not self.buffer:
-            self.buffer.append(self.global_state())
+            self.buffer.start(self.global_state())
 
     def broadcast(self) -> Message:
         """w_t, and w̄_t where it is another model."""

@@ -60,11 +60,20 @@ from fedgkd_pl.runs.folder import (
     loss_summary,
 )
 from fedgkd_pl.storage.checkpoint import RECORD
-from fedgkd_pl.storage.files import MB, commit, printable, read_json, to_safetensors, write_text
+from fedgkd_pl.storage.files import (
+    CHECKPOINTS,
+    MB,
+    commit,
+    printable,
+    read_json,
+    to_safetensors,
+    write_text,
+)
 from fedgkd_pl.storage.recorded import Recorded, given
 from jsonargparse import ArgumentParser
 from jsonargparse._util import get_import_path
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from torch import Tensor
 from typing_extensions import override
@@ -201,6 +210,12 @@ class RunFiles(FederatedCallback):
         return self.seconds + time.perf_counter() - self.started
 
     @override
+    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        for callback in trainer.checkpoint_callbacks:  # which set themselves up after this
+            if self.folder and isinstance(callback, ModelCheckpoint) and not callback.dirpath:
+                callback.dirpath = str(Path(self.folder) / CHECKPOINTS)
+
+    @override
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         self.started = time.perf_counter()
         for logger in trainer.loggers:
@@ -290,6 +305,7 @@ class RunFiles(FederatedCallback):
             **({} if title == title_of(name) else {"title": title}),
             "dataset": pl_module.datamodule.name,
             "seed": pl_module.datamodule.seed,
+            "client_optimizer": pl_module.client_optimizer,
             **accuracies,
             **({"average": average} if average else {}),
             "rounds_asked": trainer.max_epochs,

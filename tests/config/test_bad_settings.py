@@ -13,7 +13,7 @@ from tests.support.runs import QUICK, Run
 FLAGS: dict[str, str] = {
     # types
     "--rounds ten": "rounds: ",
-    "--model.optimizer.lr x": "model.optimizer.lr: ",
+    "--model.optimizer SGD --model.optimizer.lr x": "model.optimizer.lr: ",
     "--model.gamma null": "model.gamma: ",
     "--model.distance js": "model.distance: ",
     "--model.net.hidden [x]": "model.net.hidden: ",
@@ -26,7 +26,7 @@ FLAGS: dict[str, str] = {
     "--name ../away": "name: must be a path below output_dir",
     "--checkpoint.filename /away": "checkpoint.filename: must be a path below",
     "--seed_everything -1": "seed_everything: must be from 0",
-    "--model.optimizer.lr .nan": "model.optimizer.lr: must be finite",
+    "--model.optimizer SGD --model.optimizer.lr .nan": "model.optimizer.lr: must be finite",
     "--model.optimizer.lr -0.1": "model.optimizer: ",
     "--model.gamma -0.1": "model.gamma: must not be negative (got -0.1)",
     "--model.net.num_classes 7": "model.net: ",
@@ -41,10 +41,12 @@ FLAGS: dict[str, str] = {
     "--round 3": "round: no such setting, did you mean rounds?",
     "--batch-size 8": "batch-size: no such setting, did you mean data.batch_size?",
     "--model.gama 1": "model.gama: no such setting, did you mean gamma?",
-    "--model.optimizer.lrr 1": "model.optimizer.lrr: no such setting, did you mean lr?",
+    "--model.optimizer SGD --model.optimizer.lrr 1": "model.optimizer.lrr: no such setting, did",
     "--trainer.precison 3": "trainer.precison: no such setting, did you mean trainer.precision?",
     "--model FedGDK": "model: ",
     "--model.net MLP": "model.net: ",  # torchvision has one, too
+    "--model.optimizer.lr 1": "model.optimizer: needs a class before its settings",
+    "--model.scheduler.gamma 1": "model.scheduler: needs a class before its settings",
     "--model.optimizer torch.nn.Linear": "model.optimizer: ",
     "--model.engine ray": "model.engine: ",
     # words

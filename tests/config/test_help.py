@@ -23,7 +23,7 @@ def test_the_short_help_names_what_there_is_and_its_defaults(run: Run) -> None:
         rounds=100,
         model="FedGKD",
         data="CIFAR10",
-        **{"data.partition": "Dirichlet", "model.net": "ResNet8"},
+        **{"data.partition": "Dirichlet", "model.net": "ResNet8", "model.optimizer": "SGD"},
     ).settings
     for flag, text in re.findall(r"^  --([\w.]+)(.*(?:\n {30}.*)*)", TEXT, re.MULTILINE):
         if flag in OURS:

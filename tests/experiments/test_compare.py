@@ -143,6 +143,7 @@ def test_a_table_by_hand() -> None:
         f"- {ahead}",
     ]
     latex = table.to_latex()
+    assert latex.startswith("% needs \\usepackage{booktabs}\n")
     assert r"1 & \underline{65.00 ± 7.07} & \textbf{72.00 ± 11.31} & 20.00 ± 0.00 \\" in latex
     assert latex.count("{") == latex.count("}") and r"$\alpha$ 1, best: FedGKD" in latex
     page = table.to_html()
@@ -270,7 +271,7 @@ def test_flags_are_checked_before_anything_runs(compare: Compare, tmp_path: Path
     assert code == 0 and "waiting   alpha0.1-FedGKD-seed0: " in out
     (tmp_path / "mini.yaml").write_text(MINI.replace("[best, round2]", "[round5]"))
     code, out = compare(tmp_path)
-    assert code == 2 and "error: measures: no cell has as many rounds as round5" in out
+    assert code == 2 and "error: rounds: must be at least 5 for round5; for fewer, copy" in out
     assert list(tmp_path.iterdir()) == [tmp_path / "mini.yaml"]
 
 
