@@ -78,6 +78,7 @@ from .experiments.trained import export as export
 from .experiments.trained import load_run as load_run
 from .federation.callback import FederatedCallback as FederatedCallback
 from .federation.client import FederatedClient as FederatedClient
+from .federation.exchange import Exchange as Exchange
 from .federation.losses import AbsoluteError as AbsoluteError
 from .federation.losses import BinaryCrossEntropy as BinaryCrossEntropy
 from .federation.losses import CrossEntropy as CrossEntropy

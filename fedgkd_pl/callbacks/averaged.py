@@ -39,6 +39,8 @@ class AveragedModel(FederatedCallback):
 
     logs = ("average/acc", "average/loss", "average/val_acc", "average/val_loss")
 
+    needs_whole = True
+
     def __init__(
         self, size: int | None = None, decay: float | None = None, export: bool = True
     ) -> None:

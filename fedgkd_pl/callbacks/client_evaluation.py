@@ -72,12 +72,15 @@ class ClientEvaluation(RowsFile, SplitCallback):
     split, accuracy and loss of the global model and, if it trained in that round, of its own. With
     very many clients take a larger ``every_n_rounds``: all rows are in every checkpoint.
 
+    Where clients have parts of their own, the global model of a client has these.
+
     Args:
         every_n_rounds: evaluates in rounds n, 2n, ….
         split: ``test`` or ``val``; needs ``client_test_fraction`` or ``client_val_fraction``.
         local: whether to evaluate the models that clients return.
     """
 
+    needs_whole = False
     file = CLIENTS
     columns = ("round", "client", "samples", "global_acc", "global_loss", "local_acc", "local_loss")
 
@@ -90,6 +93,8 @@ class ClientEvaluation(RowsFile, SplitCallback):
         """Refuses data without classes, without the clients' own samples, or out of reach."""
         reason = "ClientEvaluation needs the clients' data, and theirs is not here (max_samples)"
         require(model.engine.max_samples is None, "callbacks", reason)
+        reason = "ClientEvaluation needs the clients' own parts, which stay on their nodes"
+        require(not (model.is_personal and model.engine.states_stay), "callbacks", reason)
         require_classes(model, data, self)
         reason = "ClientEvaluation needs samples that no client trains on: 0.2 keeps a fifth"
         require(self.split in data.client_splits, f"client_{self.split}_fraction", reason)
@@ -115,7 +120,13 @@ class ClientEvaluation(RowsFile, SplitCallback):
         if runner is None:
             return
         own = pl_module.datamodule.client_splits[self.split]
-        of_global = scores_of_all(runner, own, pl_module.global_state())
+        if pl_module.is_personal:
+            of_global = {
+                client: runner.score(pl_module.model_of(client), own.rows(client))
+                for client in own.clients
+            }
+        else:
+            of_global = scores_of_all(runner, own, pl_module.global_state())
         for kind, scores in ("global", of_global), ("local", self.found):
             if scores:
                 values = spread(scores.values())

@@ -150,6 +150,8 @@ class Forgetting(FederatedCallback):
         split: the server's data whose evaluation counts, ``test`` or ``val``.
     """
 
+    needs_whole = True
+
     def __init__(self, split: Split = "test") -> None:
         require(split in ("val", "test"), "split", "must be val or test", split)
         self.split = split

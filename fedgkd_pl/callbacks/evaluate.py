@@ -1,6 +1,7 @@
 """The bases of callbacks that evaluate models, a net run over a split, or that write a table."""
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -109,6 +110,8 @@ class SplitCallback(FederatedCallback):
             seed; the first ones would not do: some datasets are sorted by class.
     """
 
+    needs_whole = True
+
     def __init__(
         self, every_n_rounds: int = 1, split: Split = "test", max_samples: int | None = None
     ) -> None:
@@ -166,7 +169,10 @@ class SplitCallback(FederatedCallback):
     ) -> None:
         """Measures a client's model, unless it stays with the client."""
         runner = self.runner_of(pl_module)
-        value = self.measure(runner, pl_module, update) if runner and update.weights else None
+        value = None
+        if runner and update.weights:
+            update = replace(update, weights=pl_module.whole(update))
+            value = self.measure(runner, pl_module, update)
         if value is not None:
             self.found[update.client] = value
 

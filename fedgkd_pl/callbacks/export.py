@@ -44,6 +44,8 @@ class ModelExport(FederatedCallback):
         formats: of ``safetensors``, ``onnx``, ``torchscript`` and ``torch_export``.
     """
 
+    needs_whole = True
+
     def __init__(self, formats: Sequence[Format] = ("safetensors",)) -> None:
         known = len(formats) > 0 and {*formats} <= {*FILES}
         require(known, "formats", f"must be some of {', '.join(FILES)}", formats)

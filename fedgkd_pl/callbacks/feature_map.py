@@ -93,7 +93,7 @@ class FeatureMap(SplitCallback):
         order = np.random.default_rng(self.seed).permutation(len(self.runner.targets))
         rows = torch.from_numpy(order[: self.drawn])
         points, acc = self._look(self.runner, server.global_state(), rows, None)
-        local_points, local_acc = self._look(self.runner, answer.weights, rows, answer.client)
+        local_points, local_acc = self._look(self.runner, server.whole(answer), rows, answer.client)
         labels = self.runner.targets[rows].numpy()
         data = FeatureMapData(
             points, local_points, labels, acc, local_acc, answer.client, self.round

@@ -28,6 +28,8 @@ class NetAccuracy(FederatedCallback):
     costs nothing.
     """
 
+    needs_whole = True
+
     def __init__(self) -> None:
         self.now: tuple[str, Any] = ("", None)  # the batch's split and targets
         self.hits: defaultdict[tuple[str, int], list[Tensor]] = defaultdict(list)  # by member

@@ -14,6 +14,7 @@ from shlex import quote
 from typing import Any
 
 import torch
+from fedgkd_pl.callbacks.client_evaluation import ClientEvaluation
 from fedgkd_pl.callbacks.dashboard import Dashboard
 from fedgkd_pl.callbacks.progress import RoundProgress
 from fedgkd_pl.config.messages import setting_error
@@ -255,6 +256,8 @@ class Experiment:
         parts = [f"{data.num_clients} clients", f"{data.cohort_size} a round"]
         parts += [f"{self.settings['rounds']} rounds", f"seed {data.seed}"]
         parts += [f"precision {precision}"] if precision != "32-true" else []
+        if self.model.is_personal:
+            parts += ["scored: each client's own model on its own samples"]
         if optimizer := self.model.client_optimizer:
             parts += [f"clients' {optimizer}"]
         return f"{title_of_class(type(self.model))} on {data.name}: {', '.join(parts)}"
@@ -504,6 +507,9 @@ class _Objects(Parsed):
                 callbacks += [best, LastRound()] if best.monitor else [LastRound()]
             if self.own_logger and not has(Dashboard):
                 callbacks.append(Dashboard())
+            model = self.config_init["model"]
+            if model.is_personal and not model.engine.states_stay and not has(ClientEvaluation):
+                callbacks.append(ClientEvaluation())
             callbacks.append(RunFiles(config=self.fixed))
         if self.request.command == "fit" and self.config.profile:
             from fedgkd_pl.callbacks.profile import RoundProfile

@@ -94,6 +94,8 @@ def _load(folder: RunFolder, ckpt_path: str, settings: Sequence[str]) -> Experim
         fits = fits and task_of(model, data) == "classes" and has_outputs(model.net)
         text = "needs a method of FedAvg's kind with one net for all, which gives logits of classes"
         require(fits, "model", text, type(model).__name__)
+        text = "has clients with parts of their own, which are personal already"
+        require(not model.is_personal, "run", text, str(folder.path))
         require("test" in data.client_splits, "run", NO_OWN, str(folder.path))
     device = made.trainer.strategy.root_device
     made.trainer.precision_plugin.convert_module(model)  # before doubles are loaded
@@ -148,7 +150,9 @@ def _job(experiment: Experiment, epochs: int | None, lr: float | None) -> Job:
     model, data = experiment.model, experiment.data
     assert isinstance(model, FedAvg)
     job = job_of(model, experiment.trainer, data)
-    client = FedAvg.client_class(model.net, model.optimizer, model.scheduler)  # without teachers
+    client = FedAvg.client_class(
+        model.net_to_tune(), model.optimizer, model.scheduler
+    )  # without teachers
     if lr is not None:
         text = "the run's module makes its optimizer itself: leave it out"
         require(client.optimizer is not None, "lr", text, lr)

@@ -19,6 +19,8 @@ class FederatedCallback(Callback):
     what a callback remembers belongs into its ``state_dict``, so that a resumed run is exact.
     """
 
+    needs_whole = False  # whether it looks at a model of all clients, which have no own parts
+
     def check(self, model: "FederatedServer", data: "FederatedDataModule") -> None:
         """Raises :class:`~fedgkd_pl.errors.SettingError` for what cannot work, before a run begins.
 

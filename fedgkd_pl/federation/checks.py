@@ -90,6 +90,10 @@ def check_method(server: "FederatedServer", data: FederatedDataModule) -> None:
     text = "must be at least 2 for a net with BatchNorm (or norm: group)"
     require(data.batch_size > 1 or not normed, "batch_size", text, data.batch_size)
     check_task(server, data)
+    if server.is_personal and not server.engine.states_stay:
+        text = "must be above 0: clients with parts of their own are scored on their own samples"
+        for split in ("val", "test") if len(data.val) else ("test",):
+            require(split in data.client_splits, f"client_{split}_fraction", text)
     clients = [("optimizer", server.client(number)) for number in range(len(server.nets))]
     for key, module in ("server_optimizer", server), *clients:
         with failing(key, "cannot be made"):
@@ -106,7 +110,14 @@ def check_fit(server: "FederatedServer", data: FederatedDataModule, trainer: Tra
     """Raises a clear error for flags, callbacks, a device or a precision that cannot work."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, FederatedCallback):
+            text = f"{type(callback).__name__} is for models of all clients, which have own parts"
+            fits = not server.is_personal or not callback.needs_whole
+            require(fits, "callbacks", text)
             callback.check(server, data)
+        unscored = server.is_personal and server.engine.states_stay
+        monitor = str(getattr(callback, "monitor", None))
+        text = "must be null: what clients keep stays on their nodes, so nothing is scored here"
+        require(not unscored or not monitor.startswith(SCORES), "checkpoint.monitor", text, monitor)
     for number in range(len(server.nets)):
         client: Any = trainer.precision_plugin.convert_module(server.client(number))
         if client.optimizer is not None:  # a module's own may ask for its Trainer

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from fedgkd_pl.data.examples import FAR, Batch, Batches, Examples, Task
+from fedgkd_pl.federation.exchange import PERSONAL, Split
 from fedgkd_pl.federation.hardware import is_channels_last
 from fedgkd_pl.federation.losses import CrossEntropy, LocalLoss
-from fedgkd_pl.federation.message import LR_FACTOR, ClientUpdate, Message, State
+from fedgkd_pl.federation.message import LR_FACTOR, ClientUpdate, Message, State, joined
 from fedgkd_pl.federation.optimizer import UnitGradient, client_optimizer
 from fedgkd_pl.federation.own_module import Recorder, is_own_module, training_loss
 from lightning.pytorch import LightningModule
@@ -150,7 +151,7 @@ class FederatedClient(LightningModule):
     uses_public = False  # whether :attr:`public` is needed
     public: Examples | None = None
     local_loss: LocalLoss = CrossEntropy()  # the server's
-    # added to the gradient of every parameter in every step, before it is clipped
+    # what is added to a shared parameter's gradient in every step, before it is clipped
     correction: list[Tensor] | None = None
     unit_steps: UnitGradient | None = None  # what they would do with a gradient of 1
     task: Task | None = None  # what the client at hand learns in this round; None: everything
@@ -183,6 +184,9 @@ class FederatedClient(LightningModule):
         self._channels_last = is_channels_last(self.net)
         travels = self.net.state_dict().keys()
         self._stays = {n: b.clone() for n, b in self.net.named_buffers() if n not in travels}
+        self.split: Split | None = None  # of the net's names; None where all are shared
+        self.first: State = {}  # personal parts of w_0
+        self.personal: State = {}  # those of the client at hand, as its round begins
         self._batch_idx = 0
         self._compiled: Callable[..., Objective] | None = None
         self._full_batch = 0
@@ -268,8 +272,21 @@ class FederatedClient(LightningModule):
         like = next(self.net.parameters())
         return torch.tensor(numbers, dtype=like.dtype, device=like.device)
 
-    def begin(self, client: int, samples: int, task: Task | None) -> None:
-        """Prepares for a client, before :meth:`receive`; ``task`` where its data has tasks."""
+    def divide(self, split: Split | None) -> None:
+        """Sets what of the net travels, before the first client."""
+        self.split = split
+        if split is not None:
+            state = self.net.state_dict()
+            self.first = {name: state[name].clone() for name in split.personal}
+
+    def begin(
+        self, client: int, samples: int, task: Task | None, personal: State | None = None
+    ) -> None:
+        """Prepares for a client, before :meth:`receive`; ``task`` where its data has tasks.
+
+        ``personal`` are its own parts of the model, empty in its first round.
+        """
+        self.personal = personal or self.first
         self.number, self.samples, self.task = client, samples, task
         if self.view is not None and task is not None:
             self.view.show(task.classes, self.num_classes, self.device)
@@ -280,18 +297,37 @@ class FederatedClient(LightningModule):
 
     def receive(self, message: Message, state: State) -> None:
         """Starts from w_t; ``state`` is what this client kept, empty in its first round."""
-        self.net.load_state_dict(message.models["global"])
+        whole = self.whole(message.models["global"])
+        self.net.load_state_dict(whole if self.split is None else self.net.state_dict() | whole)
         for name, buffer in self.net.named_buffers():
             if name in self._stays:  # what one client left in it must not reach the next
                 buffer.copy_(self._stays[name])
         self.report.reset()
         self.lr_factor = message.numbers.get(LR_FACTOR, 1.0)
         self.correction = None
+        self.corrected = self.shared_parameters()
         self.teacher_seconds = 0.0
 
+    def whole(self, shared: State) -> State:
+        """A model that was sent, with this client's own parts as its round began."""
+        return shared | self.personal if self.personal else shared
+
+    def shared_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """The parameters that travel, by name: what a method may send, correct or hold back."""
+        named = self.net.named_parameters()
+        return [(n, p) for n, p in named if self.split is None or n in self.split.shared]
+
+    def own_parts(self) -> State:
+        """This client's own parts of the trained model, for its next round."""
+        state = self.net.state_dict()
+        own = {name: state[name].detach().cpu().clone() for name in self.first}
+        return joined({PERSONAL: own})
+
     def reply(self) -> ClientUpdate:
-        """The trained model and the report; a method adds ``extra`` and ``state``."""
-        weights = {name: t.detach().cpu().clone() for name, t in self.net.state_dict().items()}
+        """The trained model, what of it travels, and the report; a method adds to both."""
+        state = self.net.state_dict()
+        shared = state if self.split is None else self.split.of(state)
+        weights = {name: tensor.detach().cpu().clone() for name, tensor in shared.items()}
         return ClientUpdate(self.number, self.samples, weights, self.report.values())
 
     @override
@@ -357,8 +393,7 @@ class FederatedClient(LightningModule):
     @override
     def on_before_optimizer_step(self, optimizer: Any) -> None:
         if self.correction is not None:  # the gradient is unscaled by now, and clipped next
-            parameters = self.net.parameters()
-            for parameter, shift in zip(parameters, self.correction, strict=True):
+            for (_, parameter), shift in zip(self.corrected, self.correction, strict=True):
                 if parameter.grad is not None:
                     parameter.grad.add_(shift)
         if self.unit_steps is not None:

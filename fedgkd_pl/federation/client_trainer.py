@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from fedgkd_pl.data.examples import ClientData
+from fedgkd_pl.federation.exchange import taken_apart
 from fedgkd_pl.federation.hardware import plain_precision
 from fedgkd_pl.federation.message import ClientUpdate, Message, State
 from fedgkd_pl.federation.nets import NetOf
@@ -131,7 +132,8 @@ class ClientTrainer:
         with plain_precision(self.device), seeded(seed):
             batches = self.data.batches(client, message.round)
             samples = len(batches.examples)
-            self.client.begin(client, samples, self.data.task(client, message.round))
+            personal, state = taken_apart(state)
+            self.client.begin(client, samples, self.data.task(client, message.round), personal)
             self.client.receive(message, state)
             restart(self.trainer)
             self._set_length(self.client.own_epochs)
@@ -142,6 +144,7 @@ class ClientTrainer:
                     raise
                 raise RuntimeError(f"called sys.exit({error.code})") from error
             update = self.client.reply()
+            update.state = update.state | self.client.own_parts()
         teacher = self.client.teacher_seconds
         update.seconds = {"teacher": teacher, "student": time.perf_counter() - start - teacher}
         return update

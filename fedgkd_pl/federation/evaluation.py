@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
-from fedgkd_pl.data.examples import Batch, TaskSequences
+from fedgkd_pl.data.examples import Batch, Batches, TaskSequences
 from fedgkd_pl.errors import SettingError, require
+from fedgkd_pl.federation.hardware import evaluating
 from fedgkd_pl.federation.losses import CrossEntropy, LocalLoss
 from fedgkd_pl.federation.message import NAME
 from fedgkd_pl.federation.own_module import NEEDS, Recorder, is_own_module, recording, run_step
@@ -29,6 +30,7 @@ from typing_extensions import override
 
 if TYPE_CHECKING:
     from fedgkd_pl.data.datamodule import FederatedDataModule
+    from fedgkd_pl.federation.server import FederatedServer
 
 Found = tuple[dict[str, float], Tensor | None]  # values by name, and the confusion matrix
 RETURNED = "returned_loss"
@@ -261,6 +263,24 @@ def scores_of(
     scores = ModuleScores(CrossEntropy() if data.num_classes else None, data.num_classes, metrics)
     scores.try_out(net, data, split)
     return scores
+
+
+def personal_scores(server: "FederatedServer", split: str) -> dict[str, float]:
+    """The mean over clients of what each one's own model scores on its own samples of a split."""
+    data, scores = server.datamodule, cast(Scores, server.evaluation[split])
+    own, net = data.client_splits[split], deepcopy(server.net).eval()
+    examples, precision = own.examples.to(server.device), server.trainer.precision_plugin
+    found: dict[str, list[float]] = {}
+    for client in own.clients:
+        net.load_state_dict(server.model_of(client))
+        with torch.no_grad(), evaluating(precision, server.device):
+            batches = Batches(examples.view(own.rows(client)), data.eval_batch_size)
+            for number, (x, y) in enumerate(batches):
+                scores.step(net, (precision.convert_input(x), y), number, split)
+        for name, value in scores.finish(net)[0].items():
+            found.setdefault(name, []).append(value)
+    # a class may be missing at a client
+    return {name: float(np.mean(values)) for name, values in found.items() if "/" not in name}
 
 
 def cohort_statistics(reports: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -76,7 +76,7 @@ def form(server: "FederatedServer", cohort: Sequence[int], number: int) -> Form:
     return Form(
         weights=server.client_model(number) if travel else {},
         extra=server.client_extra(),
-        state=server.engine.states(server.client_state(number)),
+        state=server.engine.states(server.kept_of(number)),
         samples={client: data.size(client, round) for client in cohort} if known else {},
         max_samples=server.engine.max_samples,
         check=server.client_fault,

@@ -1,5 +1,6 @@
 """The server module: a round, its evaluation, its checkpoint. The algorithm is a method's."""
 
+import hashlib
 import logging
 import time
 import warnings
@@ -24,7 +25,8 @@ from fedgkd_pl.federation.checks import (
     check_resumed,
     check_trainer,
 )
-from fedgkd_pl.federation.evaluation import Evaluation, Scores, scores_of
+from fedgkd_pl.federation.evaluation import Evaluation, Scores, personal_scores, scores_of
+from fedgkd_pl.federation.exchange import Split, taken_apart
 from fedgkd_pl.federation.hardware import channels_last
 from fedgkd_pl.federation.losses import CrossEntropy, LocalLoss
 from fedgkd_pl.federation.message import (
@@ -52,6 +54,7 @@ from fedgkd_pl.federation.round import (
 )
 from fedgkd_pl.models.heads import Ensemble
 from fedgkd_pl.storage.checkpoint import HALF, SafeCheckpointIO, StateStore, load_newest
+from fedgkd_pl.storage.files import to_safetensors
 from fedgkd_pl.storage.recorded import Recorded
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
@@ -97,6 +100,9 @@ class FederatedServer(LightningModule, Recorded):
     distils_classes = True  # whether they must be the logits of classes then
     tasks: tuple[str, ...] = TASKS  # what it can learn
     takes_sequences = True  # whether clients may learn one task after the other (data.tasks)
+    split: Split | None = None  # of the net's names; None where all are shared
+    # whether what stays with clients may be parts that are trained, or frozen ones
+    exchanges: tuple[str, ...] = ("share", "personal")
     shares_models = True  # whether what clients send up includes their models
     models_differ = False  # whether :meth:`model_of` depends on the client and its task
     optimizer: OptimizerCallable | None = None  # of clients; None for that of a LightningModule
@@ -149,7 +155,9 @@ class FederatedServer(LightningModule, Recorded):
     def client(self, number: int = 0) -> "FederatedClient":
         """The client module with one of the clients' nets."""
         settings = {name: getattr(self, name) for name in self.client_settings}
-        return self.client_class(self.nets[number], self.optimizer, self.scheduler, **settings)
+        made = self.client_class(self.nets[number], self.optimizer, self.scheduler, **settings)
+        made.divide(self.split)
+        return made
 
     def client_extra(self) -> Specs:
         """What clients send beside their models: all of this and nothing else, or they fail."""
@@ -160,8 +168,13 @@ class FederatedServer(LightningModule, Recorded):
         return {}
 
     def client_model(self, number: int = 0) -> dict[str, Spec]:
-        """The form of a client's model."""
-        return like(self.nets[number].state_dict())
+        """The form of a client's model, as far as it travels."""
+        return like(self.shared(self.nets[number].state_dict()))
+
+    def kept_of(self, number: int = 0) -> Specs:
+        """What clients with a net keep: that of the method, and their own parts of the model."""
+        own = {} if self.split is None else self.split.specs(self.nets[number])
+        return {**self.client_state(number), **own}
 
     def client_fault(self, update: ClientUpdate) -> str:
         """Why an answer cannot be used though it is all that was declared; empty if it can."""
@@ -188,9 +201,11 @@ class FederatedServer(LightningModule, Recorded):
         """The bytes that a client uploads; called once for every answer that counts."""
         return update.nbytes if self.shares_models else update.extra_nbytes
 
-    def model_of(self, client: int, place: int) -> State:
+    def model_of(self, client: int, place: int = 0) -> State:
         """The model that a client has for the task at a place of its sequence, from 0."""
-        return self.global_state()
+        if not self.is_personal:
+            return self.global_state()
+        return self.global_state() | taken_apart(self.client_states.get(client, {}))[0]
 
     def check(self, data: FederatedDataModule) -> None:
         """Raises a clear error if method, net, loss, optimizers and data do not fit together."""
@@ -253,6 +268,32 @@ class FederatedServer(LightningModule, Recorded):
         """The global model: parameters and buffers."""
         return {name: tensor.detach() for name, tensor in self.net.state_dict().items()}
 
+    def shared(self, state: State) -> State:
+        """The part of a whole state that travels."""
+        return state if self.split is None else self.split.of(state)
+
+    def whole(self, update: ClientUpdate) -> State:
+        """The model of a client that has answered."""
+        if self.split is None:
+            return update.weights
+        return self.global_state() | update.weights | taken_apart(update.state)[0]
+
+    @property
+    def is_personal(self) -> bool:
+        """Whether clients have parts of their own, so that no one model is that of all."""
+        return self.split is not None and len(self.split.personal) > 0
+
+    @property
+    def start_digest(self) -> str:
+        """The SHA-256 of what does not travel, which the server does not change."""
+        if self.split is None:
+            return ""
+        stays = {n: t for n, t in self.global_state().items() if n not in self.split.shared}
+        plain = {  # the same in every precision of a run
+            n: t.to(torch.bfloat16) if t.is_floating_point() else t for n, t in stays.items()
+        }
+        return hashlib.sha256(to_safetensors(plain)).hexdigest()
+
     def global_copy(self) -> State:
         """A copy of the global model on the CPU."""
         return {name: tensor.cpu().clone() for name, tensor in self.global_state().items()}
@@ -300,10 +341,14 @@ class FederatedServer(LightningModule, Recorded):
         """Class probabilities."""
         classes = has_outputs(self.net) and self.local_loss.targets == "classes"
         require(classes, "predict", "needs the logits of classes, which this model does not have")
+        text = "needs --input and --client K: each client of this run has a model of its own"
+        require(not self.is_personal, "predict", text)
         with torch.autocast(self.device.type, enabled=False):
             return self.forward(batch[0]).softmax(dim=1)
 
     def _evaluate(self, batch: Batch, batch_idx: int, split: str) -> None:
+        if self.is_personal:  # no one model is to be scored
+            return
         with torch.autocast(self.device.type, enabled=False):  # whatever clients train in
             self.evaluation.step(self.net, batch, batch_idx, split)
 
@@ -317,7 +362,12 @@ class FederatedServer(LightningModule, Recorded):
         self._log_scores("test")
 
     def _log_scores(self, split: str) -> None:
-        values, confusion = self.evaluation.finish(self.net, split)
+        if self.is_personal and self.engine.states_stay:
+            return  # the clients' own parts are not here
+        if self.is_personal:
+            values, confusion = personal_scores(self, split), None
+        else:
+            values, confusion = self.evaluation.finish(self.net, split)
         self.log_round({f"{split}/{name}": value for name, value in values.items()})
         call_hooks(self, "on_evaluated", split, values, confusion)
 

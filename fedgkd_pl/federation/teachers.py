@@ -165,7 +165,8 @@ class FrozenNet:
         never changed.
         """
         if self._loaded is None or self._loaded[0] is not state or self._loaded[1] != device:
-            self.net.to(device).load_state_dict(state)
+            self.net.to(device)
+            self.net.load_state_dict(self.net.state_dict() | state)  # what is fixed is there
             self._loaded = state, device
 
     @torch.no_grad()

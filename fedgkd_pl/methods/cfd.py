@@ -97,6 +97,7 @@ class CFD(FedAvg):
 
     title = "CFD"
     citation = "Sattler et al., 2021"
+    exchanges = ()
     colour = 21
     client_class = CFDClient
     client_settings = ("bits_up", "client_steps", "distil_lr", "distil_batch_size")

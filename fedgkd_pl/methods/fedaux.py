@@ -190,6 +190,7 @@ class FedAUX(FedAvg):
 
     title = "FedAUX"
     citation = "Sattler et al., 2021"
+    exchanges = ()
     colour = 20
     client_class = FedAUXClient
     client_settings = ("negatives", "lam", "epsilon", "delta")

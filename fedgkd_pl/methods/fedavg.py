@@ -17,6 +17,7 @@ from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.engines.base import Engine, LocalEngine
 from fedgkd_pl.errors import require
 from fedgkd_pl.federation.client import FederatedClient, Objective
+from fedgkd_pl.federation.exchange import Exchange
 from fedgkd_pl.federation.hardware import threads
 from fedgkd_pl.federation.losses import CrossEntropy, LocalLoss
 from fedgkd_pl.federation.message import OF_NET, ClientUpdate, Message, Specs, State, like
@@ -66,7 +67,8 @@ class TeacherClient(FedAvgClient):
         super().receive(message, state)
         self.distil = self.has_teacher(message)
         if self.distil:
-            self.teacher.load(message.models.get("teacher", message.models["global"]), self.device)
+            model = message.models.get("teacher", message.models["global"])
+            self.teacher.load(self.whole(model), self.device)
 
     def has_teacher(self, message: Message) -> bool:
         """Whether the teacher teaches in this round."""
@@ -101,6 +103,8 @@ class FedAvg(FederatedServer):
             of what clients train on.
         module: a LightningModule instead of a net: its ``training_step`` is the clients' loss, its
             ``validation_step`` measures the global model.
+        exchange: which names of the net travel, and which stay with each client; by default all
+            travel.
     """
 
     title = "FedAvg"
@@ -127,6 +131,7 @@ class FedAvg(FederatedServer):
         compile: bool = False,
         metrics: dict[str, Metric] | None = None,
         module: LightningModule | None = None,
+        exchange: Exchange = Exchange(),  # noqa: B008
     ) -> None:
         if not self.averages:
             text = f"has no effect: {self.title} does not average models"
@@ -135,6 +140,13 @@ class FedAvg(FederatedServer):
         net = one_of(net, module)
         clients = (min_clients, max_failed_rounds, compile)
         super().__init__(net, engine, local_epochs, local_steps, *clients)
+        for part in ("share", "personal"):
+            unused = part in self.exchanges or getattr(exchange, part) in ("all", [])
+            require(
+                unused, f"exchange.{part}", f"is not for {self.title}, which needs whole models"
+            )
+        if self.client_nets.index is None:
+            self.split = exchange.split(net)
         configures = is_own_module(net) and is_overridden("configure_optimizers", net)
         if optimizer is None and not configures:
             optimizer = partial(torch.optim.SGD, lr=0.05)
@@ -195,7 +207,7 @@ class FedAvg(FederatedServer):
     def broadcast(self) -> Message:
         """What every client gets: w_t; where clients have several nets, the model of each."""
         if self.client_nets.index is None or self.client_nets.layout != "per_net":
-            return Message(self.round, {"global": self.global_state()})
+            return Message(self.round, {"global": self.shared(self.global_state())})
         models = {f"global{OF_NET}{n}": net.state_dict() for n, net in enumerate(self.nets)}
         return Message(self.round, models)
 
@@ -205,16 +217,25 @@ class FedAvg(FederatedServer):
         return update.num_samples if by_samples else 1
 
     def exact_parameters(self) -> State:
-        """w_t, in double precision."""
-        return {name: p.detach().cpu().double() for name, p in self.net.named_parameters()}
+        """The parameters of w_t that travel, in double precision."""
+        return {name: p.detach().cpu().double() for name, p in self.shared_parameters()}
+
+    def shared_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """The parameters that travel, by name."""
+        named = self.net.named_parameters()
+        return [(n, p) for n, p in named if self.split is None or n in self.split.shared]
 
     def move_of(self, update: ClientUpdate) -> State:
         """w_k − w_t of every parameter, in double precision."""
         return {n: update.weights[n].double() - w for n, w in self.exact_parameters().items()}
 
     def parameter_specs(self) -> Specs:
-        """The form of what clients send or keep of every parameter."""
-        return like({name: p.detach() for name, p in self.net.named_parameters()})
+        """The form of what clients send or keep of every parameter that travels."""
+        return like({name: p.detach() for name, p in self.shared_parameters()})
+
+    def net_to_tune(self) -> nn.Module:
+        """What clients fine-tune for themselves after the last round."""
+        return self.net
 
     def on_update(self, update: ClientUpdate) -> None:
         """Adds what a method needs of a client's answer to ``answers`` or ``sums``."""

@@ -60,6 +60,7 @@ class FedDF(FedAvg):
 
     title = "FedDF"
     citation = "Lin et al., NeurIPS 2020"
+    exchanges = ()
     colour = 22
     takes_modules = False
     takes_sequences = False

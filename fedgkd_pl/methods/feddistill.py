@@ -95,6 +95,7 @@ class FedDistillPlus(FedAvg):
 
     title = "FedDistill+"
     citation = "Yao et al."
+    exchanges = ()
     colour = 4
     client_class = FedDistillClient
     client_settings = ("coefficient",)

@@ -29,13 +29,13 @@ class FedDynClient(FedProxClient):
         self.sent = self.start
         self.drift = state
         if state:
-            pairs = zip(self.sent, self.net.named_parameters(), strict=True)
+            pairs = zip(self.sent, self.corrected, strict=True)
             self.start = [w_t - state[name].to(self.device) for w_t, (name, _) in pairs]
 
     def reply(self) -> ClientUpdate:
         """Keeps d_k + θ_k − w_t."""
         update = super().reply()
-        for (name, _), w_t in zip(self.net.named_parameters(), self.sent, strict=True):
+        for (name, _), w_t in zip(self.corrected, self.sent, strict=True):
             before = self.drift.get(name, torch.zeros(()))
             update.state[name] = before.to(w_t.dtype) + update.weights[name] - w_t.cpu()
         return update

@@ -132,6 +132,7 @@ class FedGen(FedAvg):
 
     title = "FedGen"
     citation = "Zhu et al., ICML 2021"
+    exchanges = ("share",)
     colour = 5
     client_class = FedGenClient
     client_settings = ("generator", "generated")

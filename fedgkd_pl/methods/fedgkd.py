@@ -99,7 +99,7 @@ class FedGKD(FedAvg):
         """Opens the engine; w_0 enters the buffer where it may teach."""
         super().on_train_start()
         if self.teach_from_start and not self.buffer:
-            self.buffer.start(self.global_state())
+            self.buffer.start(self.shared(self.global_state()))
 
     def broadcast(self) -> Message:
         """w_t, and w̄_t where it is another model."""
@@ -113,7 +113,7 @@ class FedGKD(FedAvg):
     def server_step(self, mean: State) -> None:
         """As FedAvg; the new global model enters the buffer."""
         super().server_step(mean)
-        self.buffer.append(self.global_state())
+        self.buffer.append(self.shared(self.global_state()))
 
 
 def distillation(

@@ -43,7 +43,7 @@ class FedGKDVoteClient(FedAvgClient):
         while len(self.teachers) < len(teachers):
             self.teachers.append(FrozenNet(self.net, self.teacher_precision))
         for teacher, (_, model) in zip(self.teachers, teachers, strict=False):
-            teacher.load(model, self.device)
+            teacher.load(self.whole(model), self.device)
 
     def teach(self, x: Tensor) -> Tensor | None:
         """The teachers' mixture Σ_m γ_m/2 p_m and, in the last column, Σ_m γ_m/2 p_m·log p_m.
@@ -82,6 +82,7 @@ class FedGKDVote(FedAvg):
 
     title = "FedGKD-Vote"
     citation = "Yao et al."
+    exchanges = ("share",)
     colour = 7
     client_class = FedGKDVoteClient
     client_settings = ("teacher_precision",)
@@ -135,7 +136,7 @@ class FedGKDVote(FedAvg):
     def server_step(self, mean: State) -> None:
         """As FedAvg; the new global model enters the buffer with its validation loss."""
         super().server_step(mean)
-        self.buffer.append(self.global_state())
+        self.buffer.append(self.shared(self.global_state()))
         self.losses.append(validation_scores(self)[1])
 
 

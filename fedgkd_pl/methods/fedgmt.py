@@ -32,7 +32,7 @@ class FedGMTClient(TeacherClient, FedDynClient):
         """Loads the student and the teacher; the dual's gradient is d_k/β."""
         super().receive(message, state)
         if state:
-            names = [name for name, _ in self.net.named_parameters()]
+            names = [name for name, _ in self.corrected]
             self.correction = [(state[name] / self.beta).to(self.device) for name in names]
 
     def objective(self, x: Tensor, y: Tensor, teacher_output: Tensor | None) -> Objective:
@@ -94,7 +94,7 @@ class FedGMT(FedDyn):
         """Opens the engine; the average starts at w_0 where that may teach."""
         super().on_train_start()
         if self.teach_from_start and not self.average:
-            self.average.start(self.global_state())
+            self.average.start(self.shared(self.global_state()))
 
     def broadcast(self) -> Message:
         """w_t and, once there is one, e_t."""
@@ -107,4 +107,4 @@ class FedGMT(FedDyn):
     def server_step(self, mean: State) -> None:
         """As FedDyn; the new global model enters the average."""
         super().server_step(mean)
-        self.average.append(self.global_state())
+        self.average.append(self.shared(self.global_state()))

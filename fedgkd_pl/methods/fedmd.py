@@ -145,6 +145,7 @@ class FedMD(FedAvg):
 
     title = "FedMD"
     citation = "Li and Wang, 2019"
+    exchanges = ()
     colour = 23
     client_class = FedMDClient
     client_settings = (

@@ -21,15 +21,15 @@ class FedProxClient(FedAvgClient):
     def receive(self, message: Message, state: State) -> None:
         """Remembers w_t."""
         super().receive(message, state)
-        self.start = [parameter.detach().clone() for parameter in self.net.parameters()]
+        self.start = [parameter.detach().clone() for _, parameter in self.corrected]
 
     def objective(self, x: Tensor, y: Tensor, teacher_output: Tensor | None) -> Objective:
         """CE(w) + μ/2 ‖w − w_t‖²."""
         loss, parts = super().objective(x, y, teacher_output)
         if not self.mu:
             return loss, parts
-        pairs = zip(self.net.parameters(), self.start, strict=True)
-        squares = torch.stack([((w - w_t) ** 2).sum() for w, w_t in pairs]).sum()
+        pairs = zip(self.corrected, self.start, strict=True)
+        squares = torch.stack([((w - w_t) ** 2).sum() for (_, w), w_t in pairs]).sum()
         parts["proximal"] = self.mu / 2 * squares
         return loss + parts["proximal"], parts
 

@@ -320,6 +320,7 @@ class FedWeIT(FedAvg):
 
     title = "FedWeIT"
     citation = "Yoon et al., ICML 2021"
+    exchanges = ()
     colour = 24
     client_class = FedWeITClient
     client_settings = ("decomposed", "lam1", "lam2", "sparsity")
@@ -465,7 +466,7 @@ class FedWeIT(FedAvg):
             return []
         return [client for client in cohort if self.informed.get(client) != place]
 
-    def model_of(self, client: int, place: int) -> State:
+    def model_of(self, client: int, place: int = 0) -> State:
         """A client's own parameters of a task with the B of now.
 
         Of a task that it has not begun: with m = 0, the first A and nothing attended to.

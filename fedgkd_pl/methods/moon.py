@@ -35,8 +35,8 @@ class MOONClient(FedAvgClient):
         super().receive(message, state)
         self.contrasts = bool(state) and self.mu > 0
         if self.contrasts:
-            self.anchor.load(message.models["global"], self.device)
-            self.previous.load(state, self.device)
+            self.anchor.load(self.whole(message.models["global"]), self.device)
+            self.previous.load(self.whole(state), self.device)
 
     def reply(self) -> ClientUpdate:
         """Keeps the trained model for the client's next round."""

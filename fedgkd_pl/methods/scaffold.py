@@ -28,19 +28,18 @@ class SCAFFOLDClient(FedAvgClient):
         """Loads w_t; the correction of the gradient is c − c_k."""
         super().receive(message, state)
         self.unit_steps = UnitGradient()
-        self.start = [parameter.detach().clone() for parameter in self.net.parameters()]
+        self.start = [parameter.detach().clone() for _, parameter in self.corrected]
         self.control = message.tensors["control"]
         self.own = state or {name: torch.zeros_like(c) for name, c in self.control.items()}
         self.correction = [
-            (self.control[name] - self.own[name]).to(self.device)
-            for name, _ in self.net.named_parameters()
+            (self.control[name] - self.own[name]).to(self.device) for name, _ in self.corrected
         ]
 
     def reply(self) -> ClientUpdate:
         """Sends c_k⁺ − c_k and keeps c_k⁺."""
         update = super().reply()
         assert self.unit_steps is not None
-        for (name, _), start in zip(self.net.named_parameters(), self.start, strict=True):
+        for (name, _), start in zip(self.corrected, self.start, strict=True):
             gradient = (start.cpu() - update.weights[name]) / self.unit_steps.moved
             update.extra[name] = gradient - self.control[name]
             update.state[name] = self.own[name] + update.extra[name]
@@ -72,7 +71,7 @@ class SCAFFOLD(FedAvg):
         super().reset()
         self.control: State = {
             name: torch.zeros(parameter.shape, dtype=torch.float64)
-            for name, parameter in self.net.named_parameters()
+            for name, parameter in self.shared_parameters()
         }
 
     def check(self, data: FederatedDataModule) -> None:
@@ -85,7 +84,7 @@ class SCAFFOLD(FedAvg):
         message = super().broadcast()
         message.tensors["control"] = {
             name: self.control[name].to(parameter.dtype)
-            for name, parameter in self.net.named_parameters()
+            for name, parameter in self.shared_parameters()
         }
         return message
 

@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from enum import Enum
 from functools import partial
 from importlib.metadata import version
@@ -306,6 +306,7 @@ class RunFiles(FederatedCallback):
             "dataset": pl_module.datamodule.name,
             "seed": pl_module.datamodule.seed,
             "client_optimizer": pl_module.client_optimizer,
+            **({"scored": "each client's own model"} if pl_module.is_personal else {}),
             **accuracies,
             **({"average": average} if average else {}),
             "rounds_asked": trainer.max_epochs,
@@ -419,6 +420,8 @@ def describe(value: Any) -> Any:
         return [describe(each) for each in value]
     if isinstance(value, Mapping):
         return {str(key): describe(each) for key, each in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        return describe(asdict(value))
     if isinstance(value, Recorded):
         return _call(type(value), given(value))
     if isinstance(value, partial) and not value.args and inspect.isclass(value.func):

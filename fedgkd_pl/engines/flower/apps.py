@@ -126,6 +126,7 @@ def contract_of(experiment: Experiment, own_data: bool = False) -> Contract:
         settings=hashlib.sha256(text.encode()).hexdigest(),
         data="" if own_data else experiment.data.fingerprint(),
         fixed=text,
+        weights=experiment.model.start_digest,
         public="" if public is None else digest(public),
     )
 

@@ -44,11 +44,12 @@ class Contract:
     settings: str  # the SHA-256 of all settings that decide the result
     data: str  # the SHA-256 of the partitioned data; empty where every node has data of its own
     fixed: str = ""  # the settings themselves, as JSON, to name the one that differs
+    weights: str = ""  # the SHA-256 of those that do not travel, as the run begins
     public: str = ""  # the SHA-256 of the public data, whose rows answers are about
 
     def breach(self, asked: "Contract") -> str:
         """Why this side cannot do what the server ``asked`` for; empty if it can."""
-        for name in "version", "method", "settings", "data", "public":
+        for name in "version", "method", "settings", "data", "weights", "public":
             value, mine = getattr(asked, name), getattr(self, name)
             if mine != value and (mine or name != "data"):
                 texts = f"{value[:16]}, this node {mine[:16]}"
