@@ -132,6 +132,7 @@ from .models.resnet import ResNet50 as ResNet50
 from .models.resnet import ResNet56 as ResNet56
 from .models.small import CNN as CNN
 from .models.small import MLP as MLP
+from .models.text import LoRA as LoRA
 from .models.text import TextClassifier as TextClassifier
 from .runs.files import RunFiles as RunFiles
 from .storage.checkpoint import read_checkpoint as read_checkpoint

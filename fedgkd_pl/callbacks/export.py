@@ -12,6 +12,7 @@ from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.errors import SettingError, installs, require
 from fedgkd_pl.federation.callback import FederatedCallback
 from fedgkd_pl.federation.server import FederatedServer
+from fedgkd_pl.models.text import merged
 from fedgkd_pl.runs.files import output_folder
 from fedgkd_pl.storage.files import commit, to_safetensors
 from lightning.pytorch import LightningModule, Trainer
@@ -70,7 +71,7 @@ class ModelExport(FederatedCallback):
 
 def exported(net: nn.Module, inputs: Tensor, form: Format, key: str = "formats") -> bytes:
     """A net as a file's content, traced with some inputs."""
-    net = deepcopy(net).cpu().requires_grad_(False).eval()
+    net = merged(deepcopy(net)).cpu().requires_grad_(False).eval()
     net.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     if form == "safetensors":
         return to_safetensors(net.state_dict())

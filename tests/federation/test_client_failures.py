@@ -33,7 +33,12 @@ class Absent(Table):
     """A table in whose cohorts some clients are missing: the run without the failed ones."""
 
     def __init__(self, absent: set[tuple[int, int]] = frozenset(), **kwargs: Any) -> None:  # type: ignore[assignment]
-        settings: dict[str, Any] = {"sizes": SIZES, "batch_size": 4, "val_fraction": 0.1}
+        settings: dict[str, Any] = {
+            "sizes": SIZES,
+            "batch_size": 4,
+            "val_fraction": 0.1,
+            "scored": True,
+        }
         super().__init__(**(settings | {"public": Inputs()} | kwargs))
         self.absent = absent
 

@@ -119,6 +119,7 @@ class Inputs(PublicData):
 def table(**kwargs: Any) -> Table:
     """Three clients; public data, which most methods ignore."""
     settings: dict[str, Any] = {"sizes": (8, 5, 6), "batch_size": 4, "val_fraction": 0.1}
+    settings["scored"] = True
     return Table(**(settings | {"public": Inputs()} | kwargs))
 
 

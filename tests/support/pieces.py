@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 from fedgkd_pl import MLP, ClassTasks
-from fedgkd_pl.data.datamodule import FederatedDataModule
+from fedgkd_pl.data.datamodule import FederatedDataModule, OwnSplit
 from fedgkd_pl.data.examples import Examples, Scale, Splits
 from fedgkd_pl.data.partition import Indices, Labels, Partition
 from lightning.pytorch import LightningModule, Trainer, seed_everything
@@ -30,7 +30,14 @@ class Table(FederatedDataModule):
     num_classes = 3
     val_split = "last"
 
-    def __init__(self, sizes: Sequence[int] = (8, 5), features: int = 4, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        sizes: Sequence[int] = (8, 5),
+        features: int = 4,
+        scored: bool = False,  # whether clients have test samples in turn as their own
+        **kwargs: Any,
+    ) -> None:
+        self.scored = scored
         ends = np.cumsum(sizes).tolist()
         parts = [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
         defaults: dict[str, Any] = {
@@ -51,10 +58,19 @@ class Table(FederatedDataModule):
         all_ = Examples(torch.from_numpy(self.x), torch.from_numpy(self.y), Scale(1))
         return Splits(all_, all_[:6])
 
+    def setup(self, stage: str | None = None) -> None:
+        super().setup(stage)
+        if self.scored:
+            parts = np.array_split(np.arange(len(self.test)), self.num_clients)
+            own = OwnSplit.of(self.test, parts)
+            self.client_splits = {"test": own, "val": own} | self.client_splits
+
     def arrays(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """Each client's (x, y)."""
         self.setup()
-        return [(self.x[part], self.y[part]) for part in self.client_data.index]
+        data = self.client_data
+        parts = [data.examples[torch.from_numpy(np.asarray(part))] for part in data.index]
+        return [(part.inputs.numpy(), part.targets.numpy()) for part in parts]
 
 
 def quiet_trainer(**kwargs: Any) -> Trainer:
