@@ -65,7 +65,8 @@ class StateStore(MutableMapping[int, State]):
         from safetensors.torch import load
 
         name = self.names[client]
-        return load(read_state(self._folder(name), name))
+        state = load(read_state(self._folder(name), name))  # in an order of its own
+        return dict(sorted(state.items()))
 
     def __setitem__(self, client: int, state: State) -> None:
         if self._home is None:
