@@ -20,7 +20,7 @@ from fedgkd_pl.data.examples import (
     Transform,
     as_tensor,
 )
-from fedgkd_pl.data.inputs import Decoder, ImageInputs, TableInputs
+from fedgkd_pl.data.inputs import FILTER, Decoder, ImageInputs, TableInputs
 from fedgkd_pl.data.validation import check_finite
 from fedgkd_pl.errors import SettingError, require
 from numpy.typing import NDArray
@@ -130,7 +130,7 @@ class OwnData(FederatedDataModule):
 
     def normalised(self, splits: Splits, decoder: Decoder, augment: bool) -> Splits:
         """The splits with a transform to mean 0 and deviation 1 of each channel in training."""
-        self.reading = ImageInputs(resize=decoder.size is not None)
+        self.reading = ImageInputs(resize=None if decoder.size is None else FILTER)
         count, total, squares = 0, torch.zeros(()), torch.zeros(())
         for piece in self.held_out(splits)[0].pieces():
             for images in piece.split(256):  # eight times as large as float64
