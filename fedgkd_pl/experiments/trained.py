@@ -26,8 +26,8 @@ from fedgkd_pl.runs.resume import (
     compare_settings,
     load_checkpoint,
 )
+from fedgkd_pl.storage.checkpoint import read_sealed
 from fedgkd_pl.storage.files import commit, printable, read_yaml, write_text
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 BATCH = 256  # inputs that the net sees at once
@@ -130,7 +130,7 @@ def load_run(
     compare_settings(fixed_settings(config), made.fixed)
     if file.suffix == ".safetensors":
         with reading(file, "run"):
-            weights = load_file(file)
+            weights = read_sealed(file)
     else:
         checkpoint, _ = load_checkpoint(file)
         check_settings(checkpoint, made.fixed)

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import random
 import shutil
 from pathlib import Path
 
@@ -311,6 +312,38 @@ def test_damaged_weights_and_descriptions_are_refused(done: Path) -> None:
         with pytest.raises(SettingError, match=r"^run: .*model.json"):
             load_run(done)
         (done / "model.json").write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("which", ["last", "average"])
+def test_every_flipped_bit_of_weights_is_noticed(run: Run, tmp_path: Path, which: str) -> None:
+    """Also of a copy of the three files that a model needs."""
+    flags = ("--rounds", "1", "--trainer.callbacks", "AveragedModel")
+    assert run("fit", *QUICK, *flags)[0] == 0
+    name = {"last": "global.safetensors", "average": "average.safetensors"}[which]
+    (tmp_path / "few").mkdir()
+    for each in ("config.yaml", "model.json", name):
+        shutil.copy(version(tmp_path) / each, tmp_path / "few")
+    file = tmp_path / "few" / name
+    content = file.read_bytes()
+    assert load_run("few", which).task == "classes"
+    header = 8 + int.from_bytes(content[:8], "little")
+    chance = random.Random(0)
+    places = chance.sample(range(8 * header), 6) + chance.sample(
+        range(8 * header, 8 * len(content)), 6
+    )
+    for place in places:
+        flipped = bytearray(content)
+        flipped[place // 8] ^= 1 << place % 8
+        file.write_bytes(flipped)
+        with pytest.raises(SettingError) as error:
+            load_run("few", which)
+        assert str(error.value) == f"run: damaged: {Path('few') / name}"
+    np.save("x.npy", np.zeros((2, 64)))
+    for words in (("predict", "few", "--input", "x.npy"), ("export", "few")):
+        code, _, err = run(*words, "--ckpt_path", which)
+        assert (code, err) == (2, f"error: run: damaged: few/{name}\n")
+    save_file(load_file(version(tmp_path) / name), file)  # weights alone, without a checksum
+    assert load_run("few", which).task == "classes"
 
 
 def test_numbers_are_not_predicted_as_classes(run: Run, tmp_path: Path) -> None:
