@@ -18,7 +18,7 @@ from fedgkd_pl.experiments.runs import reading
 from fedgkd_pl.federation.checks import Task
 from fedgkd_pl.federation.own_module import has_outputs, outputs_of
 from fedgkd_pl.runs.files import read_model
-from fedgkd_pl.runs.folder import AVERAGE, MODEL, RunFolder, fixed_settings
+from fedgkd_pl.runs.folder import AVERAGE, MODEL, RunFolder, check_output, fixed_settings
 from fedgkd_pl.runs.resume import (
     check_net,
     check_settings,
@@ -192,6 +192,7 @@ def export(
     kind = f"-{ckpt_path}" if ckpt_path in ("best", "average") else ""
     name = FILES[format].replace("model", f"model{kind}", 1)
     file = folder.path / name if output is None else Path(output)
+    check_output(file, ckpt_path)
     net = load_run(run, ckpt_path, settings=settings).net
     commit(file, [exported(net, read_model(folder.path).example(), format, "format")])
     return file
@@ -210,6 +211,7 @@ def predict_files(trained: Trained, source: str | Path, output: str | Path) -> p
     """
     file = Path(output)
     require(file.suffix == ".csv", "output", "must end in .csv", str(file))
+    check_output(file, source)
     head, names, values = find_inputs(trained, Path(source).expanduser())
     size = BATCH if isinstance(values, list) else len(values)  # images are not in memory yet
     batches = [values[start : start + size] for start in range(0, len(values), size)]

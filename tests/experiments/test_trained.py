@@ -166,6 +166,13 @@ def test_a_table_is_predicted_where_its_data_is_not(run: Run, tmp_path: Path) ->
     for row, p in zip(found, expected.probabilities.tolist(), strict=True):
         assert [float(row["cold"]), float(row["hot"])] == pytest.approx(p, rel=1e-5)
         assert float(row["probability"]) == pytest.approx(max(p), rel=1e-5)
+    (tmp_path / "link.csv").symlink_to("new.csv")
+    (tmp_path / "same.csv").hardlink_to("new.csv")
+    before = (tmp_path / "new.csv").read_bytes()
+    for name in ("new.csv", "link.csv", "same.csv"):  # the input itself
+        code, _, err = run("predict", copied, "--input", "new.csv", "--output", name)
+        assert code == 2 and err.startswith("error: output: ") and err.count("\n") == 1, err
+        assert (tmp_path / name).read_bytes() == before
     code, out, err = run("test", copied, "--data.path", "moved.csv")
     assert code == 0 and "test/acc" in out, err
     write_csv(tmp_path / "gap.csv", ["a", "b"], [[a, b] for a, b, _ in table_rows(300)])
