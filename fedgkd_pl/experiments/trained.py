@@ -12,6 +12,7 @@ from fedgkd_pl.callbacks.export import FILES, Format, exported
 from fedgkd_pl.config.build import build_model
 from fedgkd_pl.config.request import open_run
 from fedgkd_pl.data.inputs import ImageInputs, RawInputs, TableInputs, TextInputs
+from fedgkd_pl.data.sources.base import visible
 from fedgkd_pl.data.sources.folders import ENDINGS
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.experiments.runs import reading
@@ -262,8 +263,7 @@ def find_inputs(trained: Trained, source: Path) -> tuple[str, list[str], Any]:
         if several or ending in single:
             files, top = [source], source.parent
             if several:
-                files = [file for file in source.rglob("*") if file.suffix.lower() in single]
-                files = sorted(f for f in files if f.is_file() and not f.name.startswith("."))
+                files = [f for f in visible(source, "**/*") if f.suffix.lower() in single]
                 require(len(files) > 0, "input", f"has no {', '.join(single)} files", str(source))
                 top = source
             names = [file.relative_to(top).as_posix() for file in files]

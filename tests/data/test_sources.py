@@ -184,8 +184,9 @@ def test_parquet_is_read_like_csv() -> None:
 
 def test_image_folders_are_normalised_by_their_training_images() -> None:
     write_images(Path("images"), number=20)
-    for hidden in ("images/.red", "images/red/._0.png", "images/red/.old/0.png"):
-        Path(hidden).parent.mkdir(exist_ok=True)
+    of_a_mac = ("images/red/._0.png", "images/__MACOSX/red/._0.png", "images/red/__MACOSX/0.png")
+    for hidden in ("images/.red", "images/red/.old/0.png", *of_a_mac):
+        Path(hidden).parent.mkdir(exist_ok=True, parents=True)
         Path(hidden).write_text("no image")
     data = FederatedData.from_image_folder("images", num_clients=2, val_fraction=0.125)
     data.setup()

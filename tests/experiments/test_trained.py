@@ -194,7 +194,9 @@ def test_images_in_a_folder(run: Run, tmp_path: Path) -> None:
     assert run("fit", "--config", config)[0] == 0
     copied = moved(version(tmp_path, "own"), tmp_path / "elsewhere")
     shutil.move(tmp_path / "photos", tmp_path / "new")
-    (tmp_path / "new" / ".hidden.png").write_text("no image")
+    for hidden in ("._0.png", ".old/0.png", "__MACOSX/red/._0.png", "red/__MACOSX/0.png"):
+        (tmp_path / "new" / hidden).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / "new" / hidden).write_text("no image")
     (tmp_path / "new" / "notes.md").write_text("no image")
     code, out, err = run("predict", copied, "--input", "new", "--ckpt_path", "best")
     assert code == 0 and "first 10 of 16 inputs" in out, err

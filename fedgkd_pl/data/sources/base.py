@@ -232,10 +232,13 @@ def reading(source: object, key: str = "path") -> Iterator[None]:
 
 
 def visible(folder: Path, pattern: str = "*") -> list[Path]:
-    """The files and folders in a folder, by name, without hidden ones and what these hold."""
+    """The files and folders in a folder, by name, without hidden ones and what these hold.
+
+    A zip file of a Mac's has a hidden file beside every file: ``__MACOSX/photos/._001.png``.
+    """
 
     def hidden(file: Path) -> bool:
-        return any(name.startswith(".") for name in file.relative_to(folder).parts)
+        return any(name.startswith((".", "__MACOSX")) for name in file.relative_to(folder).parts)
 
     with reading(folder):
         return sorted(file for file in folder.glob(pattern) if not hidden(file))
