@@ -30,6 +30,7 @@ FLAGS: dict[str, str] = {
     "--model.optimizer.lr -0.1": "model.optimizer: ",
     "--model.gamma -0.1": "model.gamma: must not be negative (got -0.1)",
     "--model.net.num_classes 7": "model.net: ",
+    "--model.net torch.nn.LazyLinear --model.net.out_features 10": "model.net: has lazy layers",
     "--data.num_clients 5000": "data.num_clients: ",
     "--data.partition Dirichlet --data.partition.alpha -1": "data.partition.alpha: ",
     "--data.partition ByKey": "data.partition: ",
