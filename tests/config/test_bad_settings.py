@@ -115,6 +115,14 @@ def test_an_error_of_an_earlier_file_names_that_file(run: Run, tmp_path: Path) -
     assert code == 2 and err.startswith("error: model.gamma: ") and "(in bad.yaml)" in err, err
 
 
+@pytest.mark.parametrize("words", ["fit --config", "fit --model", "compare"])
+def test_a_key_given_twice_names_its_file(run: Run, tmp_path: Path, words: str) -> None:
+    (tmp_path / "bad.yaml").write_text("class_path: FedAvg\nclass_path: FedGKD\n")
+    code, _, err = run(*words.split(), "bad.yaml")
+    assert code == 2 and err.count("\n") == 1, err
+    assert "class_path is given twice" in err and "bad.yaml" in err and "line 2" in err
+
+
 MINE = """
 import torch
 from fedgkd_pl import FederatedDataModule
