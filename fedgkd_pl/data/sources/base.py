@@ -98,8 +98,9 @@ class OwnData(FederatedDataModule):
 
         A column that is constant there is only shifted.
         """
+        unowned = known.get("keys") is None
         examples: dict[str, Any] = {
-            split: Examples(numbers(table, columns), targets[split], Scale(1))
+            split: Examples(numbers(table, columns, unowned=unowned), targets[split], Scale(1))
             for split, table in tables.items()
         }
         splits = self.split(**examples, **known)
@@ -191,6 +192,8 @@ class OwnData(FederatedDataModule):
 
     def column_owners(self, table: Any, owner: str | None) -> Owners | None:
         """The number of every row's owner, whom the column ``owner`` names."""
+        named = owner is not None or not self.partition.by_owner
+        require(named, "owner", f"must be the column of the owners, one of {', '.join(table)}")
         return self.take_owners(owner and column(table, owner, "owner"), len(table))
 
 
@@ -296,14 +299,20 @@ def column(table: Any, name: str, key: str = "label") -> list[str]:
     return cells
 
 
-def numbers(table: Any, columns: Sequence[str], key: str = "columns") -> Tensor:
-    """Rows × columns, float64; a cell that is no number is named."""
+def numbers(
+    table: Any, columns: Sequence[str], key: str = "columns", unowned: bool = False
+) -> Tensor:
+    """Rows × columns, float64; a cell that is no number is named.
+
+    ``unowned``: its column may be one of owners, which nobody has named.
+    """
     check_columns(table, columns, key)
     cells = table[list(columns)]
     values = np.ascontiguousarray(cells.map(_number).to_numpy(np.float64))  # or means differ
     for row, place in np.argwhere(~np.isfinite(values))[:1]:
         text = f"{where(table, row)}, column {columns[place]!r:.40} must be a number"
         hint = "fill it, or leave out the row or column"
+        hint += f", or owner: {columns[place]}" * unowned
         raise SettingError(key, f"{text}; {hint}", f"{cells.iloc[row, place]!r:.40}")
     return torch.from_numpy(values)
 
