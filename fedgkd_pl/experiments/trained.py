@@ -12,13 +12,14 @@ from fedgkd_pl.callbacks.export import FILES, Format, exported
 from fedgkd_pl.config.build import build_model
 from fedgkd_pl.config.request import open_run
 from fedgkd_pl.data.inputs import ImageInputs, RawInputs, TableInputs, TextInputs
+from fedgkd_pl.data.sources.base import visible
 from fedgkd_pl.data.sources.folders import ENDINGS
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.experiments.runs import reading
 from fedgkd_pl.federation.checks import Task
 from fedgkd_pl.federation.own_module import has_outputs, outputs_of
 from fedgkd_pl.runs.files import read_model
-from fedgkd_pl.runs.folder import AVERAGE, MODEL, RunFolder, fixed_settings
+from fedgkd_pl.runs.folder import AVERAGE, MODEL, RunFolder, check_output, fixed_settings
 from fedgkd_pl.runs.resume import (
     check_net,
     check_settings,
@@ -26,8 +27,8 @@ from fedgkd_pl.runs.resume import (
     compare_settings,
     load_checkpoint,
 )
+from fedgkd_pl.storage.checkpoint import read_sealed
 from fedgkd_pl.storage.files import commit, printable, read_yaml, write_text
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 BATCH = 256  # inputs that the net sees at once
@@ -130,7 +131,7 @@ def load_run(
     compare_settings(fixed_settings(config), made.fixed)
     if file.suffix == ".safetensors":
         with reading(file, "run"):
-            weights = load_file(file)
+            weights = read_sealed(file)
     else:
         checkpoint, _ = load_checkpoint(file)
         check_settings(checkpoint, made.fixed)
@@ -192,6 +193,7 @@ def export(
     kind = f"-{ckpt_path}" if ckpt_path in ("best", "average") else ""
     name = FILES[format].replace("model", f"model{kind}", 1)
     file = folder.path / name if output is None else Path(output)
+    check_output(file, ckpt_path)
     net = load_run(run, ckpt_path, settings=settings).net
     commit(file, [exported(net, read_model(folder.path).example(), format, "format")])
     return file
@@ -210,6 +212,7 @@ def predict_files(trained: Trained, source: str | Path, output: str | Path) -> p
     """
     file = Path(output)
     require(file.suffix == ".csv", "output", "must end in .csv", str(file))
+    check_output(file, source)
     head, names, values = find_inputs(trained, Path(source).expanduser())
     size = BATCH if isinstance(values, list) else len(values)  # images are not in memory yet
     batches = [values[start : start + size] for start in range(0, len(values), size)]
@@ -260,8 +263,7 @@ def find_inputs(trained: Trained, source: Path) -> tuple[str, list[str], Any]:
         if several or ending in single:
             files, top = [source], source.parent
             if several:
-                files = [file for file in source.rglob("*") if file.suffix.lower() in single]
-                files = sorted(f for f in files if f.is_file() and not f.name.startswith("."))
+                files = [f for f in visible(source, "**/*") if f.suffix.lower() in single]
                 require(len(files) > 0, "input", f"has no {', '.join(single)} files", str(source))
                 top = source
             names = [file.relative_to(top).as_posix() for file in files]
