@@ -10,6 +10,7 @@ import fedgkd_pl
 import numpy as np
 import pytest
 import torch
+import torchvision
 import yaml
 from fedgkd_pl import FederatedData
 from fedgkd_pl.experiments.study import read_study
@@ -77,6 +78,8 @@ def session(name: str) -> dict[str, Any]:
 def test_the_python_of_a_page(name: str, here: Path) -> None:
     """Most blocks end with an assertion."""
     own_files(here)
+    if name == "modules":
+        torch.save(torchvision.models.resnet18().state_dict(), "resnet18.pth")
     names = session(name)
     if name == "data":
         sources = [source for source in vars(FederatedData) if source.startswith("from_")]

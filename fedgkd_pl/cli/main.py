@@ -245,8 +245,11 @@ def flower(folder: str, settings: list[str]) -> None:
 
 COMMANDS: dict[str, Callable[..., int | None]] = {
     each.__name__: each
-    for each in (fit, validate, test, predict, partition, configs, compare, report, figure)
-} | {each.__name__: each for each in (personalize, export, new, flower)}
+    for each in (
+        *(fit, validate, test, predict, partition, configs, compare, report, figure),
+        *(personalize, export, new, flower),
+    )
+}
 HELP = ("-h", "--help", "--help=all")
 
 

@@ -173,7 +173,7 @@ def _to_html(section: Section) -> str:
 
 def figures(groups: Sequence[Group]) -> Iterator[Section]:
     """Every figure that the runs have data for; a method has one colour in all of them."""
-    chosen = colours(dict.fromkeys(group.name for group in groups))
+    chosen = colours(group.name for group in groups)
     for column, name, title, label in CURVES:
         if curves := panels_of(groups, column, label):
             figure = charts.curve_panels(curves, ylabel=label, chosen=chosen)

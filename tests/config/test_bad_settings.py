@@ -9,6 +9,7 @@ from fedgkd_pl.config.safety import load_yaml
 
 from tests.support.runs import QUICK, Run
 
+WEIGHTS = "--model.net torchvision.models.resnet18 --model.net.weights IMAGENET1K_V1"
 # Words after the command, and how the answer begins.
 FLAGS: dict[str, str] = {
     # types
@@ -37,6 +38,12 @@ FLAGS: dict[str, str] = {
     "--trainer.devices 4": "trainer.devices: must be 1",
     "--trainer.accelerator abacus": "trainer",
     "--checkpoint.monitor val/ac": "checkpoint.monitor: ",
+    # what a constructor of a library says
+    f"{WEIGHTS} --model.net.num_classes 5": "model.net: ValueError: The parameter 'num_classes'",
+    "--trainer.callbacks+ EarlyStopping --trainer.callbacks.monitor x --trainer.callbacks.mode y": (
+        "trainer.callbacks: MisconfigurationException: `mode` can be"
+    ),
+    "--checkpoint.mode top": "checkpoint: MisconfigurationException: `mode` can be",
     # names
     "--lr 0.1": "lr: no such setting, did you mean model.optimizer.lr?",
     "--round 3": "round: no such setting, did you mean rounds?",
