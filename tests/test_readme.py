@@ -10,15 +10,17 @@ import fedgkd_pl
 import numpy as np
 import pytest
 import torch
+import torchvision
 import yaml
 from fedgkd_pl import FederatedData
 from fedgkd_pl.experiments.study import read_study
+from PIL import Image
 
 from tests.conftest import REPO
 from tests.support import lit
 from tests.support.datasets import WORDS
 from tests.support.runs import Run as Command
-from tests.support.sources import table_rows, write_csv, write_images, write_leaf
+from tests.support.sources import table_rows, write_config, write_csv, write_images, write_leaf
 
 NEEDS = {"from_parquet": "pyarrow", "from_huggingface": "datasets", "onnx": "onnxscript"}
 ALONE = "# without fedgkd_pl"
@@ -76,6 +78,8 @@ def session(name: str) -> dict[str, Any]:
 def test_the_python_of_a_page(name: str, here: Path) -> None:
     """Most blocks end with an assertion."""
     own_files(here)
+    if name == "modules":
+        torch.save(torchvision.models.resnet18().state_dict(), "resnet18.pth")
     names = session(name)
     if name == "data":
         sources = [source for source in vars(FederatedData) if source.startswith("from_")]
@@ -181,6 +185,12 @@ def test_own_images_in_a_new_project(
 def test_the_examples_of_model(run: Command, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the page's order; the last blocks work without the package, on what was exported."""
     names: dict[str, Any] = {"__name__": "model"}
+    write_images(here / "photos", 10)
+    settings = {"path": "photos", "size": 5, "num_clients": 2}
+    config = write_config(here, "ImageFolders", 75, **settings)
+    assert run("fit", "--config", config, "--name", "photos")[0] == 0
+    noise = np.random.default_rng(0).integers(0, 256, (31, 45, 3))
+    Image.fromarray(noise.astype(np.uint8)).save(here / "photo.jpg")
     have_onnx = find_spec("onnxscript") is not None
     for kind, block in re.findall(r"```(sh|python)\n(.*?)```", page("docs/model.md"), re.DOTALL):
         if "onnx" in block and not find_spec("onnxruntime"):
@@ -197,6 +207,10 @@ def test_the_examples_of_model(run: Command, here: Path, monkeypatch: pytest.Mon
             exec(compile(block, "docs/model.md", "exec"), names)
     labels = names["found"].labels.tolist()
     assert len(names["logits"]) == 5
+    if have_onnx:
+        found = fedgkd_pl.load_run("runs/photos/version_0").predict(Path("photo.jpg"))
+        scores = torch.from_numpy(names["scores"]).softmax(1)
+        torch.testing.assert_close(scores, found.probabilities, atol=1e-5, rtol=0)
     assert all((here / name).is_file() for name in ("digit.png.predictions.csv", "digits.csv"))
     words = page("docs/model.md").partition("three files are enough: ")[2]
     (here / "few").mkdir()

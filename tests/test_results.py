@@ -121,7 +121,7 @@ def test_pages_are_filled(capsys: pytest.CaptureFixture[str]) -> None:
         "It is <!-- results: value mine only=FedGKD measure=final -->?<!-- end --> now.\n"
         "<!-- results: table mine measures=test/acc,average_best names=test,mean plain -->\n"
         "<!-- end -->\n<!-- results: table mine measures=final rows=measure plain -->\n"
-        "<!-- end -->\n<!-- results: curves mine average -->\n<!-- end -->\n"
+        "<!-- end -->\n<!-- results: curves mine average bottom=60 -->\n<!-- end -->\n"
     )
     assert main(["write"]) == 0
     text = Path("README.md").read_text()
@@ -136,7 +136,8 @@ def test_pages_are_filled(capsys: pytest.CaptureFixture[str]) -> None:
     assert "\n| FedGKD | 80.00 ± 0.00 | - |\n" in text
     assert "| measure | FedAvg | FedGKD |\n|---|---:|---:|\n| final | 30.00 ± 14.14 |" in text
     assert "![Learning curves](results/mine/curves.svg)\n<!-- end -->" in text
-    assert "FedAvg, average" in Path("results/mine/curves.svg").read_text()
+    drawn = Path("results/mine/curves.svg").read_text()
+    assert "FedAvg, average" in drawn and ">60</text>" in drawn and ">50</text>" not in drawn
     assert main(["write"]) == 0 and Path("README.md").read_text() == text
     capsys.readouterr()
     assert main(["add", "results"]) == 2 and "folder" in capsys.readouterr().err

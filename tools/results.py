@@ -147,7 +147,8 @@ def value(runs: Runs, options: Options) -> str:
 def curves(runs: Runs, options: Options) -> str:
     """An SVG file of test accuracies by round.
 
-    Options: ``file``, ``alt``; ``average`` for the averaged models' curves, too.
+    Options: ``file``, ``alt``; ``average`` for the averaged models' curves, too; ``bottom=60``
+    begins the axis at 60 %.
     """
     lines: dict[str, list[dict[int, float]]] = {}
     for run in runs:
@@ -155,14 +156,17 @@ def curves(runs: Runs, options: Options) -> str:
         lines.setdefault(label, []).append(run.by_round("test/acc"))
         if "average" in options and average:
             lines.setdefault(f"{label}, average", []).append(average)
-    return render(learning_curves(lines), "svg").decode()
+    figure = learning_curves(lines)
+    if "bottom" in options:
+        figure.axes[0].set_ylim(float(options["bottom"]), 100)
+    return render(figure, "svg").decode()
 
 
 KINDS = {"table": table, "value": value, "curves": curves}
 OPTIONS = {
     "table": ("only", "measures", "names", "paper", "rows", "plain"),
     "value": ("only", "measure"),
-    "curves": ("only", "file", "alt", "average"),
+    "curves": ("only", "file", "alt", "average", "bottom"),
 }
 
 

@@ -8,6 +8,7 @@ import ast
 import os
 import re
 from collections.abc import Iterator
+from html import unescape
 from posixpath import normpath, relpath
 from typing import Any
 
@@ -16,7 +17,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from tools import REPO
+from tools import REPO, equations
 
 OUTSIDE = {
     "PAPERS.md": "papers.md",
@@ -37,6 +38,9 @@ API = {  # title of a page, and the packages whose public names are on it
 }
 LINK = re.compile(r"(\]\()([^)\s#:]+)((?:#[^)\s]*)?\))")
 FOLDER = re.compile(r"\[([^\]]*)\]\(([^)\s#:]+)\)")
+CODE = re.compile(r"<pre\b.*?</pre>|(?<=<code>)([^<]+)(?=</code>)", re.DOTALL)
+WORD = re.compile(r"\S*[^\w\s]\S*")
+LONGEST = 40  # letters of code that fit into a line of 400 pixels
 MARK = re.compile(r"<!-- (?:(?:results|code): .*?|end) -->\n?", re.DOTALL)
 
 
@@ -142,11 +146,21 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return match[1] if (REPO / folder / match[2]).is_dir() else match[0]
 
     text = FOLDER.sub(unlinked, MARK.sub("", markdown))  # a folder has no page
+    if place.startswith("methods/") and place != "methods/index.md":
+        text = equations.of_blocks(text)
     text = re.sub(r"`[^`\n]*`", lambda code: code[0].replace("\\|", "|"), text)  # GitHub wants \|
     return LINK.sub(moved, text)
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Drops the roles of reStructuredText that docstrings have."""
+    """Drops the roles of docstrings, sets equations, keeps words of code whole."""
+    html = equations.inline(html)
     html = re.sub(r":(?:class|meth|func|data|attr|mod):(?=<code>)", "", html)
-    return re.sub(r"(?<=<code>)~(?:\w+\.)*(?=\w+</code>)", "", html)
+    html = re.sub(r"(?<=<code>)~(?:\w+\.)*(?=\w+</code>)", "", html)
+    return CODE.sub(lambda code: WORD.sub(_whole, code[0]) if code[1] else code[0], html)
+
+
+def _whole(word: re.Match[str]) -> str:
+    """A word that a browser would break at a hyphen, unless it is too long for a line."""
+    short = len(unescape(word[0])) <= LONGEST
+    return f'<span class="whole">{word[0]}</span>' if short else word[0]

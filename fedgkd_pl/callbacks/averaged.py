@@ -12,7 +12,8 @@ from fedgkd_pl.federation.teachers import FrozenNet, MovingMean, TeacherBuffer
 from fedgkd_pl.models.heads import Ensemble
 from fedgkd_pl.runs.files import run_folder
 from fedgkd_pl.runs.folder import AVERAGE
-from fedgkd_pl.storage.files import commit, to_safetensors
+from fedgkd_pl.storage.checkpoint import seal
+from fedgkd_pl.storage.files import commit
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
@@ -130,4 +131,4 @@ class AveragedModel(FederatedCallback):
         """Writes the average; also of a run that only lacked it."""
         folder = run_folder(trainer)
         if folder and self.export:
-            commit(folder / AVERAGE, [to_safetensors(self.average(pl_module))])
+            commit(folder / AVERAGE, [seal(self.average(pl_module))])

@@ -16,18 +16,23 @@ from typing_extensions import override
 Layout = dict[str, dict[str, list[Any]]]  # category → chart → its type and tags
 
 
-CHARTS: tuple[tuple[str, str, str, str | tuple[str, str, str]], ...] = (
-    # the callback that a chart needs, its category and name; a pattern of tags, or a value and the
-    # margin around its mean
-    ("", "accuracy", "global model", "(val|test)/acc"),
-    ("LocalModels", "accuracy", "local models: mean, worst to best", ("local/acc", "min", "max")),
+CHARTS: tuple[tuple[str, ...], ...] = (
+    # the callback that a chart needs, its category and name; a pattern of tags, or how tags begin,
+    # and the ends of a value and the margin around it. A run has one colour in all tags, so test
+    # and validation have charts of their own.
+    ("", "accuracy", "global model, test", "test/acc"),
+    ("", "accuracy", "global model, validation", "val/acc"),
+    ("LocalModels", "accuracy", "local models: mean, worst to best", "local/acc_ mean min max"),
     ("ClientEvaluation", "accuracy", "clients' own samples", r"clients/\w+_acc_(mean|worst10)"),
-    ("AveragedModel", "accuracy", "averaged model", "average/(val_)?acc"),
+    ("AveragedModel", "accuracy", "averaged model, test", "average/acc"),
+    ("AveragedModel", "accuracy", "averaged model, validation", "average/val_acc"),
     ("", "losses", "clients: the whole and its parts", r"client/(?!acc_)\w+_mean"),
-    ("", "losses", "global model", "(val|test)/loss"),
-    ("AveragedModel", "losses", "averaged model", "average/(val_)?loss"),
-    ("", "client spread", "acc: mean, 10th to 90th percentile", ("client/acc", "p10", "p90")),
-    ("", "client spread", "loss: mean, 10th to 90th percentile", ("client/loss", "p10", "p90")),
+    ("", "losses", "global model, test", "test/loss"),
+    ("", "losses", "global model, validation", "val/loss"),
+    ("AveragedModel", "losses", "averaged model, test", "average/loss"),
+    ("AveragedModel", "losses", "averaged model, validation", "average/val_loss"),
+    ("", "client spread", "acc: mean, 10th to 90th percentile", "client/acc_ mean p10 p90"),
+    ("", "client spread", "loss: mean, 10th to 90th percentile", "client/loss_ mean p10 p90"),
     ("", "bytes", "of a round", "comm/bytes_(down|up)"),
     ("Communication", "bytes", "so far, in 10⁶", "comm/total_mb_(down|up)"),
     ("Communication", "seconds", "of a round", "time/(clients|evaluation)"),
@@ -105,10 +110,9 @@ def layout(callbacks: Collection[str]) -> Layout:
     """
     charts: Layout = {}
     for needed, category, name, tags in CHARTS:
-        if isinstance(tags, str):  # TensorBoard fits a pattern to the beginning of a tag
-            content = ["Multiline", [f"{tags}$"]]
-        else:
-            content = ["Margin", [f"{tags[0]}_{part}" for part in ("mean", *tags[1:])]]
+        start, *ends = tags.split()
+        margin = ["Margin", [start + end for end in ends]]
+        content = margin if ends else ["Multiline", [f"{start}$"]]  # else longer tags fit, too
         if not needed or needed in callbacks:
             charts.setdefault(category, {})[name] = content
     return charts

@@ -46,9 +46,8 @@ class NetAccuracy(FederatedCallback):
         """Listens to the members in a round, and not in ``validate`` or the sanity check."""
         self.on_validation_end(trainer, pl_module)
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            tasks = pl_module.datamodule.client_data.tasks
             for number, member in enumerate(pl_module.net.members):
-                hear = partial(self._hear, number, tasks)
+                hear = partial(self._hear, number, pl_module.datamodule.client_data.tasks)
                 self.hooks.append(member.register_forward_hook(hear))
 
     def on_validation_batch_start(
@@ -67,14 +66,12 @@ class NetAccuracy(FederatedCallback):
         self, trainer: Trainer, pl_module: Any, split: str, values: Any, confusion: Tensor | None
     ) -> None:
         """Logs the round."""
-        members: Any = pl_module.net.members
         accs = defaultdict[int, list[float]](list)  # by net
-        for number, member in enumerate(members if self.hooks else ()):
+        for number, member in enumerate(pl_module.net.members if self.hooks else ()):
             if member.trained:
                 own = pl_module.client_nets.one_per_client
                 kind = pl_module.net_index(number) if own else number
-                hits = torch.cat(self.hits[split, number]).cpu()
-                accs[kind].append(share(hits))
+                accs[kind].append(share(torch.cat(self.hits[split, number]).cpu()))
         names = pl_module.net_names
         means = {names[kind]: sum(found) / len(found) for kind, found in sorted(accs.items())}
         pl_module.log_round({f"nets/{name}_{split}_acc": acc for name, acc in means.items()})

@@ -41,6 +41,7 @@ def predict(
     input: str | None = None,
     output: str | None = None,
     ckpt_path: str = "last",
+    client: int | None = None,
 ) -> None:
     """Predict new inputs (--input FILE_OR_FOLDER) with a run's model, or its test set.
 
@@ -54,6 +55,7 @@ def predict(
         output: INPUT.predictions.csv by default, in the current folder.
         ckpt_path: the model of the last round, of the best by validation, the average of
             AveragedModel (last, best or average), or that of a checkpoint file of the run.
+        client: whose model, where clients have parts of their own.
     """
     if input is None:
         require(output is None, "output", "needs --input FILE_OR_FOLDER")
@@ -63,7 +65,7 @@ def predict(
     source = Path(input).expanduser()
     require(source.exists(), "input", "there is no such file or folder", input)
     file = output or f"{source.resolve().name}.predictions.csv"
-    show(predict_files(load_run(run, ckpt_path, settings=settings), source, file))
+    show(predict_files(load_run(run, ckpt_path, settings=settings, client=client), source, file))
     print(f"wrote {file}")
     return None
 
@@ -198,6 +200,7 @@ def export(
     format: Format = "safetensors",
     ckpt_path: str = "last",
     output: str | None = None,
+    client: int | None = None,
 ) -> None:
     """Write a run's model as safetensors, ONNX, TorchScript or torch.export.
 
@@ -210,10 +213,11 @@ def export(
         ckpt_path: the model of the last round, of the best by validation, the average of
             AveragedModel (last, best or average), or that of a checkpoint file of the run.
         output: the file; model.… in the run's folder by default.
+        client: whose model, where clients have parts of their own.
     """
     from fedgkd_pl.experiments.trained import export
 
-    print(f"wrote {export(run, format, ckpt_path, output, settings)}")
+    print(f"wrote {export(run, format, ckpt_path, output, settings, client)}")
 
 
 def new(folder: str) -> None:
@@ -245,8 +249,11 @@ def flower(folder: str, settings: list[str]) -> None:
 
 COMMANDS: dict[str, Callable[..., int | None]] = {
     each.__name__: each
-    for each in (fit, validate, test, predict, partition, configs, compare, report, figure)
-} | {each.__name__: each for each in (personalize, export, new, flower)}
+    for each in (
+        *(fit, validate, test, predict, partition, configs, compare, report, figure),
+        *(personalize, export, new, flower),
+    )
+}
 HELP = ("-h", "--help", "--help=all")
 
 

@@ -7,6 +7,7 @@ from fedgkd_pl.data.datamodule import FederatedDataModule
 from fedgkd_pl.data.partition import effective_classes
 from fedgkd_pl.errors import require
 from fedgkd_pl.plots.figures import SHOWN, bubble_chart
+from fedgkd_pl.runs.folder import check_output
 from fedgkd_pl.storage.files import printable, write_text
 
 WIDTH = 20  # classes that fit a terminal's table
@@ -22,6 +23,8 @@ def show_partition(data: FederatedDataModule, folder: Path, exported: Path | Non
     text = "cannot be exported: FromFile takes all samples of a client and draws this part anew"
     for split, fraction in data.client_fractions.items():
         require(exported is None or not fraction, f"client_{split}_fraction", text, fraction)
+    if exported is not None:
+        check_output(exported, getattr(data.partition, "path", ""), key="export")
     data.prepare_data()
     data.setup()
     summary = data.summary()

@@ -281,8 +281,8 @@ class Experiment:
         if self.own_logger and not self.quiet:
             print(how_to_look(folder.path.parent))
         if score == "acc" and not self.quiet:
-            path = quote(str(folder.path))
-            print(f"use:   fedgkd-pl predict {path} --input FILE{self._imports}")
+            path, whose = quote(str(folder.path)), " --client 0" * self.model.is_personal
+            print(f"use:   fedgkd-pl predict {path} --input FILE{whose}{self._imports}")
 
     def __repr__(self) -> str:
         """What it would train."""

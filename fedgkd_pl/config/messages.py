@@ -6,8 +6,9 @@ jsonargparse's errors are a tree of lines, of which the innermost says what is w
 import re
 from collections.abc import Collection
 from difflib import get_close_matches
-from importlib import import_module
 from pathlib import Path
+from pydoc import locate
+from traceback import walk_tb
 from typing import Any
 
 from fedgkd_pl.errors import ArgumentError, SettingError
@@ -42,8 +43,7 @@ def argument_error(message: str, settings: Collection[str] = ()) -> ArgumentErro
         if paths:
             from jsonargparse import ArgumentParser
 
-            module, _, made = paths[-1].rpartition(".")
-            kind = getattr(import_module(module), made)
+            kind: Any = locate(paths[-1])
             settings = [*settings, *ArgumentParser().add_class_arguments(kind, fail_untyped=False)]
         return ArgumentError(short(name), f"no such setting{near(name, settings)}")
     named = re.search(r"import path string: ([\w.]+)|mporting '([\w.]+)' is not allowed", reason)
@@ -86,18 +86,24 @@ def near(name: str, names: Collection[str]) -> str:
     return f", did you mean {leaves[found[0]]}?" if found and leaves[found[0]] != name else ""
 
 
-def setting_error(error: Exception, settings: dict[str, Any]) -> SettingError:
+def setting_error(ours: BaseException, settings: dict[str, Any]) -> SettingError:
     """A constructor's refusal, with the whole key of the setting at fault.
 
+    Any other error has the key of the object that was being made, which only the local variables
+    of jsonargparse's calls say.
+
     Args:
-        error: what it raised.
+        ours: what it raised; or what was raised from that.
         settings: all of them, by dotted key.
     """
-    ours: BaseException = error
+    made: list[str] = []
     while not isinstance(ours, SettingError):
+        for frame, _ in walk_tb(ours.__traceback__):
+            made.append(getattr(frame.f_locals.get("component"), "dest", ""))
         cause = ours.__cause__ or ours.__context__
         if cause is None:
-            return SettingError("config", f"{type(ours).__name__}: {printable(ours, 400)}")
+            key = ".".join(filter(None, made)) or "config"
+            return SettingError(key, f"{type(ours).__name__}: {printable(ours, 400)}")
         ours = cause
     found: dict[str, bool] = {}  # whole keys, and whether they have the value at fault
     for name, value in settings.items():
@@ -105,8 +111,7 @@ def setting_error(error: Exception, settings: dict[str, Any]) -> SettingError:
         if dot:
             key = short(f"{before}.{ours.key}".strip("."))
             found[key] = found.get(key, False) or value == ours.got
-    having = [key for key in found if found[key]]
-    keys = having if len(having) == 1 else [*found]
+    keys = [key for key in found if found[key]] or [*found]
     return SettingError(keys[0] if len(keys) == 1 else ours.key, ours.reason, ours.got)
 
 

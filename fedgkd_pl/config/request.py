@@ -47,8 +47,7 @@ def methods() -> dict[str, str]:
     for file in sorted((folder() / METHODS).glob("*.yaml")):
         name = str(read_yaml(str(file))["model"]["class_path"]).rpartition(".")[2]
         configs[name] = f"{METHODS}/{file.name}"
-    order = [name for name in discover() if name in configs]
-    return {title_of(name): configs[name] for name in dict.fromkeys([*order, *configs])}
+    return {title_of(name): configs[name] for name in [*discover(), *configs] if name in configs}
 
 
 def resolve(name: str, key: str = "config") -> list[str]:

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Pixels = NDArray[np.uint8]
+FILTER = "bilinear"  # of Pillow, by which images are resized
 
 
 @dataclass(frozen=True)
@@ -33,12 +34,13 @@ class ImageInputs:
 
     Attributes:
         shape: channels, height and width; by default those of a stored sample.
-        resize: whether images of other sizes are resized, as those of training were.
+        resize: the filter of Pillow by which images of other sizes are resized, as those of
+            training were; None where they are refused.
         largest: what the brightest pixel is stored as.
     """
 
     shape: tuple[int, int, int] | None = None
-    resize: bool = False
+    resize: str | None = None
     largest: int = 255
 
 
@@ -122,7 +124,7 @@ class Decoder:
             raise SettingError("path", f"{name} cannot be decoded ({error!s:.100})") from error
         if self.size is not None:
             height, width = np.broadcast_to(self.size, 2).tolist()
-            image = image.resize((width, height), Image.Resampling.BILINEAR)
+            image = image.resize((width, height), Image.Resampling[FILTER.upper()])
         pixels = np.asarray(image).reshape(image.height, image.width, -1).transpose(2, 0, 1)
         if like is not None and like.shape != pixels.shape:
             sizes = "{1} × {2} (height × width), the first {4} × {5}"

@@ -100,6 +100,9 @@ def print_report(
             first folder.
     """
     over_seeds = over_seeds or format != "table"
+    file = Path(output or Path(paths[0]) / "report.html")
+    if output is not None or format == "html":
+        folder.check_output(file)
     runs = find_runs(paths)
     missing = []
     if over_seeds and (repeated := len(runs) - sum(len(g.runs) for g in make_groups(runs))):
@@ -109,9 +112,8 @@ def print_report(
         if rest := sum(not (each / folder.SUMMARY).exists() for each in begun):
             missing.append(f"not shown: {rest} unfinished of {path}")
     if format == "html":
-        output = output or str(Path(paths[0]) / "report.html")
-        write_page(runs, Path(output), notes=missing)
-        print(f"wrote {output}")
+        write_page(runs, file, notes=missing)
+        print(f"wrote {file}")
         return
     table = report(runs, over_seeds)
     table = replace(table, notes=[*table.notes, *missing])
@@ -122,8 +124,8 @@ def print_report(
             lines = (f"- `{key}`: {value}\n" for key, value in shared.items())
             text += "\nSettings that all share:\n\n" + "".join(lines)
     if format == "md" and output is not None:
-        write_text(Path(output), text)
-        print(f"wrote {output}")
+        write_text(file, text)
+        print(f"wrote {file}")
     else:
         print(text, end="")
 
@@ -171,7 +173,7 @@ def _to_html(section: Section) -> str:
 
 def figures(groups: Sequence[Group]) -> Iterator[Section]:
     """Every figure that the runs have data for; a method has one colour in all of them."""
-    chosen = colours(dict.fromkeys(group.name for group in groups))
+    chosen = colours(group.name for group in groups)
     for column, name, title, label in CURVES:
         if curves := panels_of(groups, column, label):
             figure = charts.curve_panels(curves, ylabel=label, chosen=chosen)
@@ -233,6 +235,7 @@ def draw(kind: str, paths: Sequence[str], output: str) -> None:
     """Writes a figure of :data:`KINDS` from run folders, or folders above them."""
     ending = Path(output).suffix.lower()
     require(ending in FORMATS, "output", f"must end in {', '.join(FORMATS)}", output)
+    folder.check_output(output)
     save(plot(kind, paths), output)
     print(f"wrote {output}")
 

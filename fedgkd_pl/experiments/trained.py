@@ -12,13 +12,14 @@ from fedgkd_pl.callbacks.export import FILES, Format, exported
 from fedgkd_pl.config.build import build_model
 from fedgkd_pl.config.request import open_run
 from fedgkd_pl.data.inputs import ImageInputs, RawInputs, TableInputs, TextInputs
+from fedgkd_pl.data.sources.base import visible
 from fedgkd_pl.data.sources.folders import ENDINGS
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.experiments.runs import reading
 from fedgkd_pl.federation.checks import Task
 from fedgkd_pl.federation.own_module import has_outputs, outputs_of
 from fedgkd_pl.runs.files import read_model
-from fedgkd_pl.runs.folder import AVERAGE, MODEL, RunFolder, fixed_settings
+from fedgkd_pl.runs.folder import AVERAGE, MODEL, RunFolder, check_output, fixed_settings
 from fedgkd_pl.runs.resume import (
     check_net,
     check_settings,
@@ -26,8 +27,8 @@ from fedgkd_pl.runs.resume import (
     compare_settings,
     load_checkpoint,
 )
+from fedgkd_pl.storage.checkpoint import read_sealed
 from fedgkd_pl.storage.files import commit, printable, read_yaml, write_text
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 BATCH = 256  # inputs that the net sees at once
@@ -111,6 +112,7 @@ def load_run(
     which: str = "last",
     imports: Sequence[str] = (),
     settings: Sequence[str] = (),
+    client: int | None = None,
 ) -> Trained:
     """A run's model for new inputs, by the run's folder alone: its data need not be there.
 
@@ -120,29 +122,39 @@ def load_run(
             :class:`~fedgkd_pl.AveragedModel`, or a checkpoint file of the run.
         imports: your modules, where the net or the method is yours.
         settings: further flags of ``fedgkd-pl fit`` that do not decide the result.
+        client: whose model, where clients have parts of their own.
     """
     home = open_run("run", str(folder))
     model = read_model(home.path)
     config = read_yaml(str(home.config))
-    file = weights_file(home, which, config.get("rounds"))
     flags = [word for module in imports for word in ("--import", module)]
     made = build_model(["--config", str(home.config), *flags, *settings], model.encoder)
     compare_settings(fixed_settings(config), made.fixed)
+    server = made.model
+    text = "each client of this run has a model of its own: give its number"
+    text = text if server.is_personal else "this run has one model for all clients: leave it out"
+    require(server.is_personal == (client is not None), "client", text, client)
+    file = weights_file(home, which, config.get("rounds"))
+    if client is not None:  # what clients keep is in checkpoints alone
+        file = checkpoint_of(home, which)
     if file.suffix == ".safetensors":
         with reading(file, "run"):
-            weights = load_file(file)
+            weights = read_sealed(file)
     else:
-        checkpoint, _ = load_checkpoint(file)
+        checkpoint, _ = load_checkpoint(file, states=client is not None)
         check_settings(checkpoint, made.fixed)
         saved = checkpoint["state_dict"].items()
         weights = {k.removeprefix("net."): tensor for k, tensor in saved if k.startswith("net.")}
-    net = made.model.net
-    made.model.client_nets.fill_like(net, weights)
+    net = server.net
+    server.client_nets.fill_like(net, weights)
     check_net({"state_dict": weights}, net)
     kinds = {tensor.dtype for tensor in weights.values() if tensor.is_floating_point()}
     if len(kinds) == 1:
         net.to(kinds.pop())
     net.load_state_dict(weights)
+    if client is not None:
+        server.on_load_checkpoint(checkpoint)
+        net.load_state_dict(server.model_of(client))
     names = model.class_names or [str(number) for number in range(model.num_classes)]
     return Trained(net.eval(), model.raw, names, model.task)
 
@@ -172,6 +184,7 @@ def export(
     ckpt_path: str = "last",
     output: str | Path | None = None,
     settings: Sequence[str] = (),
+    client: int | None = None,
 ) -> Path:
     """Writes a run's model in a format that other programs read; see :class:`ModelExport`.
 
@@ -183,6 +196,7 @@ def export(
             run's folder.
         settings: further flags of ``fedgkd-pl fit`` that do not decide the result, such as
             ``["--data.data_dir", "data", "--import", "my_methods"]``.
+        client: whose model, where clients have parts of their own.
 
     Returns:
         The file.
@@ -192,7 +206,8 @@ def export(
     kind = f"-{ckpt_path}" if ckpt_path in ("best", "average") else ""
     name = FILES[format].replace("model", f"model{kind}", 1)
     file = folder.path / name if output is None else Path(output)
-    net = load_run(run, ckpt_path, settings=settings).net
+    check_output(file, ckpt_path)
+    net = load_run(run, ckpt_path, settings=settings, client=client).net
     commit(file, [exported(net, read_model(folder.path).example(), format, "format")])
     return file
 
@@ -210,6 +225,7 @@ def predict_files(trained: Trained, source: str | Path, output: str | Path) -> p
     """
     file = Path(output)
     require(file.suffix == ".csv", "output", "must end in .csv", str(file))
+    check_output(file, source)
     head, names, values = find_inputs(trained, Path(source).expanduser())
     size = BATCH if isinstance(values, list) else len(values)  # images are not in memory yet
     batches = [values[start : start + size] for start in range(0, len(values), size)]
@@ -260,8 +276,7 @@ def find_inputs(trained: Trained, source: Path) -> tuple[str, list[str], Any]:
         if several or ending in single:
             files, top = [source], source.parent
             if several:
-                files = [file for file in source.rglob("*") if file.suffix.lower() in single]
-                files = sorted(f for f in files if f.is_file() and not f.name.startswith("."))
+                files = [f for f in visible(source, "**/*") if f.suffix.lower() in single]
                 require(len(files) > 0, "input", f"has no {', '.join(single)} files", str(source))
                 top = source
             names = [file.relative_to(top).as_posix() for file in files]

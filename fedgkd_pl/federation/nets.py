@@ -46,7 +46,7 @@ def server_net(
     if nets is None:
         return one_of(net)
     require(len(nets) > 0, "nets", "is empty")
-    plain = not any(is_own_module(each) for each in nets)
+    plain = not any(is_own_module(one_of(each)) for each in nets)
     require(plain, "nets", "must be nets from inputs to logits, not modules with their own steps")
     require(len(set(map(id, nets))) == len(nets), "nets", "has one object twice; copy it")
     if layout == "server_only":

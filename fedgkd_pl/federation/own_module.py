@@ -11,6 +11,7 @@ from fedgkd_pl.errors import require
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torchmetrics import Metric
 
 if TYPE_CHECKING:
@@ -47,6 +48,9 @@ def one_of(net: nn.Module | None, module: LightningModule | None = None) -> nn.M
         text = "must have a training_step; pass a plain net as net"
         require(is_own_module(module), "module", text, type(module).__name__)
     assert given is not None
+    lazy = any(map(is_lazy, (*given.parameters(), *given.buffers())))
+    text = "has lazy layers, whose weights nobody has drawn; give their sizes"
+    require(not lazy, "net" if module is None else "module", text)
     return given
 
 

@@ -282,7 +282,7 @@ def split_public(public: Examples, negatives: float, seed: int) -> tuple[Example
     random = torch.Generator().manual_seed(derive(seed, "public"))
     order = torch.randperm(len(public), generator=random)
     first = number_of_negatives(public, negatives)
-    return public[order[:first].sort().values], public[order[first:].sort().values]
+    return public.view(order[:first].sort().values), public.view(order[first:].sort().values)
 
 
 def number_of_negatives(public: Examples, negatives: float) -> int:

@@ -59,16 +59,8 @@ from fedgkd_pl.runs.folder import (
     fixed_settings,
     loss_summary,
 )
-from fedgkd_pl.storage.checkpoint import RECORD
-from fedgkd_pl.storage.files import (
-    CHECKPOINTS,
-    MB,
-    commit,
-    printable,
-    read_json,
-    to_safetensors,
-    write_text,
-)
+from fedgkd_pl.storage.checkpoint import RECORD, seal
+from fedgkd_pl.storage.files import CHECKPOINTS, MB, commit, printable, read_json, write_text
 from fedgkd_pl.storage.recorded import Recorded, given
 from jsonargparse import ArgumentParser
 from jsonargparse._util import get_import_path
@@ -293,7 +285,7 @@ class RunFiles(FederatedCallback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Writes the global model and the summary; also of a run that only lacked these."""
-        commit(self._folder(trainer) / MODEL, [to_safetensors(pl_module.global_state())])
+        commit(self._folder(trainer) / MODEL, [seal(pl_module.global_state())])
         rows = list(self.rows.values())
         accuracies = accuracy_summary(rows) | loss_summary(rows)
         average = average_summary(rows)

@@ -7,7 +7,7 @@ become the accuracies that people report, or the losses of a run that has no acc
 import re
 from dataclasses import dataclass
 from itertools import count
-from os.path import exists, isdir  # which, unlike Path's, take a name of any length
+from os.path import exists, isdir, isfile, islink, lexists, samefile  # of names of any length
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -38,6 +38,11 @@ TASKS = "tasks.csv"
 SUMMARY = "summary.json"  # written last: a run that has it is finished
 OF_PYTHON = "# read off the objects of a run in Python\n"  # begins such a config
 FEATURE_MAPS = "features-round*.npz"
+OWN = (  # at the top of a run's folder: what runs write, and commands that are given no file
+    *(AVERAGE, CLIENTS, ERROR, FAILURES, FEATURE_MAPS, INPUTS, LOCAL_MODELS, METRICS, MODEL),
+    *(PARTITION, PERSONALIZED, PREDICTIONS, PROFILE, SUMMARY, TASKS, TOKENIZER),
+    *("*.yaml", "events.out.*", ".*"),
+)
 
 
 @dataclass(frozen=True)
@@ -118,6 +123,20 @@ class RunFolder:
         for file in self.checkpoints.glob("*.ckpt"):
             if (round_of(file) or 0) > rounds:
                 file.unlink()
+
+
+def check_output(output: str | Path, *inputs: str | Path, key: str = "output") -> None:
+    """Refuses to write over an input, a file of a run, or what is no regular file."""
+    is_new = not lexists(output)
+    is_plain = is_new or (isfile(output) and not islink(output))
+    require(is_plain, key, "must be a regular file, or a new one", output)
+    taken = not is_new and any(exists(each) and samefile(each, output) for each in inputs)
+    require(not taken, key, "is the input; give another file", output)
+    file = Path(output).resolve()
+    for home in file.parents:
+        own = home / CHECKPOINTS in file.parents or any(map(file.match, OWN))
+        own = own and isfile(home / CONFIG) and isfile(home / INPUTS)
+        require(not own, key, "is a file of a run; give another one", output)
 
 
 def how_to_look(folder: Path) -> str:

@@ -65,7 +65,8 @@ class StateStore(MutableMapping[int, State]):
         from safetensors.torch import load
 
         name = self.names[client]
-        return load(read_state(self._folder(name), name))
+        state = load(read_state(self._folder(name), name))  # in an order of its own
+        return dict(sorted(state.items()))
 
     def __setitem__(self, client: int, state: State) -> None:
         if self._home is None:
@@ -155,13 +156,17 @@ def encode(checkpoint: dict[str, Any]) -> bytes:
     tensors: dict[str, Tensor] = {}
     tree = json.dumps(_to_json(checkpoint, "", tensors)).encode()
     tensors[TREE] = torch.frombuffer(bytearray(tree), dtype=torch.uint8)
-    metadata = {"format": FORMAT, "round": str(checkpoint.get("global_step"))}
+    return seal(tensors, format=FORMAT, round=str(checkpoint.get("global_step")))
+
+
+def seal(tensors: State, **metadata: str) -> bytes:
+    """A safetensors file with a checksum of all that it holds."""
     return to_safetensors(tensors, metadata | {"sha256": _checksum(metadata, tensors)})
 
 
 def _checksum(metadata: dict[str, str], tensors: dict[str, Tensor]) -> str:
     """The SHA-256 of all that a file holds."""
-    digest = hashlib.sha256(f"{metadata['format']} {metadata['round']}".encode())
+    digest = hashlib.sha256(" ".join(metadata[key] for key in sorted(metadata)).encode())
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -213,12 +218,9 @@ def read_checkpoint(path: str | Path, states: bool = False) -> dict[str, Any]:
         if not path.is_file():
             raise CheckpointDamaged(f"no such file: {path}")
         with safe_open(path, "pt") as file:
-            metadata = file.metadata()
-            if (found := metadata["format"]) != FORMAT:
+            if (found := file.metadata()["format"]) != FORMAT:
                 raise CheckpointDamaged(f"{path}: has format {found}, this is {FORMAT}")
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}
-        if metadata["sha256"] != _checksum(metadata, tensors):
-            raise ValueError("the checksum is wrong")
+        tensors = read_sealed(path)
         tree = json.loads(tensors[TREE].numpy().tobytes())
         checkpoint = dict(_from_json(tree, tensors, path.parent / FOLDER))
         for store in stores_of(checkpoint) if states else ():
@@ -229,6 +231,20 @@ def read_checkpoint(path: str | Path, states: bool = False) -> dict[str, Any]:
         which = error if isinstance(error, StorageError) else path  # that of a state, or this one
         raise CheckpointDamaged(f"damaged: {which}") from error
     return checkpoint
+
+
+def read_sealed(path: Path) -> State:
+    """The tensors of a file of :func:`seal`, or of one that has nothing but tensors.
+
+    Raises:
+        Exception: of any class; the file is damaged.
+    """
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}
+    if metadata and metadata.pop("sha256") != _checksum(metadata, tensors):
+        raise ValueError("the checksum is wrong")
+    return tensors
 
 
 def stores_of(checkpoint: dict[str, Any]) -> list[StateStore]:

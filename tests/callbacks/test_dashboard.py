@@ -107,8 +107,11 @@ def test_charts_of_what_belongs_together(ask: Ask) -> None:
     }
     losses = {"client/loss_mean", "client/ce_mean", "client/kd_mean"}
     assert charts["losses"]["clients: the whole and its parts"] == losses
-    assert charts["accuracy"]["global model"] == {"val/acc", "test/acc"}
-    assert charts["accuracy"]["averaged model"] == {"average/acc", "average/val_acc"}
+    parts = {"test": ("test/", "average/"), "validation": ("val/", "average/val_")}
+    for split, tags in parts.items():  # apart: a run has one colour
+        for category, value in (("accuracy", "acc"), ("losses", "loss")):
+            for model, tag in zip(("global", "averaged"), tags, strict=True):
+                assert charts[category][f"{model} model, {split}"] == {f"{tag}{value}"}
     names = [f"{kind}_acc_{what}" for kind in ("global", "local") for what in ("mean", "worst10")]
     assert charts["accuracy"]["clients' own samples"] == {f"clients/{name}" for name in names}
     assert charts["forgetting"] == {"over classes": {"forgetting/mean", "forgetting/max"}}

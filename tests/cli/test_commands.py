@@ -1,6 +1,7 @@
 """Every command once, on one short run; what a new user meets first."""
 
 import contextlib
+import os
 import re
 import shutil
 from pathlib import Path
@@ -94,6 +95,53 @@ def test_a_bad_command_is_one_line(run: Run, here: Path, words: str) -> None:
     done, _, err = run(*words.split())
     assert done == code and err.startswith(f"error: {answer}" * bool(words)), err
     assert len(err.splitlines()) == bool(words) and sorted(Path().rglob("*")) == before
+
+
+def of_all_files() -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in Path().rglob("*") if file.is_file()}
+
+
+def test_an_output_replaces_no_file_of_a_run_and_only_files(run: Run, here: Path) -> None:
+    own = [file for file in Path(RUN).rglob("*") if file.is_file()]
+    assert len(own) >= 10 and any(file.parent.name == "checkpoints" for file in own)
+    Path("there").symlink_to(RUN)
+    Path("link.safetensors").symlink_to("digits.npy")
+    for suffix in ("safetensors", "csv", "svg", "json"):  # as /dev/null: a rename would replace it
+        os.mkfifo(f"pipe.{suffix}")
+    Path("folder.csv").mkdir()
+    predict = f"predict {RUN} --input digits.npy --output"
+    refused = [
+        *(f"export {RUN} --output {file}" for file in own),
+        f"export {RUN} --output there/average.safetensors",  # which it does not have
+        f"export {RUN} --output link.safetensors",
+        f"export {RUN} --output pipe.safetensors",
+        *(f"{predict} {name}.csv" for name in ("pipe", "folder", "there/metrics")),
+        f"report {RUN} --format md --output there/summary.json",
+        f"report {RUN} --format html --output pipe.json",
+        f"figure curves {RUN} --output pipe.svg",
+        "partition --config smoke.yaml --export pipe.json",
+        f"partition --config smoke.yaml --export {RUN}/partition.json",
+    ]
+    before = of_all_files()
+    for words in refused:
+        code, out, err = run(*words.split())
+        key = "export" if words.startswith("partition") else "output"
+        assert (code, out) == (2, "") and err.startswith(f"error: {key}: "), (words, err)
+        assert err.count("\n") == 1 and of_all_files() == before
+    os.link(own[0], "linked.safetensors")
+    for _ in range(2):  # what a command has written may be written again
+        for output in (f"{RUN}/net.safetensors", "linked.safetensors"):
+            assert run("export", RUN, "--output", output)[0] == 0
+    assert before.items() <= of_all_files().items()
+
+
+def test_a_partition_is_not_exported_to_its_own_file(run: Run, tmp_path: Path) -> None:
+    assert run(*"partition --config smoke.yaml --export cut.json".split())[0] == 0
+    before = (tmp_path / "cut.json").read_bytes()
+    words = "partition --config smoke.yaml --data.partition FromFile --data.partition.path cut.json"
+    code, _, err = run(*words.split(), "--export", "cut.json")
+    assert code == 2 and err.startswith("error: export: ") and err.count("\n") == 1
+    assert (tmp_path / "cut.json").read_bytes() == before
 
 
 def test_flags_that_are_not_the_commands_own_are_settings() -> None:

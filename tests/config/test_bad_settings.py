@@ -9,6 +9,7 @@ from fedgkd_pl.config.safety import load_yaml
 
 from tests.support.runs import QUICK, Run
 
+WEIGHTS = "--model.net torchvision.models.resnet18 --model.net.weights IMAGENET1K_V1"
 # Words after the command, and how the answer begins.
 FLAGS: dict[str, str] = {
     # types
@@ -30,12 +31,19 @@ FLAGS: dict[str, str] = {
     "--model.optimizer.lr -0.1": "model.optimizer: ",
     "--model.gamma -0.1": "model.gamma: must not be negative (got -0.1)",
     "--model.net.num_classes 7": "model.net: ",
+    "--model.net torch.nn.LazyLinear --model.net.out_features 10": "model.net: has lazy layers",
     "--data.num_clients 5000": "data.num_clients: ",
     "--data.partition Dirichlet --data.partition.alpha -1": "data.partition.alpha: ",
     "--data.partition ByKey": "data.partition: ",
     "--trainer.devices 4": "trainer.devices: must be 1",
     "--trainer.accelerator abacus": "trainer",
     "--checkpoint.monitor val/ac": "checkpoint.monitor: ",
+    # what a constructor of a library says
+    f"{WEIGHTS} --model.net.num_classes 5": "model.net: ValueError: The parameter 'num_classes'",
+    "--trainer.callbacks+ EarlyStopping --trainer.callbacks.monitor x --trainer.callbacks.mode y": (
+        "trainer.callbacks: MisconfigurationException: `mode` can be"
+    ),
+    "--checkpoint.mode top": "checkpoint: MisconfigurationException: `mode` can be",
     # names
     "--lr 0.1": "lr: no such setting, did you mean model.optimizer.lr?",
     "--round 3": "round: no such setting, did you mean rounds?",
@@ -114,6 +122,14 @@ def test_an_error_of_an_earlier_file_names_that_file(run: Run, tmp_path: Path) -
     (tmp_path / "bad.yaml").write_text("model: {class_path: FedGKD, init_args: {gamma: x}}\n")
     code, _, err = run("fit", "--config", "bad.yaml", *QUICK)
     assert code == 2 and err.startswith("error: model.gamma: ") and "(in bad.yaml)" in err, err
+
+
+@pytest.mark.parametrize("words", ["fit --config", "fit --model", "compare"])
+def test_a_key_given_twice_names_its_file(run: Run, tmp_path: Path, words: str) -> None:
+    (tmp_path / "bad.yaml").write_text("class_path: FedAvg\nclass_path: FedGKD\n")
+    code, _, err = run(*words.split(), "bad.yaml")
+    assert code == 2 and err.count("\n") == 1, err
+    assert "class_path is given twice" in err and "bad.yaml" in err and "line 2" in err
 
 
 MINE = """

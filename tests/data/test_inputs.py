@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 import torch
 from fedgkd_pl import Digits, FederatedData
-from fedgkd_pl.data.inputs import Decoder, RawInputs, describe_inputs, read_inputs
+from fedgkd_pl.data.examples import Scale
+from fedgkd_pl.data.inputs import Decoder, ImageInputs, RawInputs, describe_inputs, read_inputs
 from fedgkd_pl.errors import SettingError
 from PIL import Image
 
@@ -55,19 +56,49 @@ def test_images_are_read_as_those_of_training(tmp_path: Path, size: Any, graysca
             raw(Image.new("RGB", (8, 9)))
 
 
-def test_images_of_16_bits_are_scaled_and_others_refused(tmp_path: Path) -> None:
-    """Pillow would clip their pixels to 255."""
-    values = np.array([[0, 257], [25_700, 65_535]])
-    Image.fromarray(values.astype(np.uint16)).save(tmp_path / "wide.png")
-    Image.fromarray(values.astype(np.uint16)).save(tmp_path / "wide.tif")
-    Image.fromarray(values.astype(np.float32)).save(tmp_path / "float.tif")
-    Image.fromarray(values.astype(np.int32)).save(tmp_path / "whole.tif")
-    for name in ("wide.png", "wide.tif"):
-        assert Decoder(grayscale=True)([tmp_path / name]).tolist() == [[[[0, 1], [100, 255]]]]
-    for name in ("float.tif", "whole.tif"):
-        with pytest.raises(SettingError, match=name) as error:
-            Decoder()([tmp_path / name])
-        assert error.value.key == "path"
+def test_images_of_any_mode_are_scaled_or_refused(tmp_path: Path) -> None:
+    """Pillow would clip pixels of more than 8 bits to 255; in training and in ``predict`` alike."""
+    raw = RawInputs((1, 2, 2), torch.uint8, ImageInputs((1, 2, 2)), Scale(1))
+    wide = np.array([[0, 257], [25_700, 65_535]])
+    narrow = Image.fromarray((wide // 257).astype(np.uint8))
+    sound = {
+        "wide.png": Image.fromarray(wide.astype(np.uint16)),  # I;16
+        "wide.pgm": Image.fromarray(wide.astype(np.uint16)),  # which Pillow opens as I
+        "wide.tif": Image.fromarray(wide.astype(np.uint16)),
+        "large-endian.tif": Image.fromarray(wide.astype(">u2")),  # I;16B
+    }
+    sound |= {f"{mode}.png": narrow.convert(mode) for mode in ("L", "LA", "P", "RGB", "RGBA")}
+    sound |= {"P.png": narrow.convert("P", palette=Image.Palette.ADAPTIVE)}
+    sound |= {"CMYK.tif": narrow.convert("RGB").convert("CMYK")}
+    for name, image in sound.items():
+        image.save(tmp_path / name)
+        pixels = Decoder(grayscale=True)([tmp_path / name])
+        assert pixels.tolist() == [[[[0, 1], [100, 255]]]], name
+        assert torch.equal(raw(tmp_path / name), pixels.float()), name
+        colours = Decoder()([tmp_path / name])
+        assert torch.equal(colours, pixels.expand(1, 3, 2, 2)), name
+    for name, kind in (("float.tif", np.float32), ("whole.tif", np.int32)):
+        Image.fromarray(wide.astype(kind)).save(tmp_path / name)
+        for read, key in ((Decoder(), "path"), (raw, "input")):
+            with pytest.raises(SettingError, match=f"{name} cannot be decoded") as error:
+                read([tmp_path / name])
+            assert error.value.key == key
+
+
+def test_the_filter_of_resized_images_is_written_down(tmp_path: Path) -> None:
+    """With another one, a net that was exported names another class for the same photo."""
+    write_images(tmp_path, 3, side=9)
+    data = FederatedData.from_image_folder(str(tmp_path), size=[4, 6], num_clients=2)
+    data.setup()
+    reading = describe_inputs(data.test, data.reading)["reading"]
+    assert reading["resize"] == "bilinear" and reading["shape"] == (3, 4, 6)
+    photo = Image.open(tmp_path / "red/0.png")
+    by_hand = photo.resize((6, 4), Image.Resampling[reading["resize"].upper()])
+    expected = torch.from_numpy(np.array(by_hand)).permute(2, 0, 1)
+    assert torch.equal(kept(data).stored(photo)[0], expected)
+    data = FederatedData.from_image_folder(str(tmp_path), num_clients=2)
+    data.setup()
+    assert describe_inputs(data.test, data.reading)["reading"]["resize"] is None
 
 
 @pytest.mark.parametrize("standardise", [True, False])

@@ -4,6 +4,7 @@ import logging
 import os
 import random
 import signal
+from collections import Counter
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,17 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from fedgkd_pl import ByKey, FedAvg, FederatedData, FedGKD, HeldOut, LocalEngine, TorchDataset
+from fedgkd_pl import (
+    MLP,
+    ByKey,
+    FedAUX,
+    FedAvg,
+    FederatedData,
+    FedGKD,
+    HeldOut,
+    LocalEngine,
+    TorchDataset,
+)
 from fedgkd_pl.data.examples import Batches, Examples
 from fedgkd_pl.data.sources import dataset as lazy
 from fedgkd_pl.data.sources.dataset import (
@@ -200,6 +211,31 @@ def test_every_epoch_round_and_client_draws_anew_and_evaluation_never() -> None:
     assert torch.equal(first, second)
     in_pieces = torch.cat([data.val[n : n + 1].inputs for n in range(len(data.val))])
     assert torch.equal(first, in_pieces)
+
+
+class Seen(Points):
+    """Points that remember every input that they have given, with its row."""
+
+    def __init__(self) -> None:
+        super().__init__(noise=1.0)
+        self.given = set[tuple[float, ...]]()
+
+    def __getitem__(self, row: int) -> tuple[Tensor, int]:
+        x, y = super().__getitem__(row)
+        self.given.add((row, *x.tolist()))
+        return x, y
+
+
+def test_every_pass_of_fedaux_over_public_data_draws_anew() -> None:
+    points = Seen()
+    data = federated(points, num_clients=2, public=HeldOut(0.25))
+    engine = LocalEngine(workers=1)
+    fit(FedAUX(MLP(4, [5], 2), distil_epochs=3, distil_batch_size=8, engine=engine), data, 2)
+    assert data.public is not None
+    times = Counter(row for row, *_ in points.given)
+    passes = Counter(times[row] for row in data.public.rows.tolist())  # type: ignore[union-attr]
+    # all 36 as in evaluation, in which clients score them; 29 of them in three passes of two rounds
+    assert passes == {1: 7, 1 + 2 * 3: 29}
 
 
 @pytest.mark.parametrize("loader_workers", [0, 1])

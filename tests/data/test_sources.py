@@ -162,6 +162,26 @@ def test_columns_owner_and_test_file_of_a_table() -> None:
         assert own.inputs[:, 0].tolist() == values  # as Python reads the number, to the bit
 
 
+def test_a_column_of_owners_that_nobody_named_is_suggested() -> None:
+    rows = [[*row, f"h{n % 3}", n % 3] for n, row in enumerate(table_rows(30))]
+    write_csv(Path("t.csv"), ["a", "b", "kind", "hospital", "site"], rows)
+    Path("vocab.txt").write_text("\n".join(WORDS))
+    settings: dict[str, Any] = {"label": "kind", "num_clients": 3}
+    with pytest.raises(SettingError, match=r"^columns: .*'hospital'.* or owner: hospital \("):
+        FederatedData.from_csv("t.csv", **settings).setup()
+    for data in (
+        FederatedData.from_csv("t.csv", partition=ByKey(), columns=["a"], **settings),
+        FederatedData.from_text("t.csv", "vocab.txt", "b", partition=ByKey(), **settings),
+    ):
+        with pytest.raises(SettingError, match=r"^owner: .* a, b, kind, hospital, site$"):
+            data.setup()
+    with pytest.raises(SettingError, match=r"^label: (?!.*owner)"):
+        FederatedData.from_csv("t.csv", regression=True, columns=["a"], **settings).setup()
+    write_csv(Path("clients/ann.csv"), ["a", "kind", "hospital"], [[1, 1, "x"]] * 9)
+    with pytest.raises(SettingError, match=r"^columns: (?!.*owner)"):  # the files are owners
+        FederatedData.from_clients("clients", label="kind").setup()
+
+
 def test_parquet_is_read_like_csv() -> None:
     pytest.importorskip("pyarrow", reason="needs the extra parquet")
     import pandas as pd
@@ -184,8 +204,9 @@ def test_parquet_is_read_like_csv() -> None:
 
 def test_image_folders_are_normalised_by_their_training_images() -> None:
     write_images(Path("images"), number=20)
-    for hidden in ("images/.red", "images/red/._0.png", "images/red/.old/0.png"):
-        Path(hidden).parent.mkdir(exist_ok=True)
+    of_a_mac = ("images/red/._0.png", "images/__MACOSX/red/._0.png", "images/red/__MACOSX/0.png")
+    for hidden in ("images/.red", "images/red/.old/0.png", *of_a_mac):
+        Path(hidden).parent.mkdir(exist_ok=True, parents=True)
         Path(hidden).write_text("no image")
     data = FederatedData.from_image_folder("images", num_clients=2, val_fraction=0.125)
     data.setup()

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import random
 import shutil
 from pathlib import Path
 
@@ -165,6 +166,13 @@ def test_a_table_is_predicted_where_its_data_is_not(run: Run, tmp_path: Path) ->
     for row, p in zip(found, expected.probabilities.tolist(), strict=True):
         assert [float(row["cold"]), float(row["hot"])] == pytest.approx(p, rel=1e-5)
         assert float(row["probability"]) == pytest.approx(max(p), rel=1e-5)
+    (tmp_path / "link.csv").symlink_to("new.csv")
+    (tmp_path / "same.csv").hardlink_to("new.csv")
+    before = (tmp_path / "new.csv").read_bytes()
+    for name in ("new.csv", "link.csv", "same.csv"):  # the input itself
+        code, _, err = run("predict", copied, "--input", "new.csv", "--output", name)
+        assert code == 2 and err.startswith("error: output: ") and err.count("\n") == 1, err
+        assert (tmp_path / name).read_bytes() == before
     code, out, err = run("test", copied, "--data.path", "moved.csv")
     assert code == 0 and "test/acc" in out, err
     write_csv(tmp_path / "gap.csv", ["a", "b"], [[a, b] for a, b, _ in table_rows(300)])
@@ -186,7 +194,9 @@ def test_images_in_a_folder(run: Run, tmp_path: Path) -> None:
     assert run("fit", "--config", config)[0] == 0
     copied = moved(version(tmp_path, "own"), tmp_path / "elsewhere")
     shutil.move(tmp_path / "photos", tmp_path / "new")
-    (tmp_path / "new" / ".hidden.png").write_text("no image")
+    for hidden in ("._0.png", ".old/0.png", "__MACOSX/red/._0.png", "red/__MACOSX/0.png"):
+        (tmp_path / "new" / hidden).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / "new" / hidden).write_text("no image")
     (tmp_path / "new" / "notes.md").write_text("no image")
     code, out, err = run("predict", copied, "--input", "new", "--ckpt_path", "best")
     assert code == 0 and "first 10 of 16 inputs" in out, err
@@ -311,6 +321,38 @@ def test_damaged_weights_and_descriptions_are_refused(done: Path) -> None:
         with pytest.raises(SettingError, match=r"^run: .*model.json"):
             load_run(done)
         (done / "model.json").write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("which", ["last", "average"])
+def test_every_flipped_bit_of_weights_is_noticed(run: Run, tmp_path: Path, which: str) -> None:
+    """Also of a copy of the three files that a model needs."""
+    flags = ("--rounds", "1", "--trainer.callbacks", "AveragedModel")
+    assert run("fit", *QUICK, *flags)[0] == 0
+    name = {"last": "global.safetensors", "average": "average.safetensors"}[which]
+    (tmp_path / "few").mkdir()
+    for each in ("config.yaml", "model.json", name):
+        shutil.copy(version(tmp_path) / each, tmp_path / "few")
+    file = tmp_path / "few" / name
+    content = file.read_bytes()
+    assert load_run("few", which).task == "classes"
+    header = 8 + int.from_bytes(content[:8], "little")
+    chance = random.Random(0)
+    places = chance.sample(range(8 * header), 6) + chance.sample(
+        range(8 * header, 8 * len(content)), 6
+    )
+    for place in places:
+        flipped = bytearray(content)
+        flipped[place // 8] ^= 1 << place % 8
+        file.write_bytes(flipped)
+        with pytest.raises(SettingError) as error:
+            load_run("few", which)
+        assert str(error.value) == f"run: damaged: {Path('few') / name}"
+    np.save("x.npy", np.zeros((2, 64)))
+    for words in (("predict", "few", "--input", "x.npy"), ("export", "few")):
+        code, _, err = run(*words, "--ckpt_path", which)
+        assert (code, err) == (2, f"error: run: damaged: few/{name}\n")
+    save_file(load_file(version(tmp_path) / name), file)  # weights alone, without a checksum
+    assert load_run("few", which).task == "classes"
 
 
 def test_numbers_are_not_predicted_as_classes(run: Run, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 from fedgkd_pl import Digits, FedAvg, FedGKD, FedGMT, LocalEngine, RunFiles
 from fedgkd_pl.errors import RunFailed
 from fedgkd_pl.federation.message import decode_state, encode_state
+from fedgkd_pl.storage.checkpoint import StateStore
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn, optim
@@ -57,6 +58,9 @@ def test_names_keep_their_order_in_a_blob() -> None:
     names = [f"{n * 7919 % 101}.weight" for n in range(100)]
     state = {name: torch.zeros(1) for name in names}
     assert list(decode_state(encode_state(state))) == names
+    store = StateStore()
+    store[0] = state
+    assert list(store[0]) == sorted(names)
 
 
 class Leaving(nn.Linear):

@@ -1,5 +1,6 @@
 """What travels and what stays: references, identities, bytes, engines, states, refusals."""
 
+import json
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from fedgkd_pl import (
     FedPer,
     FedRep,
     LocalEngine,
+    load_run,
 )
 from fedgkd_pl.errors import SettingError
 from fedgkd_pl.federation.exchange import taken_apart
@@ -41,6 +43,7 @@ from tests.support.methods import (
     table,
     watched,
 )
+from tests.support.runs import Run, version
 
 HEAD = {"classifier.weight", "classifier.bias"}
 ROUNDS = 5
@@ -352,3 +355,25 @@ def test_callbacks_of_whole_models_are_refused() -> None:
 
 def test_mlp_has_the_names_of_the_reference() -> None:
     assert {*MLP(in_features=4, hidden=[6], num_classes=3).state_dict()} >= HEAD
+
+
+def test_a_run_of_the_command_line(run: Run, tmp_path: Path) -> None:
+    """Scored by clients, resumed, and used client by client."""
+    words = ("--config", "digits/fedper.yaml", "--rounds", "2", "--model.engine.workers", "1")
+    code, out, _ = run("fit", *words, "--name", "smoke", "--model.local_epochs", "1")
+    assert code == 0 and "scored: each client's own model on its own samples" in out
+    folder = version(tmp_path)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["scored"] == "each client's own model"
+    assert (folder / "clients.csv").exists()
+    assert run("fit", "--resume", str(folder), "--rounds", "3")[0] == 0
+    models = [load_run(folder, client=client).net.state_dict() for client in range(20)]
+    heads = {model["classifier.weight"].numpy().tobytes() for model in models}
+    bodies = {model["features.1.weight"].numpy().tobytes() for model in models}
+    assert len(bodies) == 1 and 4 < len(heads) <= 13  # four clients a round, and w_0's
+    code, _, err = run("export", str(folder))
+    assert code == 2 and err.startswith("error: client: each client of this run has a model")
+    assert run("export", str(folder), "--client", "1")[0] == 0
+    code, _, err = run("predict", str(folder))
+    assert code == 2 and "--client" in err
+    assert run("test", str(folder))[0] == 0

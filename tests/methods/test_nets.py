@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from fedgkd_pl import CFD, MLP, FedAvg, FedDF, FedDistill, FedMD, LocalEngine
+from fedgkd_pl import CFD, MLP, SCAFFOLD, FedAvg, FedDF, FedDistill, FedMD, LocalEngine
 from fedgkd_pl.data.datamodule import sampled_rows
 from fedgkd_pl.data.examples import Examples
 from fedgkd_pl.errors import SettingError
@@ -335,6 +335,12 @@ def test_an_ensemble_is_of_those_that_have_trained() -> None:
     [
         (lambda: FedMD(nets()[0], nets=nets()), "nets: takes the place of net"),
         (lambda: FedMD(), "net: missing"),
+        (lambda: FedAvg(nn.Sequential(nn.LazyLinear(3))), "net: has lazy layers"),
+        (lambda: FedAvg(nn.LazyBatchNorm1d(affine=False)), "net: has lazy layers"),
+        (lambda: SCAFFOLD(nn.LazyLinear(3)), "net: has lazy layers"),
+        (lambda: FedMD(nets=[nets()[0], nn.LazyLinear(3)]), "net: has lazy layers"),
+        (lambda: FedDF(nets=[nets()[0], nn.LazyLinear(3)]), "net: has lazy layers"),
+        (lambda: CFD(nets()[0], nets=[nn.LazyLinear(3)]), "net: has lazy layers"),
         (lambda: FedDF(nets=nets(), nets_of=[0, 2]), r"nets_of: must be 0 to 1 \(got 2\)"),
         (lambda: FedDF(nets()[0], nets_of=[0]), "nets_of: needs nets"),
         (lambda: FedDF(nets=[]), "nets: is empty"),

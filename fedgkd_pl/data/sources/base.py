@@ -20,7 +20,7 @@ from fedgkd_pl.data.examples import (
     Transform,
     as_tensor,
 )
-from fedgkd_pl.data.inputs import Decoder, ImageInputs, TableInputs
+from fedgkd_pl.data.inputs import FILTER, Decoder, ImageInputs, TableInputs
 from fedgkd_pl.data.validation import check_finite
 from fedgkd_pl.errors import SettingError, require
 from numpy.typing import NDArray
@@ -98,8 +98,9 @@ class OwnData(FederatedDataModule):
 
         A column that is constant there is only shifted.
         """
+        unowned = known.get("keys") is None
         examples: dict[str, Any] = {
-            split: Examples(numbers(table, columns), targets[split], Scale(1))
+            split: Examples(numbers(table, columns, unowned=unowned), targets[split], Scale(1))
             for split, table in tables.items()
         }
         splits = self.split(**examples, **known)
@@ -130,7 +131,7 @@ class OwnData(FederatedDataModule):
 
     def normalised(self, splits: Splits, decoder: Decoder, augment: bool) -> Splits:
         """The splits with a transform to mean 0 and deviation 1 of each channel in training."""
-        self.reading = ImageInputs(resize=decoder.size is not None)
+        self.reading = ImageInputs(resize=None if decoder.size is None else FILTER)
         count, total, squares = 0, torch.zeros(()), torch.zeros(())
         for piece in self.held_out(splits)[0].pieces():
             for images in piece.split(256):  # eight times as large as float64
@@ -191,6 +192,8 @@ class OwnData(FederatedDataModule):
 
     def column_owners(self, table: Any, owner: str | None) -> Owners | None:
         """The number of every row's owner, whom the column ``owner`` names."""
+        named = owner is not None or not self.partition.by_owner
+        require(named, "owner", f"must be the column of the owners, one of {', '.join(table)}")
         return self.take_owners(owner and column(table, owner, "owner"), len(table))
 
 
@@ -232,10 +235,13 @@ def reading(source: object, key: str = "path") -> Iterator[None]:
 
 
 def visible(folder: Path, pattern: str = "*") -> list[Path]:
-    """The files and folders in a folder, by name, without hidden ones and what these hold."""
+    """The files and folders in a folder, by name, without hidden ones and what these hold.
+
+    A zip file of a Mac's has a hidden file beside every file: ``__MACOSX/photos/._001.png``.
+    """
 
     def hidden(file: Path) -> bool:
-        return any(name.startswith(".") for name in file.relative_to(folder).parts)
+        return any(name.startswith((".", "__MACOSX")) for name in file.relative_to(folder).parts)
 
     with reading(folder):
         return sorted(file for file in folder.glob(pattern) if not hidden(file))
@@ -293,14 +299,20 @@ def column(table: Any, name: str, key: str = "label") -> list[str]:
     return cells
 
 
-def numbers(table: Any, columns: Sequence[str], key: str = "columns") -> Tensor:
-    """Rows × columns, float64; a cell that is no number is named."""
+def numbers(
+    table: Any, columns: Sequence[str], key: str = "columns", unowned: bool = False
+) -> Tensor:
+    """Rows × columns, float64; a cell that is no number is named.
+
+    ``unowned``: its column may be one of owners, which nobody has named.
+    """
     check_columns(table, columns, key)
     cells = table[list(columns)]
     values = np.ascontiguousarray(cells.map(_number).to_numpy(np.float64))  # or means differ
     for row, place in np.argwhere(~np.isfinite(values))[:1]:
         text = f"{where(table, row)}, column {columns[place]!r:.40} must be a number"
         hint = "fill it, or leave out the row or column"
+        hint += f", or owner: {columns[place]}" * unowned
         raise SettingError(key, f"{text}; {hint}", f"{cells.iloc[row, place]!r:.40}")
     return torch.from_numpy(values)
 
