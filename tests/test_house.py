@@ -24,7 +24,7 @@ from tests.conftest import REPO, script
 
 PACKAGE = REPO / "fedgkd_pl"
 FILES = sorted(PACKAGE.rglob("*.py"))
-LINES, TOKENS = 14_520, 146_500  # of code; a feature that adds some says what it gives
+LINES, TOKENS = 15_000, 151_000  # of code; a feature that adds some says what it gives
 # Lowest first: a package imports from itself and from those before it.
 LAYERS = (
     *("errors", "seeds", "storage", "processes", "models", "data", "federation", "engines"),

@@ -46,7 +46,7 @@ _PARTS = (
 )
 _NO_PARTS = (
     *("Adaptive", "Examples", "FedAvgClient", "FedGKDClient", "FederatedData", "Session"),
-    "Splits",
+    *("LoRA", "Splits"),
 )
 # Metrics of these packages load no pretrained nets from files or the network.
 _METRICS = ("aggregation", "classification", "regression", "retrieval", "wrappers")

@@ -7,6 +7,7 @@ Every name of a net's state is one of three:
 - *fixed*: with everybody as it was when the run began, such as a frozen encoder.
 """
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -15,6 +16,7 @@ from typing import Literal
 
 from fedgkd_pl.errors import SettingError, require
 from fedgkd_pl.federation.message import OF_GROUP, Specs, State, joined, like
+from fedgkd_pl.storage.files import to_safetensors
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
@@ -77,6 +79,12 @@ class Split:
     def of(self, state: State) -> State:
         """The shared part of a whole state."""
         return {name: state[name] for name in self.shared}
+
+    def digest_of_rest(self, state: State) -> str:
+        """The SHA-256 of what does not travel, the same in every precision of a run."""
+        stays = {name: tensor for name, tensor in state.items() if name not in self.shared}
+        plain = {n: t.bfloat16() if t.is_floating_point() else t for n, t in stays.items()}
+        return hashlib.sha256(to_safetensors(plain)).hexdigest()
 
     def specs(self, net: nn.Module) -> Specs:
         """The form of what a client keeps of its own."""

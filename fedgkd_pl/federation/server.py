@@ -1,6 +1,5 @@
 """The server module: a round, its evaluation, its checkpoint. The algorithm is a method's."""
 
-import hashlib
 import logging
 import time
 import warnings
@@ -54,7 +53,6 @@ from fedgkd_pl.federation.round import (
 )
 from fedgkd_pl.models.heads import Ensemble
 from fedgkd_pl.storage.checkpoint import HALF, SafeCheckpointIO, StateStore, load_newest
-from fedgkd_pl.storage.files import to_safetensors
 from fedgkd_pl.storage.recorded import Recorded
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
@@ -282,17 +280,6 @@ class FederatedServer(LightningModule, Recorded):
     def is_personal(self) -> bool:
         """Whether clients have parts of their own, so that no one model is that of all."""
         return self.split is not None and len(self.split.personal) > 0
-
-    @property
-    def start_digest(self) -> str:
-        """The SHA-256 of what does not travel, which the server does not change."""
-        if self.split is None:
-            return ""
-        stays = {n: t for n, t in self.global_state().items() if n not in self.split.shared}
-        plain = {  # the same in every precision of a run
-            n: t.to(torch.bfloat16) if t.is_floating_point() else t for n, t in stays.items()
-        }
-        return hashlib.sha256(to_safetensors(plain)).hexdigest()
 
     def global_copy(self) -> State:
         """A copy of the global model on the CPU."""

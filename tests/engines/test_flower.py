@@ -84,6 +84,37 @@ def test_clients_that_keep_their_models_send_none(runs: Runs) -> None:
     assert len({name.partition("-round")[0] for name in kept}) == 5  # a net of every client
 
 
+def test_what_is_personal_stays_with_its_node(runs: Runs) -> None:
+    here = runs.local("FedPer")
+    crossed: set[str] = set()
+
+    def listen(grid: Loop, message: Any, node: int) -> Any:
+        reply = grid._answer(message, node)
+        for content in (message.content, reply.content):
+            crossed.update(name for record in content.array_records.values() for name in record)
+        return reply
+
+    grid = runs.flower(runs.app("FedPer"), change=listen)
+    there = runs.folder / "flower-FedPer/version_0"
+    assert failures(there) == [] and same(weights(here), weights(there))
+    assert crossed and not any(name.startswith("classifier") for name in crossed)
+    ours = read_checkpoint(here / "checkpoints/last.ckpt")["fedgkd_pl"]["client_states"]
+    kept = kept_by_nodes(grid, there)
+    assert kept.keys() == ours.keys()
+    for client, state in kept.items():
+        assert same(state, ours[client]) and "personal: classifier.weight" in state
+    rows = [list(csv.DictReader((f / "metrics.csv").open())) for f in (here, there)]
+    for mine, theirs in zip(*rows, strict=True):
+        assert mine["comm/bytes_up"] == theirs["comm/bytes_up"]
+        assert mine["test/acc"] and not theirs["test/acc"], "nothing is scored without the heads"
+
+
+def test_a_node_with_other_fixed_weights_is_refused() -> None:
+    asked = records.Contract("1", "FedPer", "s", "d", weights="a" * 64)
+    mine = records.Contract("1", "FedPer", "s", "d", weights="b" * 64)
+    assert mine.breach(asked).startswith("weights: the server has aaaa")
+
+
 def test_a_node_that_fails_or_is_late_is_left_out(runs: Runs) -> None:
     def change(grid: Loop, message: Any, node: int) -> Any:
         if message.metadata.message_type == "train" and node == 12:

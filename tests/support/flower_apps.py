@@ -24,6 +24,8 @@ METHODS = {
     "MOON": ["--model", "MOON", "--model.mu", "1"],
     "FedMD": ["--model", "FedMD", "--data.public", "HeldOut", "--data.public.labelled", "true"],
 }
+METHODS["FedPer"] = ["--model", "FedPer", "--checkpoint.monitor", "null"]
+METHODS["FedPer"] += ["--data.client_test_fraction", "0.2", "--data.client_val_fraction", "0.2"]
 NET = ["--model.net", "fedgkd_pl.MLP", "--model.net.hidden", "[16]", "--model.net.projection", "8"]
 
 

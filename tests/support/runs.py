@@ -14,6 +14,7 @@ FAMILIES = ("fedavg", "fedgkd", "scaffold", "fedadam", "fedgen", "cfd")
 FEW_STEPS = {
     "cfd": ("--model.client_steps", "10", "--model.server_steps", "10"),
     "feddf": ("--model.distil_steps", "20", "--model.validate_every", "5"),
+    "fedrep": ("--model.local_steps", "null", "--model.head_epochs", "1"),
     "fedgen": ("--model.generator_steps", "5"),
 }
 Run = Callable[..., tuple[int, str, str]]

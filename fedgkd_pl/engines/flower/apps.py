@@ -119,14 +119,14 @@ def request_of(file: str, run_config: Mapping[str, Any], more: Sequence[str] = (
 def contract_of(experiment: Experiment, own_data: bool = False) -> Contract:
     """The contract of settings and loaded data; ``own_data``: the node's, not the server's."""
     text = json.dumps(experiment.fixed, sort_keys=True, default=str)
-    public = experiment.data.public
+    public, split = experiment.data.public, experiment.model.split
     return Contract(
         version=fedgkd_pl.__version__,
         method=type(experiment.model).__name__,
         settings=hashlib.sha256(text.encode()).hexdigest(),
         data="" if own_data else experiment.data.fingerprint(),
         fixed=text,
-        weights=experiment.model.start_digest,
+        weights="" if split is None else split.digest_of_rest(experiment.model.global_state()),
         public="" if public is None else digest(public),
     )
 
