@@ -31,9 +31,8 @@ def argument_error(message: str, settings: Collection[str] = ()) -> ArgumentErro
         key, _, lines[0] = message.removeprefix("argument --").partition(": ")
         key = key.partition("/")[0]
     reason = "; ".join(line for line in lines if line and not line.startswith(NOISE)) or message
-    if re.search(
-        "class_path='(torch.optim.Optimizer|typing.Union)'", message
-    ):  # jsonargparse's guess
+    guesses = "class_path='torch.optim.Optimizer'", "class_path='typing.Union'"  # jsonargparse's
+    if any(guess in message for guess in guesses):
         return ArgumentError(key, f"needs a class before its settings: --{key} CLASS")
     unknown = re.search(r"(?:ption '|unrecognized arguments?: --)([^'=\s]+)", reason)
     if unknown:

@@ -150,9 +150,8 @@ def _job(experiment: Experiment, epochs: int | None, lr: float | None) -> Job:
     model, data = experiment.model, experiment.data
     assert isinstance(model, FedAvg)
     job = job_of(model, experiment.trainer, data)
-    client = FedAvg.client_class(
-        model.net_to_tune(), model.optimizer, model.scheduler
-    )  # without teachers
+    net = model.net_to_tune()
+    client = FedAvg.client_class(net, model.optimizer, model.scheduler)  # without teachers
     if lr is not None:
         text = "the run's module makes its optimizer itself: leave it out"
         require(client.optimizer is not None, "lr", text, lr)

@@ -228,7 +228,7 @@ def test_a_signal_ends_a_run_and_its_ray_in_order(number: signal.Signals, tmp_pa
     whole = command(*words, "--name", "whole")
     assert whole.wait(200) == 0
     run = command(*words, "--name", "ray", "--model.engine", "RayEngine")
-    rows, end = tmp_path / "ray/version_0/metrics.csv", time.monotonic() + 120
+    rows, end = tmp_path / "ray/version_0/metrics.csv", time.monotonic() + 400
     while not rows.is_file() or rows.read_text().count("\n") < 3:
         assert run.poll() is None and time.monotonic() < end, run.communicate()[0]
         time.sleep(0.02)
