@@ -104,10 +104,11 @@ def script(text: str, folder: Path, timeout: float = 300) -> subprocess.Complete
     """Runs a Python script of the user's in a new process."""
     file = folder / "script.py"
     file.write_text(text)
+    outside = filter(None, [os.environ.get("PYTHONPATH")])  # that of a simulated device
     return subprocess.run(
         [sys.executable, str(file)],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(REPO)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(REPO), *outside])},
         capture_output=True,
         text=True,
         timeout=timeout,
