@@ -181,11 +181,12 @@ class _Unheard(io.FileIO):
 def _keep_output() -> None:
     """Has output end no run: a reader may go, and a terminal may show only ASCII.
 
-    Leaves the streams of a notebook or a test, which are no longer the process's own.
+    Leaves the streams of a notebook or a test, which are no longer the process's own, and those
+    that somebody listens to, as ``flwr run --stream`` does.
     """
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
         stream = getattr(sys, name)
-        if stream is getattr(sys, f"__{name}__"):
+        if stream is getattr(sys, f"__{name}__") and "write" not in vars(stream):
             buffer = io.BufferedWriter(_Unheard(descriptor, "w", closefd=False))
             errors = "backslashreplace"
             kept = io.TextIOWrapper(buffer, stream.encoding, errors, line_buffering=True)

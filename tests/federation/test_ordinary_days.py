@@ -18,7 +18,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn, optim
 from torch.optim import SGD
 
-from tests.conftest import Table, fit, linear, quiet_trainer, same
+from tests.conftest import Table, fit, linear, quiet_trainer, same, script
 from tests.support.lit import LitClassifier
 from tests.support.runs import QUICK, Run, version
 
@@ -161,3 +161,19 @@ def test_checkpoints_may_be_a_link_to_another_disk(run: Run, tmp_path: Path) -> 
     assert run("fit", "--resume", str(folder), "--rounds", "2")[0] == 0
     assert (folder / "checkpoints").is_symlink()
     assert (tmp_path / "scratch" / "kept" / "last.ckpt").exists()
+
+
+HEARD = """
+import sys
+from fedgkd_pl.processes.command import run_command
+
+heard, write = [], sys.stdout.write
+sys.stdout.write = lambda text: heard.append(text) or write(text)  # as flwr's ServerApp has it
+run_command(lambda: print("round 1") or 0)
+assert "round 1" in heard, heard
+"""
+
+
+def test_who_listens_to_a_command_hears_it(tmp_path: Path) -> None:
+    done = script(HEARD, tmp_path)
+    assert done.returncode == 0, done.stderr
