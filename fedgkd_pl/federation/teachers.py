@@ -151,10 +151,14 @@ class FrozenNet:
     Args:
         net: copied.
         precision: ``bf16`` answers in bfloat16 whatever the student trains in, ``same`` in that.
+        shares: whether frozen weights are the net's own, on the CPU, which moves with the teacher.
     """
 
-    def __init__(self, net: nn.Module, precision: TeacherPrecision = "same") -> None:
-        self.net = deepcopy(net).cpu().requires_grad_(False).eval()
+    def __init__(
+        self, net: nn.Module, precision: TeacherPrecision = "same", shares: bool = False
+    ) -> None:
+        frozen = {id(p): p for p in net.parameters() if shares and not p.requires_grad}
+        self.net = deepcopy(net, frozen).cpu().requires_grad_(False).eval()
         self.precision: TeacherPrecision = precision
         self._loaded: tuple[State, torch.device] | None = None
 

@@ -59,7 +59,7 @@ class TeacherClient(FedAvgClient):
 
     def __init__(self, net: nn.Module, *args: Any, **settings: Any) -> None:
         super().__init__(net, *args, **settings)
-        self.teacher = FrozenNet(net, self.teacher_precision)
+        self.teacher = FrozenNet(self.net, self.teacher_precision, shares=True)
         self.distil = False
 
     def receive(self, message: Message, state: State) -> None:

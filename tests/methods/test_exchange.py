@@ -174,6 +174,16 @@ def test_whole_rounds_of_trained_parts(method: Any, theirs: str, how: dict[str, 
         assert not {*state} & frozen
 
 
+def test_student_and_teacher_have_one_frozen_base() -> None:
+    model = FedGKD(LowRank(), exchange=Exchange(share="trainable"), buffer_size=2, **local())
+    trained(model)
+    student = model.client()
+    teacher = student.teacher.net
+    assert teacher.base.weight is student.net.base.weight
+    assert teacher.a.weight is not student.net.a.weight
+    assert all(state.keys() == {*model.split.shared} for state in model.buffer)  # type: ignore[union-attr]
+
+
 # -- identities ------------------------------------------------------------------------------------
 
 
