@@ -189,4 +189,4 @@ def test_flags_variables_and_files(run: Run, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_misspelt_monitor_is_refused(run: Run) -> None:
     stop = ("--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor", "val/accuracy")
     code, _, err = run("fit", *QUICK, *stop)
-    assert code == 2 and "trainer.callbacks: no such score: val/acc" in err, err
+    assert code == 2 and "EarlyStopping.monitor: no such score: val/acc" in err, err

@@ -151,7 +151,7 @@ def test_tasks_that_cannot_be() -> None:
     few = {"num_clients": 5, "partition": Pathological(2)}
     public = {"num_clients": 2, "public": HeldOut(0.2)}
     of_all = {name for name, method in CLASSES.items() if not method.takes_sequences}
-    assert of_all == {"FedMD", "CFD", "FedGen", "FedDF", "FedAUX"}
+    assert of_all == {"FedMD", "CFD", "FedGen", "FedDF", "FedAUX", "Ditto"}
     engine = LocalEngine(1)
     for make, data, text in (
         (FedAvg, lambda: Six(tasks=ClassTasks(tasks=4)), "tasks: must divide the 6 classes"),
