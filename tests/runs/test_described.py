@@ -77,7 +77,7 @@ def test_a_run_in_python_is_the_command_lines(
     seed_all(5)
     data = Digits(num_clients=4, participation=0.5, batch_size=32)
     net, engine = MLP(hidden=(32,)), LocalEngine(workers=1)
-    model = FedGKD(net, buffer_size=2, engine=engine)
+    model = FedGKD(net, buffer_size=2, optimizer=partial(SGD, lr=0.05), engine=engine)
     python = fit(tmp_path / "python", model, data, max_epochs=2, gradient_clip_val=10)
     for name in ("metrics.csv", "global.safetensors", "partition.json"):
         assert (python.folder / name).read_bytes() == (of_config.path / name).read_bytes()
