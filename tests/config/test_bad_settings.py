@@ -53,7 +53,7 @@ FLAGS: dict[str, str] = {
     "--trainer.precison 3": "trainer.precison: no such setting, did you mean trainer.precision?",
     "--model FedGDK": "model: ",
     "--model.net MLP": "model.net: ",  # torchvision has one, too
-    "--model.optimizer null --model.optimizer.lr 1": "model.optimizer: needs a class before its settings",
+    "--model.optimizer null --model.optimizer.lr 1": "model.optimizer: needs a class before",
     "--model.scheduler.gamma 1": "model.scheduler: needs a class before its settings",
     "--model.optimizer torch.nn.Linear": "model.optimizer: ",
     "--model.engine ray": "model.engine: ",
